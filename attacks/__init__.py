@@ -1,0 +1,1 @@
+"""The in-tree attacks. Import as `ppbench.attacks.x`, never as `attacks.x`."""

@@ -1,0 +1,1 @@
+"""Attacks that decide whether a record was trained on."""

@@ -1,0 +1,1 @@
+"""Attacks that rebuild inputs from updates."""

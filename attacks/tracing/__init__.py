@@ -1,0 +1,1 @@
+"""Attacks that decide which client an image came from."""

@@ -1,0 +1,1 @@
+"""The in-tree defenses. Import as `ppbench.defenses.x`, never as `defenses.x`."""

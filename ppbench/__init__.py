@@ -1,0 +1,36 @@
+"""ppbench: how much private data does a federated-learning defense really let leak?
+
+The public API is `evaluate` (train, attack, score, record), `Defense` (what a defense author subclasses) and
+`Attack` (what an attack author subclasses). Names are loaded on first use, so that `import ppbench` stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppbench.adversary.attack import Attack, Challenge, Guess
+    from ppbench.adversary.evidence import Evidence
+    from ppbench.adversary.view import View
+    from ppbench.evaluate import evaluate
+    from ppbench.federation.contract import Defense
+
+__version__ = "0.1.0"
+__all__ = ["Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate"]
+
+_HOME = {
+    "Attack": "ppbench.adversary.attack",
+    "Challenge": "ppbench.adversary.attack",
+    "Guess": "ppbench.adversary.attack",
+    "Evidence": "ppbench.adversary.evidence",
+    "View": "ppbench.adversary.view",
+    "Defense": "ppbench.federation.contract",
+    "evaluate": "ppbench.evaluate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ppbench' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)

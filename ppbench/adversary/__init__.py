@@ -1,0 +1,1 @@
+"""What an adversary sees and is asked: View, Evidence, Challenge, Attack, Guess."""

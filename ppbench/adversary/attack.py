@@ -1,0 +1,87 @@
+"""The contract of an attack: a View and questions in, guesses out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.view import View
+from ppbench.federation.wire import Slot
+
+Kind = Literal["reconstruction", "label", "membership", "tracing"]
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """What is asked; never part of the View.
+
+    Attributes:
+        unit: the slots that the question is about.
+        batch: examples in each slot's batch.
+        y: true one-hot labels [U, B, C] where the threat model grants them, else None.
+        x: candidates [Q, *shape]: records whose membership is asked, or images to trace; else None.
+        labels: one-hot labels [Q, C] of the candidates, for membership.
+        known: for membership, [Q] int8: 1 member, 0 not, -1 unknown (what is asked).
+        reconstructions: for tracing, the adversary's own reconstructions [U * B, *shape], in the order of `unit`.
+    """
+
+    unit: tuple[Slot, ...]
+    batch: int
+    y: Tensor | None = None
+    x: Tensor | None = None
+    labels: Tensor | None = None
+    known: Tensor | None = None
+    reconstructions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Guess:
+    """An attacker's answer. Fields that an attack does not answer are None.
+
+    Attributes:
+        x: reconstructions [U * B, *shape], not clipped.
+        y: labels [U * B] int64 (as a multiset for batches: order is matched by the scorer).
+        score: membership scores [Q], higher is member.
+        decision: membership decisions [Q] bool, from a threshold fitted on the known half.
+        owner: client index [Q] int64.
+        confidence: the attacker's own figure of merit, smaller is surer (e.g. relative mismatch); None if it has none.
+        evaluations: gradient evaluations spent.
+    """
+
+    x: Tensor | None = None
+    y: Tensor | None = None
+    score: Tensor | None = None
+    decision: Tensor | None = None
+    owner: Tensor | None = None
+    confidence: float | None = None
+    evaluations: int = 0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack with public parameters as its fields.
+
+    Class attributes an attack sets:
+        name: as on the command line.  version: raise it when results may change.
+        kind: what it answers.
+        threats: threat models whose views it can use.
+        adaptive: whether it knows the defense's mechanism.
+        targets: defenses it is built for; None for all.
+        reference: where it comes from.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str] = "1"
+    kind: ClassVar[Kind]
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1")
+    adaptive: ClassVar[bool] = False
+    targets: ClassVar[frozenset[str] | None] = None
+    reference: ClassVar[str] = ""
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge, in order. Must not fail on NaN observations: that is a failed guess."""
+        raise NotImplementedError

@@ -1,0 +1,146 @@
+"""What a View says about one victim's gradient: the observation, and a differentiable simulation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.messages import Model
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Plan
+from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.wire import SERVER, Slot
+
+if TYPE_CHECKING:
+    from ppbench.adversary.view import View
+
+Simulate = Callable[..., Params]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A public law of additive noise. std: standard deviation of one coordinate of the observation."""
+
+    law: Literal["gaussian", "laplace"]
+    std: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One observation.
+
+    Attributes:
+        unit: whose batches are mixed in it: one slot, or a cohort when only a sum is seen.
+        observed: the observed update, oriented as a gradient.
+        simulate: simulate(x [U, B, *shape], y [U, B, C], **nuisance) -> the same keys, in the dtype of x. Evidence
+            that may be attacked in one batch shares this very object.
+        params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's
+            equally weighted examples, as far as the attacker believes; None where it is something else. Lets an
+            attack take a fast path, and read the head's gradient.
+        weight: precision of each entry (0 hides it: an unsent coordinate, a poisoned layer), or None for equal.
+        noise: the public law of noise on `observed`, if any.
+        nuisance: names and shapes of secrets treated as unknowns, a sample.
+        channel: which message it comes from.
+    """
+
+    unit: tuple[Slot, ...]
+    observed: Params
+    simulate: Simulate
+    params: Params | None = None
+    weight: Params | None = None
+    noise: Noise | None = None
+    nuisance: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    channel: str = "update"
+
+    def discrepancy(self, simulated: Params) -> Tensor:
+        """Return sum of weight * (simulated - observed)^2 over all entries (scalar)."""
+        total = torch.zeros((), dtype=next(iter(simulated.values())).dtype)
+        for name, value in simulated.items():
+            square = (value - self.observed[name].to(value.dtype)) ** 2
+            total = total + (square if self.weight is None else square * self.weight[name].to(value.dtype)).sum()
+        return total
+
+    def scale(self) -> Tensor:
+        """Return the discrepancy of an all-zero simulation: what a relative mismatch is relative to."""
+        return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
+
+
+def simulation(plan: Plan, params: Params) -> Simulate:
+    """Return the undefended client's computation at `params` as a function of a guessed batch."""
+
+    def simulate(x: Tensor, y: Tensor) -> Params:
+        images, labels = x.flatten(0, 1), y.flatten(0, 1)
+        weights = {name: value.to(x.dtype) for name, value in params.items()}
+        ones = torch.ones(len(images), dtype=x.dtype, device=x.device)
+        return gradient(lambda p: plan.objective(p, images, labels, ones), weights)
+
+    return simulate
+
+
+def plain_evidence(view: View) -> list[Evidence]:
+    """Return evidence for an attacker who takes every update for the undefended gradient of one batch.
+
+    Server and eavesdropper see each client's upload. A client sees the aggregate only, as the difference of two
+    broadcasts (server optimiser plain SGD): one piece of evidence about all other clients together.
+    """
+    if view.threat.startswith("client/"):
+        return _difference_evidence(view)
+    shared: dict[int, Simulate] = {}
+    found: list[Evidence] = []
+    for exchange in view.exchanges():
+        if not isinstance(exchange.asked, Model):
+            continue
+        params = exchange.asked.params
+        simulate = shared.setdefault(id(params), simulation(view.plan, params))
+        observed = view.defense.decode(exchange.answer, params)
+        found.append(Evidence((exchange.slot,), observed, simulate, params))
+    return found
+
+
+def _difference_evidence(view: View) -> list[Evidence]:
+    """Return the mean gradient of the other clients, from two broadcasts and the adversary's own batch.
+
+    The weights are those of equal shards (1/N): a client is not told the others' N_k.
+    """
+    opt, found = view.plan.server_opt, []
+    if opt.name != "sgd" or opt.momentum:
+        return []
+    for probe, own in view.data:
+        sent = [m for m in view.broadcasts(probe) if isinstance(m, Model)]
+        cohort = sorted({e.receiver for e in view.mail if e.probe == probe and e.sender == SERVER})
+        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != view.party)
+        if len(sent) < 2 or not others or not cohort:
+            continue
+        first, second = sent[0].params, sent[-1].params
+        simulate = simulation(view.plan, first)
+        mine = simulate(own.x[None].double(), own.y[None].double())
+        size = len(others) + 1
+        observed = {
+            n: ((first[n].double() - second[n].double()) / opt.lr * size - mine[n].detach()) / len(others)
+            for n in first
+        }
+        found.append(Evidence(others, observed, simulate, first, channel="aggregate"))
+    return found
+
+
+def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
+    """Return the discrepancy at the true batch relative to that of an all-zero simulation.
+
+    About 0 when the evidence is exact; the noise floor, or the share of a mechanism that the attacker does not know
+    of, otherwise. Only the scorer can call it: it needs the truth.
+
+    Args:
+        evidence: evidence without nuisance unknowns.
+        x: true inputs [U, B, *shape].
+        y: true one-hot labels [U, B, C].
+    """
+    simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
+    return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
+
+
+__all__ = ["Batch", "Evidence", "Layout", "Noise", "Simulate", "at_truth", "plain_evidence", "simulation"]

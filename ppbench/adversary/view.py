@@ -1,0 +1,147 @@
+"""What ONE adversary may know, cut from a transcript by a threat model. Nothing here reaches a victim's data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ppbench.errors import UsageError, unknown
+from ppbench.federation import tree
+from ppbench.federation.contract import Defense
+from ppbench.federation.plan import Data, Plan
+from ppbench.federation.tree import Tree
+from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.registry import load
+
+THREATS = {
+    "server/1": "the honest-but-curious server: every upload, its own state and broadcasts",
+    "client/1": "one curious client: the broadcasts that it received, its own state and data",
+    "eavesdropper/1": "a listener on links without encryption: every message, nobody's state",
+}
+
+
+@dataclass(frozen=True)
+class StateRecord:
+    """A party's state as it was in one step (before that step's computation)."""
+
+    probe: int
+    round: int
+    step: int
+    party: int
+    state: Tree
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An upload with the message that it answers, and the slot it came from."""
+
+    slot: Slot
+    asked: Tree
+    answer: Tree
+
+
+@dataclass(frozen=True)
+class View:
+    """One adversary's knowledge.
+
+    Attributes:
+        threat: id and version of the threat model, a key of `THREATS`.
+        party: whose view: SERVER, a client index, or None for an eavesdropper.
+        plan: the public plan of the observed rounds.
+        defense: the public mechanism.
+        mail: the messages that this party sent, received or overheard.
+        states: its own states.
+        data: its own batches by probe (a client's), in the observed rounds.
+    """
+
+    threat: str
+    party: int | None
+    plan: Plan
+    defense: Defense
+    mail: tuple[Envelope, ...]
+    states: tuple[StateRecord, ...]
+    data: tuple[tuple[int, Data], ...] = ()
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Yield every upload to the server that can be read, with the message that it answers."""
+        asked: dict[tuple[int, int, int, int], Tree] = {}
+        for letter in self.mail:
+            if letter.sender == SERVER:
+                asked[letter.probe, letter.round, letter.step, letter.receiver] = letter.message
+        for letter in self.mail:
+            key = (letter.probe, letter.round, letter.step, letter.sender)
+            if letter.receiver == SERVER and letter.message is not None and asked.get(key) is not None:
+                yield Exchange(Slot(letter.probe, letter.sender), asked[key], letter.message)
+
+    def broadcasts(self, probe: int) -> list[Tree]:
+        """Return the messages that this party received from the server in `probe`, in order."""
+        return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
+
+    def save(self, folder: Path) -> None:
+        """Write the view to `folder` (created): tensors as safetensors, the rest as JSON."""
+        folder.mkdir(parents=True, exist_ok=True)
+        mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
+        states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
+        tree.save((mail, states, [list(pair) for pair in self.data]), folder / "view.safetensors")
+        about = {
+            "threat": self.threat,
+            "party": self.party,
+            "plan": dataclasses.asdict(self.plan),
+            "defense": {"name": self.defense.name, "parameters": dataclasses.asdict(self.defense)},
+        }
+        (folder / "view.json").write_text(json.dumps(about, indent=1))
+
+    @staticmethod
+    def load(folder: Path) -> View:
+        """Read what `save` wrote. Raises UsageError where `folder` holds no view."""
+        if not (folder / "view.json").is_file():
+            raise UsageError(f"{folder} holds no saved view; expected view.json and view.safetensors in it.")
+        about: dict[str, Any] = json.loads((folder / "view.json").read_text())
+        defense = load("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
+        plan = TypeAdapter(Plan).validate_python(about["plan"])
+        mail, states, data = tree.load(folder / "view.safetensors")
+        return View(
+            about["threat"],
+            about["party"],
+            plan,
+            defense,
+            tuple(Envelope(*letter) for letter in mail),
+            tuple(StateRecord(*record) for record in states),
+            tuple((probe, own) for probe, own in data),
+        )
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All messages and states of the probed rounds. Stays with the harness; attacks get views of it."""
+
+    plan: Plan
+    defense: Defense
+    mail: tuple[Envelope, ...]
+    states: tuple[StateRecord, ...]
+
+    def view(self, threat: str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
+        """Return what the adversary of `threat` may know.
+
+        Args:
+            threat: a key of `THREATS`.
+            party: for "client/1", which client; 0 when not given.
+            own: for "client/1", that client's batches by probe.
+
+        Raises:
+            UsageError: unknown threat model.
+        """
+        if threat not in THREATS:
+            raise unknown("threat model", threat, THREATS)
+        if threat == "eavesdropper/1":
+            return View(threat, None, self.plan, self.defense, self.mail, ())
+        me = SERVER if threat == "server/1" else (party or 0)
+        mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
+        states = tuple(s for s in self.states if s.party == me)
+        return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else ())

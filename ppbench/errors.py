@@ -1,0 +1,28 @@
+"""The errors that a user sees: one sentence that says what is wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(Exception):
+    """Input that cannot be used. The command line prints the sentence and exits with code 2."""
+
+
+class ProtocolError(Exception):
+    """A message that breaks the protocol of a round; names the party that sent it."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for a misspelt name, with the names close to it.
+
+    Args:
+        kind: what the name should have named, e.g. "defense".
+        name: what the user wrote.
+        known: the names that exist.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {', '.join(names)}."
+    return UsageError(f"There is no {kind} named {name!r}; {hint}")

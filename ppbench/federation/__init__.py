@@ -1,0 +1,1 @@
+"""Training: the Defense contract, the Wire, rounds, local training."""

@@ -1,0 +1,261 @@
+"""The contract of a defense. Every default is FedAvg: a defense overrides what differs.
+
+A defense is public mechanism; parties hold the state. The server's part of a round is a coroutine that yields
+`Step`s (messages to clients) and receives their answers. A client's part is `prepare` (plain Python: decode, draw
+all noise), `compute` (pure tensors, mapped over clients) and `reply` (plain Python: keep state, encode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.errors import ProtocolError, UsageError
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.batching import all_at_once, shuffled
+from ppbench.federation.messages import Hello, Join, Model, Update
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.tree import Params, Tree, node, tree_map
+
+if TYPE_CHECKING:
+    from ppbench.adversary.evidence import Evidence
+    from ppbench.adversary.view import View
+
+
+@node
+class Server:
+    """The server's state. params: public weights; opt: server optimiser; counts: [N] int64; own: the defense's."""
+
+    params: Params
+    opt: Tree
+    counts: Tensor
+    own: Tree
+
+
+@node
+class Job:
+    """Inputs of `compute`. start: what the client decoded; lr: scalar; own, noise: trees, `()` for nothing.
+
+    batches and noise have a leading axis T, the local steps.
+    """
+
+    start: Tree
+    batches: Batch
+    lr: Tensor
+    own: Tree
+    noise: Tree
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a party has at hand beside its state: the plan, where we are, and its own randomness.
+
+    Attributes:
+        plan: the public plan.
+        round: round number; 0 at set-up.
+        session: "real" or "probe-K"; derive masks from it, or a probe re-uses the real round's stream.
+        party: client index, or SERVER.
+        generator: draws for this party in this step only.
+    """
+
+    plan: Plan
+    round: int
+    session: str
+    party: int
+    generator: torch.Generator
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the server yields: what it knows now, and what it sends to whom."""
+
+    server: Server
+    out: Mapping[int, Tree]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number that a paper prints about its defense."""
+
+    metric: str
+    value: float
+    dataset: str
+    model: str
+    batch: int | None
+    source: str
+
+
+Round = Generator[Step, Mapping[int, Tree], Server]
+
+
+@dataclass(frozen=True)
+class Defense:
+    """A federated protocol with public parameters as its fields; it holds no state and no secret.
+
+    Class attributes a defense sets:
+        name: as on the command line.  version: raise it when results may change.
+        control: the field that is the x-axis of its trade-off.  grids: values of it, "quick" and "paper".
+        paper: citation.  claimed: numbers that it prints.  epsilon_reason: why no epsilon can be given.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str] = "1"
+    control: ClassVar[str | None] = None
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (), "paper": ()}
+    paper: ClassVar[str] = ""
+    claimed: ClassVar[tuple[Claim, ...]] = ()
+    epsilon_reason: ClassVar[str] = "the mechanism gives no differential-privacy guarantee"
+
+    # -- public checks -------------------------------------------------------------------------------------------
+    def check(self, plan: Plan) -> None:
+        """Refuse, before anything runs, a parameter or a plan that the defense cannot work with.
+
+        Raises:
+            UsageError: one sentence that names the parameter and the values that are right.
+        """
+
+    def require(self, condition: bool, field: str, right: str) -> None:
+        """Raise UsageError unless `condition`: `field` of this defense must be `right`."""
+        if not condition:
+            value = getattr(self, field)
+            raise UsageError(f"Defense {self.name!r}: {field}={value!r} cannot be used; it must be {right}.")
+
+    def epsilon(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
+        """Return (epsilon, delta) of one example over all rounds, or None when there is no guarantee.
+
+        Args:
+            plan: the plan of the run.
+            examples: examples of the client with the fewest, the one with the largest sampling rate.
+            rounds: rounds trained.
+        """
+        return None
+
+    # -- the server ----------------------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, params: Params) -> Server:
+        """Return the server's state before set-up, from initial public weights."""
+        flat = Layout.of(params).pack(params)
+        return Server(params, ctx.plan.server_opt.init(flat), torch.zeros(ctx.plan.clients, dtype=torch.int64), ())
+
+    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Run once before the first round. Default: each client tells its number of examples."""
+        answers = yield Step(server, dict.fromkeys(cohort, Hello()))
+        counts = server.counts.clone()
+        for client, answer in answers.items():
+            if not isinstance(answer, Join):
+                raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Join.")
+            counts[client] = answer.count
+        return Server(server.params, server.opt, counts, server.own)
+
+    def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Run one round: broadcast, collect, aggregate; once for all, or client by client in round robin."""
+        groups = [[c] for c in cohort] if ctx.plan.schedule == "round_robin" else [list(cohort)]
+        for group in groups:
+            server, message = self.broadcast(ctx, server)
+            uploads = yield Step(server, dict.fromkeys(group, message))
+            server = self.aggregate(ctx, server, uploads)
+        return server
+
+    def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
+        """Return the server's state and what it sends. Default: the public weights."""
+        return server, Model(server.params)
+
+    def weights(self, server: Server, clients: Sequence[int]) -> list[float]:
+        """Return the aggregation weights of `clients`, summing to 1. Default: proportional to N_k."""
+        counts = [float(server.counts[c]) for c in clients]
+        return [count / sum(counts) for count in counts]
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Return the server's state after a step on the weighted mean of the decoded uploads."""
+        plan, layout = ctx.plan, Layout.of(server.params)
+        flat = layout.pack(server.params)
+        mean = torch.zeros_like(flat)
+        for weight, (client, upload) in zip(self.weights(server, list(uploads)), uploads.items(), strict=True):
+            try:
+                mean = mean + weight * layout.pack(self.decode(upload, server.params))
+            except (AttributeError, KeyError, RuntimeError) as cause:
+                raise ProtocolError(f"Client {client} sent an upload that cannot be decoded: {cause}") from cause
+        flat, opt = plan.server_opt.step(flat, mean, server.opt, plan.server_opt.rate(ctx.round))
+        return Server(layout.unpack(flat), opt, server.counts, server.own)
+
+    def deliver(self, ctx: Context, server: Server) -> Tree:
+        """Return the message that hands the final model to a client."""
+        return Model(server.params)
+
+    def predict(self, plan: Plan, message: Tree, x: Tensor) -> Tensor:
+        """Return logits [B, C] as a client computes them from a delivered or broadcast message."""
+        return plan.net(message.params, x)
+
+    # -- a client ------------------------------------------------------------------------------------------------
+    def init_client(self, ctx: Context, params: Params) -> Tree:
+        """Return a client's state before set-up: its secrets. `params` gives public shapes only."""
+        return ()
+
+    def batches(self, ctx: Context, data: Data) -> Batch:
+        """Return the batches of a client's round: epochs of shuffled batches, or one batch in gradient mode."""
+        local = ctx.plan.local
+        if local.upload == "gradient" and len(data.x) <= local.batch:
+            return all_at_once(data)
+        return shuffled(data, local, ctx.generator)
+
+    def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
+        """Return the noise of a round, a tree with leading axis `steps`. Default: none."""
+        return ()
+
+    def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
+        """Return the inputs of `compute`, or None when `message` asks for no computation."""
+        if not isinstance(message, Model):
+            return None
+        batches = self.batches(ctx, data)
+        noise = self.draw(ctx, message.params, len(batches.x))
+        lr = torch.tensor(ctx.plan.local.opt.rate(ctx.round), dtype=batches.x.dtype, device=batches.x.device)
+        return Job(message.params, batches, lr, me, noise)
+
+    def compute(self, plan: Plan, job: Job) -> Tree:
+        """Return what the client computes: pure tensors, out of place, differentiable in the batches.
+
+        Default: one gradient, or start minus end of local training.
+        """
+        if plan.local.upload == "gradient":
+            return self.local_gradient(plan, job.start, *at(job, 0))
+        opt, layout = plan.local.opt, Layout.of(job.start)
+        start = flat = layout.pack(job.start)
+        state = opt.init(flat)
+        for t in range(job.batches.x.shape[0]):
+            step = self.local_gradient(plan, layout.unpack(flat), *at(job, t))
+            flat, state = opt.step(flat, layout.pack(step), state, job.lr)
+        return layout.unpack(start - flat)
+
+    def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
+        """Return the gradient that one local step takes, on a batch without the axis T."""
+        return gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Return the client's new state and its answer (None for no answer)."""
+        if isinstance(message, Hello):
+            return me, Join(torch.tensor(len(data.x)))
+        return me, self.upload(ctx, me, result)
+
+    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+        """Encode what `compute` returned: sparsify, pack, mask."""
+        return Update(result)
+
+    def decode(self, upload: Tree, like: Params) -> Params:
+        """Return the upload as parameters shaped as `like`: public, used by the server and by attackers."""
+        return upload.params  # type: ignore[no-any-return]
+
+    # -- the adversary -------------------------------------------------------------------------------------------
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return what `view` says about each victim to an attacker who takes the uploads for undefended ones."""
+        from ppbench.adversary.evidence import plain_evidence
+
+        return plain_evidence(view)
+
+
+def at(job: Job, t: int) -> tuple[Batch, Tree, Tree]:
+    """Return batch, own and noise of local step `t`."""
+    return tree_map(lambda leaf: leaf[t], job.batches), job.own, tree_map(lambda leaf: leaf[t], job.noise)

@@ -1,0 +1,221 @@
+"""The federation: drives a defense's rounds over the Wire, trains, checkpoints, and forks rounds for probes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from ppbench.adversary.view import StateRecord, Transcript
+from ppbench.errors import ProtocolError, UsageError
+from ppbench.federation.client_map import Backend, choose, client_map
+from ppbench.federation.contract import Context, Defense, Round, Server
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import Params, Tree, leaves, load, moved, save
+from ppbench.federation.wire import SERVER, Slot, Wire
+from ppbench.seeds import Seeds
+
+REAL = "real"
+
+
+@dataclass
+class Parties:
+    """The states of all parties at one moment."""
+
+    server: Server
+    clients: list[Tree]
+
+
+@dataclass
+class Federation:
+    """A federation under one defense.
+
+    Attributes:
+        defense, plan: public description.
+        shards: the clients' data, by client index 0..N-1.
+        seeds: source of every draw.
+        device: where tensors live; draws are made on CPU.
+        backend: how a cohort is computed.
+        round: last finished round; 0 after set-up.
+        wire: byte counts of the real run; `setup_bytes` of set-up alone.
+        seconds: wall time spent in rounds (never part of a result).
+    """
+
+    defense: Defense
+    plan: Plan
+    shards: Mapping[int, Data]
+    seeds: Seeds
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backend: Backend = "auto"
+    round: int = 0
+    wire: Wire = field(default_factory=Wire)
+    setup_bytes: int = 0
+    seconds: float = 0.0
+
+    def start(self, params: Params) -> None:
+        """Create every party's state from initial public `params` and run set-up.
+
+        Raises:
+            UsageError: the defense refuses the plan, or the shards do not fit it.
+        """
+        if sorted(self.shards) != list(range(self.plan.clients)):
+            raise UsageError(f"The plan names {self.plan.clients} clients but {len(self.shards)} have data.")
+        self.defense.check(self.plan)
+        params = moved(params, self.device)
+        self.shards = {client: moved(shard, self.device) for client, shard in self.shards.items()}
+        server = self.defense.init_server(self._context(REAL, 0, 0, SERVER, "init"), params)
+        clients = [
+            self.defense.init_client(self._context(REAL, 0, 0, c, "init"), params) for c in range(self.plan.clients)
+        ]
+        self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
+        drive = Drive(self, self.plan, REAL, -1, 0, self.wire, self.parties, self.shards)
+        drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, range(self.plan.clients)))
+        self.setup_bytes = self.wire.up + self.wire.down
+
+    def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
+        """Train up to and including round `last`; call `after(round)` after each.
+
+        Returns:
+            False as soon as the model is not finite (the run diverged), else True.
+        """
+        while self.round < last:
+            began = time.perf_counter()
+            drive = Drive(self, self.plan, REAL, -1, self.round + 1, self.wire, self.parties, self.shards)
+            cohort = range(self.plan.clients)
+            drive.run(self.defense.round(drive.context(SERVER, 0), self.parties.server, cohort))
+            self.round += 1
+            self.seconds += time.perf_counter() - began
+            if not all(bool(leaf.isfinite().all()) for leaf in leaves(self.parties.server.params)):
+                return False
+            if after is not None:
+                after(self.round)
+        return True
+
+    def deliver(self) -> Tree:
+        """Return the message that hands the present model to a client."""
+        return self.defense.deliver(self._context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
+
+    def accuracy(self, data: Data) -> float:
+        """Return top-1 accuracy of the delivered model on `data`."""
+        message, hits = self.deliver(), 0
+        with torch.no_grad():
+            for x, y in zip(data.x.split(512), data.y.split(512), strict=True):
+                logits = self.defense.predict(self.plan, message, x.to(self.device))
+                hits += int((logits.argmax(1).cpu() == y.argmax(1)).sum())
+        return hits / len(data.x)
+
+    def probe(self, victims: Mapping[Slot, Data]) -> Transcript:
+        """Fork a round in which each client holds a victim's batch and uploads ONE gradient; nothing real moves.
+
+        Every probe runs the defense's own client code from the present states, then one more broadcast, which a
+        client adversary needs; all states that arise are dropped. Clients act in parallel: a gradient fed to a server
+        meant for deltas would spoil what later clients of a sequence see.
+
+        Args:
+            victims: batches by slot; the slots of one probe are its cohort.
+        """
+        batch = max(len(data.x) for data in victims.values())
+        local = Local("gradient", batch=batch, opt=self.plan.local.opt)
+        plan = replace(self.plan, local=local, schedule="parallel")
+        wire, states = Wire(keep=True), []
+        for probe in sorted({slot.probe for slot in victims}):
+            data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
+            parties = Parties(self.parties.server, list(self.parties.clients))
+            drive = Drive(self, plan, f"probe-{probe}", probe, self.round + 1, wire, parties, data)
+            drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, sorted(data)))
+            _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
+            wire.post(probe, self.round + 2, 0, SERVER, sorted(data), message)
+            states += drive.states
+        return Transcript(plan, self.defense, tuple(wire.mail), tuple(states))
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint, one file a party, to `folder` (which must exist)."""
+        counters = torch.tensor([self.round, self.wire.up, self.wire.down, self.setup_bytes])
+        save((counters, self.parties.server), folder / "server.safetensors")
+        for client, state in enumerate(self.parties.clients):
+            save(state, folder / f"client{client}.safetensors")
+
+    def restore(self, folder: Path) -> None:
+        """Continue from the checkpoint in `folder`; instead of `start`."""
+        counters, server = load(folder / "server.safetensors")
+        self.round, self.wire.up, self.wire.down, self.setup_bytes = (int(value) for value in counters)
+        self.shards = {client: moved(shard, self.device) for client, shard in self.shards.items()}
+        clients = [load(folder / f"client{c}.safetensors") for c in range(self.plan.clients)]
+        self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
+
+    def _context(self, session: str, round_: int, step: int, party: int, purpose: str = "step") -> Context:
+        generator = self.seeds.generator("party", purpose, session, round_, step, party)
+        return Context(self.plan, round_, session, party, generator)
+
+
+@dataclass
+class Drive:
+    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back."""
+
+    federation: Federation
+    plan: Plan
+    session: str
+    probe: int
+    round: int
+    wire: Wire
+    parties: Parties
+    data: Mapping[int, Data]
+    step: int = 0
+    states: list[StateRecord] = field(default_factory=list)
+
+    def context(self, party: int, step: int) -> Context:
+        """Return the context of `party` in `step`."""
+        base = self.federation._context(self.session, self.round, step, party)
+        return replace(base, plan=self.plan)
+
+    def run(self, coroutine: Round) -> None:
+        """Drive `coroutine` to its end and keep the states that it leaves."""
+        replies: Mapping[int, Tree] | None = None
+        while True:
+            try:
+                request = coroutine.send(replies)  # type: ignore[arg-type]  # None starts a coroutine
+            except StopIteration as stop:
+                self.parties.server = stop.value
+                return
+            if self.wire.keep:
+                self.states.append(StateRecord(self.probe, self.round, self.step, SERVER, request.server))
+            replies = self._answers(request.out)
+            self.step += 1
+
+    def _answers(self, out: Mapping[int, Tree]) -> dict[int, Tree]:
+        """Post the server's messages, run the clients that got one, and return their answers."""
+        received: dict[int, Tree] = {}
+        for message in {id(m): m for m in out.values()}.values():
+            to = [client for client, m in out.items() if m is message]
+            copy = self.wire.post(self.probe, self.round, self.step, SERVER, to, message)
+            received.update(dict.fromkeys(to, copy))
+        backend = choose(self.federation.backend, self.federation.device, self.plan)
+        # A loop needs one client's noise at a time, vmap everybody's.
+        size = 1 if backend == "loop" else len(received)
+        order, answers = sorted(received), {}
+        for first in range(0, len(order), max(size, 1)):
+            answers.update(self._some(backend, {c: received[c] for c in order[first : first + size]}))
+        return answers
+
+    def _some(self, backend: Backend, received: Mapping[int, Tree]) -> dict[int, Tree]:
+        defense, states = self.federation.defense, self.parties.clients
+        contexts = {c: self.context(c, self.step) for c in received}
+        jobs = {c: defense.prepare(contexts[c], states[c], m, self.data[c]) for c, m in received.items()}
+        busy = {c: moved(job, self.federation.device) for c, job in jobs.items() if job is not None}
+        results = client_map(backend, defense, self.plan, busy)  # type: ignore[arg-type]  # chosen above
+        answers: dict[int, Tree] = {}
+        for client, message in received.items():
+            if self.wire.keep:
+                self.states.append(StateRecord(self.probe, self.round, self.step, client, states[client]))
+            states[client], answer = defense.reply(
+                contexts[client], states[client], message, results.get(client, ()), self.data[client]
+            )
+            if answer is not None:
+                answers[client] = self.wire.post(self.probe, self.round, self.step, client, [SERVER], answer)
+        return answers
+
+
+__all__ = ["REAL", "Federation", "Parties", "ProtocolError", "Sequence"]

@@ -1,0 +1,86 @@
+"""The public description of a federation: what every party, and every adversary, is allowed to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from ppbench.federation.optim import Opt
+from ppbench.federation.tree import Params, node
+from ppbench.task.losses import LOSSES, LossName
+from ppbench.task.net import Net, NetSpec, build
+
+
+@node
+class Data:
+    """One party's examples, in storage of their own (never a slice of the data set).
+
+    x: [N, *shape] float32 in the data's range; y: [N, C] float32, one-hot.
+    """
+
+    x: Tensor
+    y: Tensor
+
+
+@node
+class Batch:
+    """The batches of one client's round, stacked. x: [T, B, *shape]; y: [T, B, C]; w: [T, B] weights, 0 for padding."""
+
+    x: Tensor
+    y: Tensor
+    w: Tensor
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client does in a round.
+
+    Attributes:
+        upload: "gradient" (FedSGD: the gradient of one batch) or "delta" (FedAvg: start minus end of local epochs).
+        epochs: local epochs; ignored in gradient mode.
+        batch: examples a batch.
+        opt: the local optimiser; its state is fresh each round.
+    """
+
+    upload: Literal["gradient", "delta"] = "delta"
+    epochs: int = 1
+    batch: int = 32
+    opt: Opt = field(default_factory=lambda: Opt("adam", lr=1e-3))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything public about a federation.
+
+    Attributes:
+        spec: the network.
+        clients: number of clients N.
+        local: the clients' part of a round.
+        loss: name of the per-example loss.
+        server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1.
+        schedule: "parallel", or "round_robin": clients one after another, a server step after each (SPN, Alg. 4).
+        data_range: smallest and largest value that an input may take.
+    """
+
+    spec: NetSpec
+    clients: int
+    local: Local = field(default_factory=Local)
+    loss: LossName = "cross_entropy"
+    server_opt: Opt = field(default_factory=Opt)
+    schedule: Literal["parallel", "round_robin"] = "parallel"
+    data_range: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def net(self) -> Net:
+        """The network, built once a process."""
+        return build(self.spec)
+
+    def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the loss [B] of logits [B, C] against y [B, C]: THE loss, the client's and the attacker's."""
+        return LOSSES[self.loss](logits, y)
+
+    def objective(self, params: Params, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        """Return the weighted mean loss (scalar) of x [B, *shape], y [B, C] with weights w [B]."""
+        return (w * self.example_loss(self.net(params, x), y)).sum() / w.sum().clamp(min=1e-12)

@@ -1,0 +1,73 @@
+"""The only way by which anything passes from one party to another. Counts bytes; keeps what adversaries may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ppbench.federation.tree import Tree, detached, nbytes
+
+SERVER = -1
+
+
+class Slot(NamedTuple):
+    """One client in one probe: what a victim's batch is addressed by."""
+
+    probe: int
+    client: int
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """One message as it travelled.
+
+    Attributes:
+        probe: index of the probe, or -1 in the real run.
+        round: round number; 0 is set-up.
+        step: step within the round.
+        sender: client index or SERVER.
+        receiver: client index or SERVER.
+        nbytes: size of the payload's tensors.
+        message: the payload, or None to who may not read it (an eavesdropper on an encrypted link).
+    """
+
+    probe: int
+    round: int
+    step: int
+    sender: int
+    receiver: int
+    nbytes: int
+    message: Tree | None
+
+
+@dataclass
+class Wire:
+    """Carries messages.
+
+    Attributes:
+        keep: whether messages are kept for a transcript (probes) or only counted (training).
+        up, down: bytes so far from and to clients.
+        mail: the kept envelopes.
+    """
+
+    keep: bool = False
+    up: int = 0
+    down: int = 0
+    mail: list[Envelope] = field(default_factory=list)
+
+    def post(self, probe: int, round_: int, step: int, sender: int, to: Iterable[int], message: Tree) -> Tree:
+        """Deliver `message` to each of `to` and return the copy that they get (detached, in its own storage).
+
+        A message to many is copied once, so that a broadcast stays one object; its bytes count for each receiver.
+        """
+        copy = detached(message)
+        size = nbytes(copy)
+        for receiver in to:
+            if sender == SERVER:
+                self.down += size
+            else:
+                self.up += size
+            if self.keep:
+                self.mail.append(Envelope(probe, round_, step, sender, receiver, size, copy))
+        return copy

@@ -1,0 +1,1 @@
+"""CSV, figures and HTML, derived from records."""

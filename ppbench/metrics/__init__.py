@@ -1,0 +1,1 @@
+"""Scores: images, membership, tracing, CAP, and the intervals of all of them."""

@@ -1,0 +1,1 @@
+"""Records of evaluated cells: schema, store, verification."""

@@ -1,0 +1,283 @@
+"""The record of one evaluated cell (`ppbench.run/1`). Numbers are numbers; a missing one is null with its reason.
+
+`CellConfig` holds everything that determines a cell and nothing else; its hash is the cell's name. Timing lives in a
+file of its own beside the record, so that equal runs give equal records byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = "ppbench.run/1"
+Scalar = str | int | float | bool | None
+
+
+class Strict(BaseModel):
+    """Frozen, refuses unknown fields and NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ThreatModel(Strict):
+    """Whose view is attacked. id: e.g. "server/1"; sees: in words; knows_defense: whether the attack is adaptive."""
+
+    id: str
+    sees: str
+    knows_defense: bool
+    auxiliary: str = ""
+
+
+class Control(Strict):
+    """The control parameter and its value: the x-axis of a defense's trade-off."""
+
+    name: str
+    value: float
+
+
+class DefenseInfo(Strict):
+    """A defense as configured."""
+
+    id: str
+    version: str
+    parameters: dict[str, Scalar]
+    control: Control | None
+
+
+class AttackInfo(Strict):
+    """An attack as configured. follows: the attack whose reconstructions it uses (tracing), else None."""
+
+    id: str
+    version: str
+    kind: Literal["reconstruction", "label", "membership", "tracing"]
+    parameters: dict[str, Scalar]
+    adaptive: bool
+    oracle: bool = False
+    follows: str | None = None
+
+
+class FederationInfo(Strict):
+    """How the model was trained."""
+
+    clients: int
+    rounds: int
+    schedule: str
+    upload: str
+    local_epochs: int
+    batch: int
+    optimizer: str
+    lr: float
+    momentum: float
+    decay_at: list[int]
+    decay: float
+    partition: str
+    server_optimizer: str
+    server_lr: float
+    backend: str
+    device: str
+    dtype: str
+
+
+class DataInfo(Strict):
+    """Which data. sha256: digest of the tensors; sizes in examples."""
+
+    name: str
+    sha256: str
+    train: int
+    test: int
+
+
+class ModelInfo(Strict):
+    """Which network. parameters: their number."""
+
+    id: str
+    options: dict[str, Scalar]
+    shape: list[int]
+    classes: int
+    parameters: int
+    loss: str
+
+
+class CellConfig(Strict):
+    """Everything that determines a cell.
+
+    stage: "init" (random weights) or "final" (after training); batch_size: examples in a victim's batch;
+    victims: number of victim images asked for, or of membership candidates.
+    """
+
+    schema_: Literal["ppbench.run/1"] = Field(default=SCHEMA, alias="schema")
+    suite: str
+    threat_model: ThreatModel
+    defense: DefenseInfo
+    attack: AttackInfo
+    federation: FederationInfo
+    data: DataInfo
+    model: ModelInfo
+    stage: Literal["init", "final"]
+    batch_size: int
+    victims: int
+    seed: int
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    def cell_id(self) -> str:
+        """Return the name of the cell: the first 32 hex digits of the SHA-256 of its canonical JSON."""
+        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class ImageScore(Strict):
+    """One reconstructed image. A failed one (not finite) has null figures and counts as psnr 0 dB, rmse 1.
+
+    Attributes:
+        probe, client, index: the slot, and the place in its batch.
+        psnr: dB, of the reconstruction clipped to the data range.
+        rmse: ||guess - x|| / ||x||, clipped ("recon/1"); rmse_raw: the same, not clipped.
+        ssim: structural similarity, clipped; null where the image is too small.
+        label: whether the label that came with the reconstruction is right; null when none was given.
+        confidence: the attacker's own relative mismatch.
+        at_truth: discrepancy at the true batch relative to an all-zero simulation; null with nuisance unknowns.
+        evaluations: gradient evaluations spent on the image's batch.
+    """
+
+    kind: Literal["image"] = "image"
+    probe: int
+    client: int
+    index: int
+    psnr: float | None
+    rmse: float | None
+    rmse_raw: float | None
+    ssim: float | None
+    label: bool | None
+    confidence: float | None
+    at_truth: float | None
+    evaluations: int
+
+
+class LabelScore(Strict):
+    """One recovered label. chance: share of the same class in the population, for reference."""
+
+    kind: Literal["label"] = "label"
+    probe: int
+    client: int
+    index: int
+    label: bool
+
+
+class MemberScore(Strict):
+    """One candidate of a membership attack. half: which half it was asked in; decision: from the other half's fit."""
+
+    kind: Literal["member"] = "member"
+    index: int
+    half: int
+    member: bool
+    score: float
+    decision: bool
+
+
+class TraceScore(Strict):
+    """One traced image: its owner, and the attack's answer."""
+
+    kind: Literal["trace"] = "trace"
+    index: int
+    owner: int
+    guess: int
+
+
+Victim = Annotated[ImageScore | LabelScore | MemberScore | TraceScore, Field(discriminator="kind")]
+
+
+class Metric(Strict):
+    """One aggregate. low, high: 95 % interval by `method`; value null with `reason` where n cannot support it."""
+
+    name: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    method: str
+    n: int
+    higher_is_safer: bool
+    reason: str | None = None
+
+
+class Utility(Strict):
+    """Accuracy of the delivered model on the test part: value and 95 % Clopper-Pearson interval; chance level.
+
+    curve: (round, accuracy) pairs measured during training.
+    """
+
+    accuracy: float | None
+    low: float | None
+    high: float | None
+    n: int
+    chance: float
+    curve: list[tuple[int, float]]
+    reason: str | None = None
+
+
+class Cost(Strict):
+    """Bytes per client and round from the Wire, and of set-up in all."""
+
+    bytes_up: float
+    bytes_down: float
+    bytes_setup: int
+
+
+class Privacy(Strict):
+    """The formal guarantee over the whole training, or null with the reason."""
+
+    epsilon: float | None
+    delta: float | None
+    reason: str | None = None
+
+
+class Artifact(Strict):
+    """A file beside the record."""
+
+    path: str
+    sha256: str
+    bytes: int
+    kind: Literal["reconstructions"]
+
+
+class Flag(Strict):
+    """Something a reader must know about this cell."""
+
+    code: str
+    severity: Literal["info", "warning", "error"]
+    detail: str
+
+
+class Environment(Strict):
+    """Where it ran; outside the cell's name."""
+
+    ppbench: str
+    python: str
+    torch: str
+    device: str
+    threads: int
+    dtype: str
+
+
+class Record(Strict):
+    """One evaluated cell, whole. Only status "complete" is ranked."""
+
+    cell_id: str
+    config: CellConfig
+    victims: list[Victim]
+    metrics: list[Metric]
+    utility: Utility
+    cost: Cost
+    privacy: Privacy
+    artifacts: list[Artifact] = []
+    flags: list[Flag] = []
+    status: Literal["complete", "diverged", "failed"]
+    reason: str | None = None
+    environment: Environment
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the aggregate called `name`, or None when this cell has none."""
+        return next((m for m in self.metrics if m.name == name), None)

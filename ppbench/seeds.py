@@ -1,0 +1,28 @@
+"""One seed makes one result: every random draw has a generator derived from what it is for.
+
+A generator depends on (master seed, role, indices) and on nothing else, so adding a client, a victim or an attack
+moves no other draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Derives seeds and generators from one master seed."""
+
+    master: int
+
+    def seed(self, role: str, *index: int | str) -> int:
+        """Return a seed in [0, 2**63) for `role` and `index` (SHA-256 of their canonical text)."""
+        text = "/".join([str(self.master), role, *map(str, index)])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+    def generator(self, role: str, *index: int | str) -> torch.Generator:
+        """Return a fresh CPU generator for `role` and `index`. Draws are made on CPU on every device."""
+        return torch.Generator().manual_seed(self.seed(role, *index))

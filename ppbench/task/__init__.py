@@ -1,0 +1,1 @@
+"""What is learnt: data sets, partitions over clients, models, losses."""
