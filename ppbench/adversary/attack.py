@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
 from ppbench.federation.wire import Slot
 
@@ -81,6 +82,10 @@ class Attack:
     adaptive: ClassVar[bool] = False
     targets: ClassVar[frozenset[str] | None] = None
     reference: ClassVar[str] = ""
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return what the attack matches. The scorer checks it at the truth. Default: the defense's plain evidence."""
+        return view.defense.evidence(view)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge, in order. Must not fail on NaN observations: that is a failed guess."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Plan
+from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.tree import Params, tree_map
 from ppbench.federation.wire import SERVER, Slot
 
@@ -20,14 +19,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.view import View
 
 Simulate = Callable[..., Params]
-
-
-@dataclass(frozen=True)
-class Noise:
-    """A public law of additive noise. std: standard deviation of one coordinate of the observation."""
-
-    law: Literal["gaussian", "laplace"]
-    std: float
 
 
 @dataclass(frozen=True)
@@ -62,12 +53,16 @@ class Evidence:
         total = torch.zeros((), dtype=next(iter(simulated.values())).dtype)
         for name, value in simulated.items():
             square = (value - self.observed[name].to(value.dtype)) ** 2
-            total = total + (square if self.weight is None else square * self.weight[name].to(value.dtype)).sum()
+            total = (
+                total + (square if self.weight is None else square * self.weight[name].to(value.dtype)).sum()
+            )
         return total
 
     def scale(self) -> Tensor:
         """Return the discrepancy of an all-zero simulation: what a relative mismatch is relative to."""
-        return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
+        return self.discrepancy(
+            {name: torch.zeros_like(value).double() for name, value in self.observed.items()}
+        )
 
 
 def simulation(plan: Plan, params: Params) -> Simulate:
@@ -143,4 +138,4 @@ def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
 
 
-__all__ = ["Batch", "Evidence", "Layout", "Noise", "Simulate", "at_truth", "plain_evidence", "simulation"]
+__all__ = ["Evidence", "Noise", "Simulate", "at_truth", "plain_evidence", "simulation"]

@@ -21,7 +21,9 @@ def gradient(function: Callable[[Params], Tensor], params: Params) -> Params:
         return grad(function)(params)
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = {n: p if again and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()}
+        inputs = {
+            n: p if again and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()
+        }
         parts = torch.autograd.grad(
             function(inputs), list(inputs.values()), create_graph=again, materialize_grads=True
         )

@@ -10,7 +10,9 @@ from ppbench.federation.plan import Batch, Data, Local
 
 def all_at_once(data: Data) -> Batch:
     """Return all of `data` as one batch."""
-    return Batch(data.x[None], data.y[None], torch.ones(1, len(data.x), dtype=data.x.dtype, device=data.x.device))
+    return Batch(
+        data.x[None], data.y[None], torch.ones(1, len(data.x), dtype=data.x.dtype, device=data.x.device)
+    )
 
 
 def gather(data: Data, index: Tensor, weight: Tensor) -> Batch:
@@ -31,7 +33,9 @@ def shuffled(data: Data, local: Local, generator: torch.Generator) -> Batch:
     steps = -(-count // size)
     weight = (torch.arange(steps * size) < count).float().view(steps, size)
     orders = [torch.randperm(count, generator=generator) for _ in range(local.epochs)]
-    index = torch.stack([torch.cat([o, o[: steps * size - count]]).view(steps, size) for o in orders]).flatten(0, 1)
+    index = torch.stack(
+        [torch.cat([o, o[: steps * size - count]]).view(steps, size) for o in orders]
+    ).flatten(0, 1)
     return gather(data, index, weight.repeat(local.epochs, 1))
 
 

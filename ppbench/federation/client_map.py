@@ -31,7 +31,9 @@ def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop"
     return "vmap" if device.type == "cuda" or values <= 2048 else "loop"
 
 
-def client_map(backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, jobs: Mapping[int, Job]) -> dict[int, Tree]:
+def client_map(
+    backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, jobs: Mapping[int, Job]
+) -> dict[int, Tree]:
     """Return what each client computes, by client. Equal on equal inputs, to float tolerance, on both backends."""
     build(plan.spec)  # here, because a constructor draws, which vmap forbids
     with torch.no_grad():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from ppbench.adversary.view import StateRecord, Transcript
-from ppbench.errors import ProtocolError, UsageError
+from ppbench.errors import UsageError
 from ppbench.federation.client_map import Backend, choose, client_map
 from ppbench.federation.contract import Context, Defense, Round, Server
 from ppbench.federation.plan import Data, Local, Plan
@@ -40,7 +40,7 @@ class Federation:
         device: where tensors live; draws are made on CPU.
         backend: how a cohort is computed.
         round: last finished round; 0 after set-up.
-        wire: byte counts of the real run; `setup_bytes` of set-up alone.
+        wire: byte counts of the real run; `setup_up` and `setup_down` of set-up alone.
         seconds: wall time spent in rounds (never part of a result).
     """
 
@@ -52,7 +52,8 @@ class Federation:
     backend: Backend = "auto"
     round: int = 0
     wire: Wire = field(default_factory=Wire)
-    setup_bytes: int = 0
+    setup_up: int = 0
+    setup_down: int = 0
     seconds: float = 0.0
 
     def start(self, params: Params) -> None:
@@ -68,12 +69,13 @@ class Federation:
         self.shards = {client: moved(shard, self.device) for client, shard in self.shards.items()}
         server = self.defense.init_server(self._context(REAL, 0, 0, SERVER, "init"), params)
         clients = [
-            self.defense.init_client(self._context(REAL, 0, 0, c, "init"), params) for c in range(self.plan.clients)
+            self.defense.init_client(self._context(REAL, 0, 0, c, "init"), params)
+            for c in range(self.plan.clients)
         ]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
         drive = Drive(self, self.plan, REAL, -1, 0, self.wire, self.parties, self.shards)
         drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, range(self.plan.clients)))
-        self.setup_bytes = self.wire.up + self.wire.down
+        self.setup_up, self.setup_down = self.wire.up, self.wire.down
 
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
         """Train up to and including round `last`; call `after(round)` after each.
@@ -96,7 +98,9 @@ class Federation:
 
     def deliver(self) -> Tree:
         """Return the message that hands the present model to a client."""
-        return self.defense.deliver(self._context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
+        return self.defense.deliver(
+            self._context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server
+        )
 
     def accuracy(self, data: Data) -> float:
         """Return top-1 accuracy of the delivered model on `data`."""
@@ -131,9 +135,16 @@ class Federation:
             states += drive.states
         return Transcript(plan, self.defense, tuple(wire.mail), tuple(states))
 
+    def release(self) -> Transcript:
+        """Hand the present model to every client over the Wire, and return the transcript of that alone."""
+        wire, clients = Wire(keep=True), range(self.plan.clients)
+        wire.post(-1, self.round, 0, SERVER, clients, self.deliver())
+        states = (StateRecord(-1, self.round, 0, c, self.parties.clients[c]) for c in clients)
+        return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(states))
+
     def save(self, folder: Path) -> None:
         """Write a checkpoint, one file a party, to `folder` (which must exist)."""
-        counters = torch.tensor([self.round, self.wire.up, self.wire.down, self.setup_bytes])
+        counters = torch.tensor([self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down])
         save((counters, self.parties.server), folder / "server.safetensors")
         for client, state in enumerate(self.parties.clients):
             save(state, folder / f"client{client}.safetensors")
@@ -141,7 +152,7 @@ class Federation:
     def restore(self, folder: Path) -> None:
         """Continue from the checkpoint in `folder`; instead of `start`."""
         counters, server = load(folder / "server.safetensors")
-        self.round, self.wire.up, self.wire.down, self.setup_bytes = (int(value) for value in counters)
+        self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down = map(int, counters)
         self.shards = {client: moved(shard, self.device) for client, shard in self.shards.items()}
         clients = [load(folder / f"client{c}.safetensors") for c in range(self.plan.clients)]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
@@ -216,6 +227,3 @@ class Drive:
             if answer is not None:
                 answers[client] = self.wire.post(self.probe, self.round, self.step, client, [SERVER], answer)
         return answers
-
-
-__all__ = ["REAL", "Federation", "Parties", "ProtocolError", "Sequence"]

@@ -34,6 +34,14 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """A public law of additive noise. std: standard deviation of one coordinate of the upload."""
+
+    law: Literal["gaussian", "laplace"]
+    std: float
+
+
+@dataclass(frozen=True)
 class Local:
     """What a client does in a round.
 

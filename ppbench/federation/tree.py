@@ -41,7 +41,9 @@ def node(cls: type[T]) -> type[T]:
     def unflatten(children: Any, _: None) -> Any:
         return made(*children)
 
-    pytree.register_pytree_node(made, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    pytree.register_pytree_node(
+        made, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+    )
     _NODES[f"{cls.__module__}.{cls.__qualname__}"] = made
     return made
 
@@ -87,7 +89,10 @@ def encode(tree: Tree, store: dict[str, Tensor], seen: dict[int, str]) -> Any:
     name = f"{type(tree).__module__}.{type(tree).__qualname__}"
     if name not in _NODES:
         raise TypeError(f"{name} cannot be saved: make it a @node of tensors")
-    return {"node": name, "fields": [encode(getattr(tree, field.name), store, seen) for field in fields(tree)]}
+    return {
+        "node": name,
+        "fields": [encode(getattr(tree, field.name), store, seen) for field in fields(tree)],
+    }
 
 
 def decode(data: Any, store: dict[str, Tensor]) -> Tree:
@@ -104,7 +109,9 @@ def decode(data: Any, store: dict[str, Tensor]) -> Tree:
     if kind == "value":
         return content
     if content not in _NODES:
-        raise UsageError(f"A saved state needs the class {content}, which is not loaded; import its defense first.")
+        raise UsageError(
+            f"A saved state needs the class {content}, which is not loaded; import its defense first."
+        )
     return _NODES[content](*(decode(value, store) for value in data["fields"]))
 
 
@@ -128,4 +135,6 @@ def load(path: Path) -> Tree:
             structure = json.loads(file.metadata()["tree"])
         return decode(structure, load_file(path))
     except (SafetensorError, TypeError, KeyError, ValueError) as cause:
-        raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause
+        raise UsageError(
+            f"{path} is not a saved ppbench state ({cause}); delete it to have it made again."
+        ) from cause

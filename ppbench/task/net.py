@@ -52,7 +52,9 @@ class NetSpec:
     options: tuple[tuple[str, Option], ...] = ()
 
 
-def net_spec(model: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Option] | None = None) -> NetSpec:
+def net_spec(
+    model: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Option] | None = None
+) -> NetSpec:
     """Return the spec of a network, options sorted."""
     return NetSpec(model, tuple(shape), classes, tuple(sorted((options or {}).items())))
 
@@ -76,6 +78,23 @@ class Net:
         inner = {n[len("features.") :]: p for n, p in params.items() if n.startswith("features.")}
         return functional_call(self.module.features, inner, (x,))  # type: ignore[no-any-return]
 
+    def flat_features(self, params: Params, x: Tensor) -> Tensor:
+        """Return the output [B, F] of the first Flatten layer: what the convolutions hand to the linear layers.
+
+        Raises:
+            UsageError: the model's features are no Sequential with a Flatten in it.
+        """
+        layers = self.module.features
+        index = (
+            [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
+        )
+        if True not in index:
+            raise UsageError(f"Model {self.spec.model!r} has no Flatten layer to tap; use phi_tap='head'.")
+        part = layers[: index.index(True) + 1]  # type: ignore[index]  # a Sequential, or the list is empty
+        wanted = {name for name, _ in part.named_parameters()}
+        inner = {n[len("features.") :]: p for n, p in params.items()}
+        return functional_call(part, {n: inner[n] for n in wanted}, (x,))  # type: ignore[no-any-return]
+
     def head(self, params: Params, features: Tensor) -> Tensor:
         """Return logits [B, C] of features [B, D]."""
         return nn.functional.linear(features, params["head.weight"], params["head.bias"])
@@ -88,7 +107,9 @@ def _construct(spec: NetSpec) -> Classifier:
     except (TypeError, ValueError) as cause:
         raise UsageError(f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {cause}.") from cause
     if not isinstance(module, Classifier):
-        raise UsageError(f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier.")
+        raise UsageError(
+            f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier."
+        )
     return module
 
 

@@ -1,0 +1,66 @@
+"""DP as the SPN paper runs it: noise on the batch gradient, without clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from ppbench.defenses.fan2020 import PAPER, claims
+from ppbench.federation.contract import Claim, Context, Defense
+from ppbench.federation.plan import Batch, Noise, Plan
+from ppbench.federation.tree import Params, Tree
+
+
+def laplace(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Return float32 draws of the Laplace law of scale 1 (inverse distribution function)."""
+    u = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+    return (-u.sign() * torch.log1p(-2 * u.abs().clamp(max=0.5 - 1e-16))).float()
+
+
+@dataclass(frozen=True)
+class DP(Defense):
+    """Gaussian or Laplace noise of absolute scale sigma on every batch gradient; no clipping, so no epsilon.
+
+    Attributes:
+        sigma: standard deviation of the Gaussian, or scale of the Laplace law; >= 0.
+        law: "gaussian" or "laplace".
+    """
+
+    sigma: float = 0.01
+    law: Literal["gaussian", "laplace"] = "gaussian"
+
+    name: ClassVar[str] = "dp"
+    control: ClassVar[str] = "sigma"
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "quick": (1e-4, 0.01, 0.1),
+        "paper": (1e-4, 1e-3, 0.01, 0.1, 0.5),
+    }
+    paper: ClassVar[str] = PAPER
+    claimed: ClassVar[tuple[Claim, ...]] = claims("dp")
+    epsilon_reason: ClassVar[str] = "gradients are not clipped, so their sensitivity has no bound"
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a negative or infinite sigma and an unknown law."""
+        self.require(0 <= self.sigma < math.inf, "sigma", "a finite number >= 0")
+        self.require(self.law in ("gaussian", "laplace"), "law", "'gaussian' or 'laplace'")
+
+    def noise(self, plan: Plan) -> Noise | None:
+        """Return the law of the noise on one gradient; of a sum of local steps only where there is one step."""
+        if self.sigma == 0 or plan.local.upload != "gradient":
+            return None
+        return Noise(self.law, self.sigma * (math.sqrt(2) if self.law == "laplace" else 1))
+
+    def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
+        """Return noise of scale 1 for every local step, float32, by parameter."""
+        if self.law == "laplace":
+            return {n: laplace((steps, *p.shape), ctx.generator) for n, p in params.items()}
+        return {n: torch.randn(steps, *p.shape, generator=ctx.generator) for n, p in params.items()}
+
+    def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
+        """Return the batch gradient plus sigma times noise."""
+        clean = super().local_gradient(plan, params, batch, own, ())
+        return {name: value + self.sigma * noise[name] for name, value in clean.items()}

@@ -1,0 +1,135 @@
+"""SPN: every client trains a secret polarization head on the shared backbone (Fan et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.defenses.fan2020 import PAPER, claims
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
+from ppbench.federation.messages import Hello
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.tree import Params, Tree, node
+
+
+@node
+class Secret:
+    """What never leaves the client. head: weight [K, D] and bias [K]; code: [C, K] of -1 and +1; opt: optimizer state."""
+
+    head: Params
+    code: Tensor
+    opt: Tree
+
+
+@dataclass(frozen=True)
+class SPN(Defense):
+    """Adds alpha2 times a polarization loss of a secret linear head; only the public part is uploaded.
+
+    Loss of a batch (Eq. 4, 5, 18): mean of CE(u, y) + alpha2 sum_k max(1 - v_k t_yk, 0), with v the secret head's
+    output on the features and t the client's secret code of the class. The public head's gradient holds no term of
+    it. Secret head and its optimizer state persist at the client; the server takes the unweighted mean (Alg. 1-3).
+
+    Attributes:
+        alpha2: weight of the polarization loss; >= 0 (0 is FedAvg).
+        bits: length K of a class code.
+        head_scale: secret head's initial half-width, U(-head_scale, head_scale).
+        phi_tap: "head" feeds the secret head the input of the last linear layer; "conv_flat" what the convolutions
+            hand to the first linear layer.
+    """
+
+    alpha2: float = 0.1
+    bits: int = 64
+    head_scale: float = 0.3
+    phi_tap: Literal["head", "conv_flat"] = "head"
+
+    name: ClassVar[str] = "spn"
+    control: ClassVar[str] = "alpha2"
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "quick": (0.01, 0.1, 0.5),
+        "paper": (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5),
+    }
+    paper: ClassVar[str] = PAPER
+    claimed: ClassVar[tuple[Claim, ...]] = claims("spn")
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a negative alpha2, no bits, and a loss that is no cross-entropy."""
+        self.require(0 <= self.alpha2 < math.inf, "alpha2", "a finite number >= 0")
+        self.require(self.bits >= 1, "bits", "at least 1")
+        self.require(self.head_scale > 0, "head_scale", "> 0")
+        self.require(self.phi_tap in ("head", "conv_flat"), "phi_tap", "'head' or 'conv_flat'")
+        self.require(plan.loss == "cross_entropy", "alpha2", "used with loss 'cross_entropy' (Eq. 4)")
+
+    def weights(self, server: Server, clients: Sequence[int]) -> list[float]:
+        """Return equal weights (Alg. 2)."""
+        return [1 / len(clients)] * len(clients)
+
+    def init_client(self, ctx: Context, params: Params) -> Tree:
+        """Draw the secret head and the code table."""
+        x = torch.zeros(1, *ctx.plan.spec.shape, device=params["head.weight"].device)
+        with torch.no_grad():
+            width = self._tapped(ctx.plan, params, x)[1].shape[1]
+        uniform = (torch.rand(self.bits, width + 1, generator=ctx.generator) * 2 - 1) * self.head_scale
+        code = (
+            torch.randint(0, 2, (ctx.plan.spec.classes, self.bits), generator=ctx.generator).float() * 2 - 1
+        )
+        head = {"weight": uniform[:, :-1].contiguous(), "bias": uniform[:, -1].contiguous()}
+        return Secret(head, code, ctx.plan.local.opt.init(Layout.of(head).pack(head)))
+
+    def loss(self, plan: Plan, params: Params, head: Params, code: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch: cross-entropy plus alpha2 times polarization."""
+        features, tapped = self._tapped(plan, params, batch.x)
+        public = plan.example_loss(plan.net.head(params, features), batch.y)
+        v = torch.nn.functional.linear(tapped, head["weight"], head["bias"])
+        total = public + self.alpha2 * polarization(v, batch.y @ code.to(v.dtype))
+        return (batch.w * total).sum() / batch.w.sum().clamp(min=1e-12)
+
+    def compute(self, plan: Plan, job: Job) -> Tree:
+        """Return (public update, new secret): one gradient of the public part, or start minus end of joint training."""
+        secret, opt = job.own, plan.local.opt
+
+        def both(public: Params, head: Params, batch: Batch) -> tuple[Params, Params]:
+            joint = {**{f"p.{n}": v for n, v in public.items()}, **{f"s.{n}": v for n, v in head.items()}}
+
+            def loss(q: Params) -> Tensor:
+                parts = [{n[2:]: v for n, v in q.items() if n.startswith(kind)} for kind in ("p.", "s.")]
+                return self.loss(plan, parts[0], parts[1], secret.code, batch)
+
+            g = gradient(loss, joint)
+            return {n: g[f"p.{n}"] for n in public}, {n: g[f"s.{n}"] for n in head}
+
+        if plan.local.upload == "gradient":
+            return both(job.start, secret.head, at(job, 0)[0])[0], secret
+        layout, inner = Layout.of(job.start), Layout.of(secret.head)
+        start = flat = layout.pack(job.start)
+        mine, state, kept = inner.pack(secret.head), opt.init(flat), secret.opt
+        for t in range(job.batches.x.shape[0]):
+            g, h = both(layout.unpack(flat), inner.unpack(mine), at(job, t)[0])
+            flat, state = opt.step(flat, layout.pack(g), state, job.lr)
+            mine, kept = opt.step(mine, inner.pack(h), kept, job.lr)
+        return layout.unpack(start - flat), Secret(inner.unpack(mine), secret.code, kept)
+
+    def reply(
+        self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data
+    ) -> tuple[Tree, Tree | None]:
+        """Keep the secret, upload the public part."""
+        if isinstance(message, Hello):
+            return super().reply(ctx, me, message, result, data)
+        update, secret = result
+        return secret, self.upload(ctx, me, update)
+
+    def _tapped(self, plan: Plan, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the head's features and what the secret head looks at."""
+        features = plan.net.features(params, x)
+        return features, features if self.phi_tap == "head" else plan.net.flat_features(params, x)
+
+
+def polarization(v: Tensor, code: Tensor) -> Tensor:
+    """Return sum_k max(1 - v_k t_k, 0) as [B], for outputs v [B, K] and codes [B, K] (Eq. 5, margin 1)."""
+    return (1 - v * code).clamp(min=0).sum(-1)

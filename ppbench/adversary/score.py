@@ -1,0 +1,163 @@
+"""The scorer: the only place where guesses meet the truth. Attacks never see what is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Guess
+from ppbench.adversary.evidence import Evidence, at_truth
+from ppbench.adversary.victims import Candidates, Victims
+from ppbench.federation.plan import Data
+from ppbench.federation.wire import Slot
+from ppbench.metrics.image import image_figures, match
+from ppbench.metrics.labels import multiset_hits
+from ppbench.records.schema import Flag, ImageScore, LabelScore, MemberScore, TraceScore, Victim
+
+INEXACT = 1e-6  # relative discrepancy at the truth above which evidence is not called exact
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of one cell, and for reconstructions the images themselves in the order of the truth."""
+
+    victims: list[Victim]
+    flags: tuple[Flag, ...] = ()
+    guess: Tensor | None = None
+    truth: Tensor | None = field(default=None, repr=False)
+
+
+def score_images(
+    victims: Victims,
+    guesses: Sequence[Guess],
+    evidence: Mapping[tuple[Slot, ...], Evidence],
+    data_range: tuple[float, float],
+) -> Scored:
+    """Score reconstructions: each unit's images are matched to the truth by least squared error.
+
+    Labels are compared as multisets, as `score_labels` does: a gradient does not say which image has which label.
+    The at-truth discrepancy of the attack's own evidence stands beside each score; a median that is not about 0
+    raises the flag "evidence_inexact": the observation holds noise, or a mechanism that the attacker does not model.
+    """
+    scores: list[Victim] = []
+    images: list[Tensor] = []
+    truths: list[Tensor] = []
+    exact: list[float] = []
+    for unit, guess in zip(victims.units, guesses, strict=True):
+        truth = victims.truth(unit)
+        found = (
+            torch.full_like(truth.x, torch.nan)
+            if guess.x is None
+            else guess.x.detach().cpu().to(truth.x.dtype)
+        )
+        order = match(found, truth.x, data_range)
+        known = evidence.get(unit)
+        residual = None if known is None or known.nuisance else _residual(known, truth, len(unit))
+        if residual is not None:
+            exact.append(residual)
+        scores += _unit_scores(unit, victims.batch, guess, found[order], truth, residual, data_range)
+        images.append(found[order])
+        truths.append(truth.x)
+    flags = ()
+    if exact and float(torch.tensor(exact).median()) > INEXACT:
+        detail = f"median discrepancy at the truth {float(torch.tensor(exact).median()):.2g} of the observation's size"
+        flags = (Flag(code="evidence_inexact", severity="info", detail=detail),)
+    return Scored(scores, flags, torch.cat(images), torch.cat(truths))
+
+
+def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
+    """Return the discrepancy at the truth, or None where it is not finite."""
+    x, y = truth.x.unflatten(0, (units, -1)), truth.y.unflatten(0, (units, -1))
+    value = at_truth(evidence, x, y)
+    return value if value == value and abs(value) != float("inf") else None
+
+
+def _unit_scores(
+    unit: tuple[Slot, ...],
+    batch: int,
+    guess: Guess,
+    found: Tensor,
+    truth: Data,
+    residual: float | None,
+    data_range: tuple[float, float],
+) -> list[ImageScore]:
+    hits: list[bool | None] = [None] * len(truth.x)
+    if guess.y is not None:
+        hits = list(multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist()))
+    confidence = guess.confidence
+    if confidence is not None and not abs(confidence) < float("inf"):
+        confidence = None
+    scores = []
+    for index, (image, original) in enumerate(zip(found, truth.x, strict=True)):
+        figures = image_figures(image, original, data_range)
+        slot = unit[index // batch]
+        scores.append(
+            ImageScore(
+                probe=slot.probe,
+                client=slot.client,
+                index=index % batch,
+                psnr=figures.psnr,
+                rmse=figures.rmse,
+                rmse_raw=figures.rmse_raw,
+                ssim=figures.ssim,
+                label=hits[index],
+                confidence=confidence,
+                at_truth=residual,
+                evaluations=guess.evaluations,
+            )
+        )
+    return scores
+
+
+def score_labels(victims: Victims, guesses: Sequence[Guess]) -> Scored:
+    """Score recovered labels as multisets; no guess is a wrong one."""
+    scores: list[Victim] = []
+    for unit, guess in zip(victims.units, guesses, strict=True):
+        labels = victims.truth(unit).y.argmax(1).tolist()
+        hits = multiset_hits(guess.y.tolist() if guess.y is not None else [], labels)
+        for index, hit in enumerate(hits):
+            slot = unit[index // victims.batch]
+            scores.append(
+                LabelScore(probe=slot.probe, client=slot.client, index=index % victims.batch, label=hit)
+            )
+    return Scored(scores)
+
+
+def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
+    """Score membership decisions: each half by the answer to the question in which it was unknown.
+
+    Raises:
+        ValueError: an answer lacks scores or decisions, or a score is not finite.
+    """
+    scores: list[Victim] = []
+    for half, guess in enumerate(guesses):
+        if guess.score is None or guess.decision is None or not bool(guess.score.isfinite().all()):
+            raise ValueError(
+                "a membership attack must answer finite scores and decisions for every candidate"
+            )
+        for index in (candidates.half == half).nonzero().flatten().tolist():
+            scores.append(
+                MemberScore(
+                    index=index,
+                    half=half,
+                    member=bool(candidates.member[index]),
+                    score=float(guess.score[index]),
+                    decision=bool(guess.decision[index]),
+                )
+            )
+    return Scored(scores)
+
+
+def score_traces(victims: Victims, guess: Guess) -> Scored:
+    """Score traced owners of the attacked originals, in the order of the victims' slots; -1 is no answer."""
+    slots = [slot for unit in victims.units for slot in unit for _ in range(victims.batch)]
+    owners = guess.owner.tolist() if guess.owner is not None else [-1] * len(slots)
+    return Scored(
+        [
+            TraceScore(index=i, owner=s.client, guess=o)
+            for i, (s, o) in enumerate(zip(slots, owners, strict=True))
+        ]
+    )

@@ -1,0 +1,126 @@
+"""Who is attacked: victims' batches for probes, candidates for membership, and the truth about both.
+
+The truth stays with the harness: nothing here is reachable from a View or a Challenge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Data
+from ppbench.federation.wire import Slot
+from ppbench.seeds import Seeds
+
+
+@dataclass(frozen=True)
+class Victims:
+    """Probes and the truth about them.
+
+    Attributes:
+        data: every slot's batch, victims' and (for a client adversary) the adversary's own.
+        units: what is asked about, in order: slots whose batches an observation mixes.
+        own: the adversary's batches by probe; empty for server and eavesdropper.
+        batch: images in a slot's batch.
+    """
+
+    data: Mapping[Slot, Data]
+    units: tuple[tuple[Slot, ...], ...]
+    own: tuple[tuple[int, Data], ...]
+    batch: int
+
+    def challenges(self) -> list[Challenge]:
+        """Return one question a unit; labels are not granted."""
+        return [Challenge(unit, self.batch) for unit in self.units]
+
+    def truth(self, unit: tuple[Slot, ...]) -> Data:
+        """Return the true images [U * B, *shape] and labels of a unit."""
+        return Data(torch.cat([self.data[s].x for s in unit]), torch.cat([self.data[s].y for s in unit]))
+
+
+def choose_victims(
+    shards: Mapping[int, Data], threat: str, batch: int, count: int, seeds: Seeds, adversary: int = 0
+) -> Victims:
+    """Draw victims' batches from the clients' own data.
+
+    Server and eavesdropper: ceil(count / batch) batches, clients in order, as many probes as that takes. Client:
+    whole cohorts, all others' batches being one unit.
+
+    Args:
+        shards: the clients' training data.
+        threat: id of the threat model.
+        batch: images in a batch.
+        count: victim images wanted.
+        seeds: victims depend on (master seed, batch, client, probe) only.
+        adversary: the curious client.
+
+    Raises:
+        UsageError: a client has fewer than `batch` examples.
+    """
+    clients = sorted(shards)
+    small = min(clients, key=lambda c: len(shards[c].x))
+    if len(shards[small].x) < batch:
+        raise UsageError(
+            f"Client {small} has {len(shards[small].x)} examples, fewer than the attacked batch of {batch}; "
+            "use fewer clients, a smaller --attack-batch or another partition."
+        )
+
+    def draw(slot: Slot) -> Data:
+        order = torch.randperm(len(shards[slot.client].x), generator=seeds.generator("victims", batch, *slot))
+        pick = order[:batch].to(shards[slot.client].x.device)
+        return Data(shards[slot.client].x[pick].cpu(), shards[slot.client].y[pick].cpu())
+
+    cohort = threat.startswith("client/")
+    wanted = -(-count // batch)
+    per_probe = len(clients) - 1 if cohort else len(clients)
+    probes = -(-wanted // per_probe)
+    slots = [Slot(p, c) for p in range(probes) for c in clients]
+    if not cohort:
+        slots = slots[:wanted]
+        data = {slot: draw(slot) for slot in slots}
+        return Victims(data, tuple((slot,) for slot in slots), (), batch)
+    data = {slot: draw(slot) for slot in slots}
+    units = tuple(tuple(s for s in slots if s.probe == p and s.client != adversary) for p in range(probes))
+    return Victims(data, units, tuple((p, data[Slot(p, adversary)]) for p in range(probes)), batch)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Membership candidates: equal members and non-members. known halves are asked about crosswise."""
+
+    x: Tensor
+    labels: Tensor
+    member: Tensor
+    half: Tensor
+
+    def challenge(self, unknown_half: int) -> Challenge:
+        """Return the question about one half, the other half's membership being known to the adversary."""
+        known = torch.where(self.half == unknown_half, -1, self.member.to(torch.int64)).to(torch.int8)
+        return Challenge((), 1, x=self.x.clone(), labels=self.labels.clone(), known=known)
+
+
+def choose_candidates(
+    shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, adversary: int = 0
+) -> Candidates:
+    """Draw up to `count` members (training data of clients other than the adversary) and as many non-members.
+
+    Halves are balanced in membership. Equal numbers: the smaller side decides.
+    """
+    others = [c for c in sorted(shards) if c != adversary]
+    x = torch.cat([shards[c].x for c in others]).cpu()
+    y = torch.cat([shards[c].y for c in others]).cpu()
+    n = min(count, len(x), len(test.x)) // 2 * 2
+    inside = torch.randperm(len(x), generator=seeds.generator("candidates", "member"))[:n]
+    outside = torch.randperm(len(test.x), generator=seeds.generator("candidates", "other"))[:n]
+    side = torch.arange(n) % 2
+    return Candidates(
+        torch.cat([x[inside], test.x[outside]]),
+        torch.cat([y[inside], test.y[outside]]),
+        torch.cat([torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)]),
+        torch.cat([side, side]),
+    )

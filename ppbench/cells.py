@@ -1,0 +1,270 @@
+"""Cells: which ones an evaluation has, and how one group of them (one view, several attacks) is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ppbench import __version__
+from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.score import Scored, score_images, score_labels, score_members, score_traces
+from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
+from ppbench.adversary.view import THREATS, View
+from ppbench.config import EvaluateConfig, Point, Stage, attacks, points, threats_of
+from ppbench.federation.engine import Federation
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import (
+    AttackInfo,
+    CellConfig,
+    Control,
+    DefenseInfo,
+    Environment,
+    Record,
+    Scalar,
+    ThreatModel,
+)
+from ppbench.records.store import Store
+from ppbench.task.task import Task, describe, make_task
+from ppbench.train import Trained, federation, train
+
+MEMBERSHIP_BATCH = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that share a view: one point, stage, threat model and batch size. membership: asks about records."""
+
+    point: int
+    stage: Stage
+    threat: str
+    batch: int
+    membership: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a group: an attack, and the attack whose reconstructions it follows (tracing)."""
+
+    attack: Attack
+    follows: str | None
+    config: CellConfig
+    id: str
+
+
+def groups(config: EvaluateConfig) -> Iterator[Group]:
+    """Yield the groups of an evaluation, point by point. Membership is asked of trained models only."""
+    chosen = attacks(config)
+    visual = {t for a in chosen if a.kind != "membership" for t in threats_of(a, config)}
+    record = {t for a in chosen if a.kind == "membership" for t in threats_of(a, config)}
+    for index in range(len(points(config))):
+        for stage in config.stages:
+            for threat in sorted(visual):
+                for batch in config.attack_batch:
+                    yield Group(index, stage, threat, batch, False)
+            if stage == "final":
+                for threat in sorted(record):
+                    yield Group(index, stage, threat, MEMBERSHIP_BATCH, True)
+
+
+def _scalars(value: object) -> dict[str, Scalar]:
+    return (
+        dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else {}
+    )
+
+
+def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
+    """Return the cells of `group`, reconstruction attacks before those that follow them."""
+    point = points(config)[group.point]
+    data, model, fed = describe(task, config)
+    defense = point.defense
+    control = None if defense.control is None else Control(name=defense.control, value=point.value or 0.0)
+    chosen = [
+        a
+        for a in attacks(config)
+        if group.threat in threats_of(a, config) and (a.kind == "membership") == group.membership
+    ]
+    sources = [a.name for a in chosen if a.kind == "reconstruction"]
+    found = []
+    for attack in sorted(chosen, key=lambda a: a.kind == "tracing"):
+        for follows in sources if attack.kind == "tracing" else [None]:
+            cell = CellConfig(
+                suite="evaluate/1",
+                threat_model=ThreatModel(
+                    id=group.threat, sees=THREATS[group.threat], knows_defense=attack.adaptive
+                ),
+                defense=DefenseInfo(
+                    id=defense.name, version=defense.version, parameters=_scalars(defense), control=control
+                ),
+                attack=AttackInfo(
+                    id=attack.name,
+                    version=attack.version,
+                    kind=attack.kind,
+                    parameters=_scalars(attack),
+                    adaptive=attack.adaptive,
+                    follows=follows,
+                ),
+                federation=fed,
+                data=data,
+                model=model,
+                stage=group.stage,
+                batch_size=group.batch,
+                victims=config.candidates if group.membership else config.victims,
+                seed=config.seed,
+            )
+            found.append(Cell(attack, follows, cell, cell.cell_id()))
+    return found
+
+
+@dataclass
+class Bench:
+    """Runs the cells of one group and keeps their records."""
+
+    config: EvaluateConfig
+    group: Group
+    task: Task
+    store: Store
+    trained: Trained
+
+    def run(self, fed: Federation, missing: list[Cell]) -> None:
+        """Probe, attack, score and keep each of `missing`; an attack that fails leaves a record that says so."""
+        if self.trained.diverged and self.group.stage == "final":
+            for cell in missing:
+                self._keep(cell, Scored([]), 0.0, status="diverged", reason=self.trained.utility.reason)
+            return
+        answer = self._membership if self.group.membership else self._probed
+        answer(fed, missing)
+
+    def _membership(self, fed: Federation, missing: list[Cell]) -> None:
+        candidates = choose_candidates(
+            self.task.shards, self.task.test, self.config.candidates, self.task.seeds
+        )
+        view = fed.release().view(self.group.threat, own=((-1, self.task.shards[0]),))
+        for cell in missing:
+            began = time.perf_counter()
+            asked = [candidates.challenge(half) for half in (0, 1)]
+            guesses, failure = self._attack(cell, view, asked)
+            scored = Scored([]) if failure else score_members(candidates, guesses)
+            self._keep(cell, scored, time.perf_counter() - began, failure)
+
+    def _probed(self, fed: Federation, missing: list[Cell]) -> None:
+        group, needed = self.group, {c.follows for c in missing} - {None}
+        victims = choose_victims(
+            self.task.shards, group.threat, group.batch, self.config.victims, self.task.seeds
+        )
+        view = fed.probe(victims.data).view(group.threat, own=victims.own)
+        found: dict[str, list[Guess]] = {}
+        wanted = {cell.id for cell in missing}
+        for cell in cells(self.task, self.config, group):
+            if cell.id not in wanted and cell.attack.name not in needed:
+                continue
+            began = time.perf_counter()
+            guesses, failure = self._attack(cell, view, self._questions(cell, victims, found))
+            found[cell.attack.name] = guesses
+            scored = Scored([]) if failure else self._score(cell, view, victims, guesses)
+            if cell.id in wanted:
+                self._keep(cell, scored, time.perf_counter() - began, failure)
+
+    def _questions(self, cell: Cell, victims: Victims, found: Mapping[str, list[Guess]]) -> list[Challenge]:
+        if cell.attack.kind != "tracing":
+            return victims.challenges()
+        slots = tuple(slot for unit in victims.units for slot in unit)
+        images = [g.x for g in found.get(cell.follows or "", []) if g.x is not None]
+        shape = self.task.plan.spec.shape
+        rebuilt = torch.cat(images) if len(images) == len(victims.units) else torch.full((0, *shape), 0.0)
+        queries = torch.cat([victims.data[slot].x for slot in slots])
+        return [Challenge(slots, victims.batch, x=queries, reconstructions=rebuilt)]
+
+    def _attack(self, cell: Cell, view: View, asked: list[Challenge]) -> tuple[list[Guess], str | None]:
+        """Run the attack; a stranger's attack may raise anything, which becomes a failed cell, never a lost run."""
+        group = self.group
+        generator = self.task.seeds.generator(
+            "attack", cell.attack.name, cell.follows or "", group.threat, group.stage, group.batch
+        )
+        try:
+            guesses = cell.attack.run(view, asked, generator)
+        except Exception as cause:  # noqa: BLE001
+            return [], f"attack {cell.attack.name!r} raised {type(cause).__name__}: {cause}"
+        if len(guesses) != len(asked):
+            return [], f"attack {cell.attack.name!r} gave {len(guesses)} guesses to {len(asked)} questions"
+        return guesses, None
+
+    def _score(self, cell: Cell, view: View, victims: Victims, guesses: list[Guess]) -> Scored:
+        if cell.attack.kind == "reconstruction":
+            evidence = {e.unit: e for e in cell.attack.evidence(view)}
+            return score_images(victims, guesses, evidence, self.task.plan.data_range)
+        if cell.attack.kind == "label":
+            return score_labels(victims, guesses)
+        return score_traces(victims, guesses[0])
+
+    def _keep(
+        self,
+        cell: Cell,
+        scored: Scored,
+        seconds: float,
+        failure: str | None = None,
+        status: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        task = self.task
+        state = status or ("failed" if failure else "complete")
+        metrics = aggregate(
+            scored.victims, classes=task.plan.spec.classes, clients=task.plan.clients, seed=self.config.seed
+        )
+        record = Record(
+            cell_id=cell.id,
+            config=cell.config,
+            victims=scored.victims,
+            metrics=metrics if scored.victims else [],
+            utility=self.trained.utility,
+            cost=self.trained.cost,
+            privacy=self.trained.privacy,
+            flags=list(scored.flags),
+            status=state,  # type: ignore[arg-type]  # one of the three
+            reason=failure or reason,
+            environment=environment(self.config),
+        )
+        self.store.save(record, seconds=seconds, tensors=_strip(scored))
+
+
+def _strip(scored: Scored) -> dict[str, Tensor] | None:
+    if scored.guess is None or scored.truth is None:
+        return None
+    return {"guess": scored.guess.float().contiguous(), "truth": scored.truth.float().contiguous()}
+
+
+def environment(config: EvaluateConfig) -> Environment:
+    """Return where this process runs."""
+    device = torch.cuda.get_device_name() if config.device == "cuda" else platform.machine()
+    return Environment(
+        ppbench=__version__,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        device=device,
+        threads=torch.get_num_threads(),
+        dtype="float32",
+    )
+
+
+def run_group(config: EvaluateConfig, group: Group, out: Path) -> int:
+    """Run those cells of `group` that `out` does not hold complete or diverged; return how many were run."""
+    task, store = make_task(config), Store(out)
+    missing = [cell for cell in cells(task, config, group) if not store.finished(cell.id)]
+    if not missing:
+        return 0
+    point = points(config)[group.point]
+    fed, trained = train(task, point, config, out / "cache")
+    if group.stage == "init":
+        fed = federation(task, point, config)
+        fed.start(task.params)
+    Bench(config, group, task, store, trained).run(fed, missing)
+    return len(missing)
+
+
+__all__ = ["Bench", "Cell", "Group", "cells", "environment", "groups", "run_group"]

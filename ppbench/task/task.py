@@ -1,0 +1,114 @@
+"""A task: a data set, its partition over clients and a network, as a configuration names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ppbench.config import EvaluateConfig
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import Params
+from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
+from ppbench.seeds import Seeds
+from ppbench.task.dataset import Dataset, open_dataset
+from ppbench.task.net import initial, net_spec
+from ppbench.task.partition import partition
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt.
+
+    Attributes:
+        dataset: name, sizes and digest.
+        plan: the public plan of training.
+        shards: the clients' data.
+        test: held-out data.
+        params: initial public weights.
+        seeds: the master seed's derivations.
+    """
+
+    dataset: Dataset
+    plan: Plan
+    shards: Mapping[int, Data]
+    test: Data
+    params: Params
+    seeds: Seeds
+
+
+def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
+    """Return the public plan that `config` describes on `dataset`."""
+    opt = Opt(config.optimizer, config.lr, config.momentum, decay_at=config.decay_at, decay=config.decay)
+    return Plan(
+        net_spec(config.model, dataset.shape, dataset.classes, config.model_options),
+        config.clients,
+        Local("delta", config.local_epochs, config.batch_size, opt),
+        schedule=config.schedule,
+        data_range=dataset.data_range,
+    )
+
+
+@lru_cache(maxsize=2)
+def _dataset(name: str, seed: int) -> Dataset:
+    return open_dataset(name, seed=seed)
+
+
+@lru_cache(maxsize=1)
+def _task(dataset_name: str, plan_config: str) -> Task:
+    config = EvaluateConfig.model_validate_json(plan_config)
+    seeds = Seeds(config.seed)
+    dataset = _dataset(dataset_name, seeds.seed("data"))
+    plan = make_plan(config, dataset)
+    parts = partition(config.partition, dataset.train.y, config.clients, seeds.seed("partition"))
+    shards = {client: dataset.train.take(index) for client, index in enumerate(parts)}
+    test = dataset.test.take(torch.arange(len(dataset.test.y)))
+    return Task(dataset, plan, shards, test, initial(plan.spec, seeds.seed("model")), seeds)
+
+
+def make_task(config: EvaluateConfig) -> Task:
+    """Return the task of `config`: the same object for the same configuration, within a process.
+
+    Raises:
+        UsageError: data, model or partition cannot be made as asked.
+    """
+    return _task(config.dataset, config.model_dump_json())
+
+
+def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
+    """Return the parts of a cell's configuration that a task determines."""
+    dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
+    data = DataInfo(
+        name=dataset.name, sha256=dataset.sha256(), train=len(dataset.train.y), test=len(dataset.test.y)
+    )
+    model = ModelInfo(
+        id=plan.spec.model,
+        options=dict(plan.spec.options),
+        shape=list(plan.spec.shape),
+        classes=plan.spec.classes,
+        parameters=plan.net.parameter_count,
+        loss=plan.loss,
+    )
+    federation = FederationInfo(
+        clients=plan.clients,
+        rounds=config.rounds,
+        schedule=plan.schedule,
+        upload=plan.local.upload,
+        local_epochs=plan.local.epochs,
+        batch=plan.local.batch,
+        optimizer=opt.name,
+        lr=opt.lr,
+        momentum=opt.momentum,
+        decay_at=list(opt.decay_at),
+        decay=opt.decay,
+        partition=config.partition,
+        server_optimizer=plan.server_opt.name,
+        server_lr=plan.server_opt.lr,
+        backend=config.backend,
+        device=config.device,
+        dtype="float32",
+    )
+    return data, model, federation
