@@ -1,0 +1,191 @@
+"""A data set: two splits of tensors with what is known about them, opened by name through the registry."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Data
+from ppbench.registry import load
+
+Kind = Literal["image", "tabular"]
+Loader = Callable[..., "Dataset"]  # (argument: str, *, seed: int, root: Path) -> Dataset
+MAX_CLASSES = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The training or the test part of a data set.
+
+    Attributes:
+        x: [N, *shape]: uint8 (images, 0 to 255) or float32 (already in the data set's range).
+        y: int64 [N], the class of each example, 0 to classes - 1.
+        classes: number of classes C of the whole data set, the width of one-hot labels.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+
+    def __len__(self) -> int:
+        """Return the number of examples N."""
+        return len(self.y)
+
+    def take(self, index: Tensor) -> Data:
+        """Return a copy of the examples that `index` names, as a party of the federation holds them.
+
+        Args:
+            index: int64 [n].
+
+        Returns:
+            x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot. Both have storage of their
+            own: nothing of the data set can be reached through them.
+        """
+        x = self.x.index_select(0, index)
+        if x.dtype == torch.uint8:
+            x = x.float().div_(255)
+        return Data(x, one_hot(self.y.index_select(0, index), self.classes).float())
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test examples of one classification task, checked on construction.
+
+    Attributes:
+        name: how records call it; holds no path of the machine.
+        train, test: the splits.
+        classes: number of classes C.
+        shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
+        data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training
+            part for tables (test rows may lie outside).
+        kind: "image" or "tabular".
+
+    Raises:
+        UsageError: an empty split, labels out of range, values that are not finite or out of range, or splits that
+            do not fit each other.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: int
+    shape: tuple[int, ...]
+    data_range: tuple[float, float]
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.classes <= MAX_CLASSES:
+            raise UsageError(
+                f"Data set {self.name!r} has {self.classes} classes; labels must be class numbers that start at 0, "
+                f"of 2 to {MAX_CLASSES} classes."
+            )
+        _check_split(self, self.train, "training")
+        _check_split(self, self.test, "test")
+
+    def sha256(self) -> str:
+        """Return the SHA-256, in hex, of all four tensors: their bytes (little-endian), dtypes and shapes."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for tensor in (self.train.x, self.train.y, self.test.x, self.test.y):
+            array = tensor.contiguous().numpy()
+            digest.update(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
+            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
+        return digest.hexdigest()
+
+
+def default_root() -> Path:
+    """Return the folder of downloads: the environment variable PPBENCH_DATA, else ~/.cache/ppbench/data."""
+    return Path(os.environ.get("PPBENCH_DATA") or Path.home() / ".cache" / "ppbench" / "data")
+
+
+def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
+    """Return the data set that `text` names.
+
+    Args:
+        text: NAME or NAME:ARGUMENT, e.g. "digits", "mnist", "parquet:FOLDER", "imagefolder:FOLDER" or
+            "csv:FILE?target=y&sep=;". NAME is an entry point of the group `ppbench.datasets`: a callable
+            (argument: str, *, seed: int, root: Path) -> Dataset.
+        seed: of the split into train and test, where the source does not come with one.
+        root: folder of downloads and caches; `default_root()` when None.
+
+    Raises:
+        UsageError: the name is unknown or the data cannot be used.
+    """
+    name, _, argument = text.partition(":")
+    loader: Loader = load("datasets", name)
+    dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
+    if not isinstance(dataset, Dataset):
+        raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
+    return dataset
+
+
+def no_argument(name: str, argument: str) -> None:
+    """Raise UsageError if the data set `name`, which takes no argument, was given one."""
+    if argument:
+        raise UsageError(f"The data set {name!r} takes no argument, but got {argument!r}; write {name!r} alone.")
+
+
+def existing(name: str, argument: str) -> Path:
+    """Return the path that a data set was given; raises UsageError if there is none or it does not exist."""
+    if not argument:
+        raise UsageError(f"The data set {name!r} needs a path; write '{name}:PATH'.")
+    path = Path(argument).expanduser()
+    if not path.exists():
+        raise UsageError(f"The data set '{name}:{argument}' does not exist: there is no {path.absolute()}.")
+    return path
+
+
+def _check_split(dataset: Dataset, split: Split, part: str) -> None:
+    """Raise UsageError if `split`, the `part` part of `dataset`, is not what a Dataset promises."""
+    where = f"the {part} part of data set {dataset.name!r}"
+    if len(split.y) == 0:
+        raise UsageError(f"There is no example in {where}; both the training and the test part need some.")
+    if split.x.dtype not in (torch.uint8, torch.float32) or split.y.dtype != torch.int64 or split.y.dim() != 1:
+        raise UsageError(
+            f"The tensors of {where} are x {split.x.dtype} and y {split.y.dtype} {tuple(split.y.shape)}; "
+            "x must be uint8 or float32, and y int64 with one axis."
+        )
+    expected = (len(split.y), *dataset.shape)
+    if tuple(split.x.shape) != expected or split.classes != dataset.classes:
+        raise UsageError(
+            f"The inputs of {where} have shape {tuple(split.x.shape)} and {split.classes} classes; "
+            f"its labels and the data set ask for {expected} and {dataset.classes}."
+        )
+    _check_values(dataset, split, where)
+
+
+def _check_values(dataset: Dataset, split: Split, where: str) -> None:
+    """Raise UsageError at the first label or input of `split` that is out of range."""
+    wrong = ((split.y < 0) | (split.y >= dataset.classes)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise UsageError(
+            f"Example {row} of {where} has label {int(split.y[row])}; labels must be from 0 to {dataset.classes - 1}."
+        )
+    if split.x.dtype == torch.uint8:
+        if dataset.data_range != (0.0, 1.0):
+            raise UsageError(f"The inputs of {where} are uint8, so its data range must be (0, 1).")
+        return
+    rows = split.x.flatten(1)
+    low, high = dataset.data_range
+    bad = ~rows.isfinite().all(1)
+    if dataset.kind == "image":
+        bad |= (rows < low).any(1) | (rows > high).any(1)
+    if bad.any():
+        raise UsageError(
+            f"Example {int(bad.nonzero()[0])} of {where} holds a value that is not finite or not in the data range "
+            f"[{low}, {high}]; clean the data first."
+        )

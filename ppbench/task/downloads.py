@@ -1,0 +1,130 @@
+"""The standard image sets, by way of torchvision.datasets: downloaded on first use, read from the folder afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.errors import UsageError
+from ppbench.task.dataset import Dataset, no_argument
+from ppbench.task.images import image_dataset
+from ppbench.vision import torchvision
+
+_IDX = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set of torchvision.
+
+    Attributes:
+        name: of our data set.
+        factory: the class in torchvision.datasets.
+        folder: where below the root its files lie.
+        files: which files torchvision takes from there without a network.
+        classes: number of classes.
+        axes: the order of its array's axes (N examples, C channels, H height, W width).
+    """
+
+    name: str
+    factory: str
+    folder: str
+    files: tuple[str, ...]
+    classes: int
+    axes: Literal["NHW", "NHWC", "NCHW"]
+
+
+MNIST = Source("mnist", "MNIST", "MNIST/raw", _IDX, 10, "NHW")
+FASHION_MNIST = Source("fashion_mnist", "FashionMNIST", "FashionMNIST/raw", _IDX, 10, "NHW")
+CIFAR10 = Source("cifar10", "CIFAR10", ".", ("cifar-10-python.tar.gz",), 10, "NHWC")
+CIFAR100 = Source("cifar100", "CIFAR100", ".", ("cifar-100-python.tar.gz",), 100, "NHWC")
+SVHN = Source("svhn", "SVHN", ".", ("train_32x32.mat", "test_32x32.mat"), 10, "NCHW")
+
+
+def mnist(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Handwritten digits, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images.
+
+    Raises:
+        UsageError: an argument was given, or the files are neither in `root` nor to be had from the network.
+    """
+    return _load(MNIST, argument, root)
+
+
+def fashion_mnist(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Pieces of clothing, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images.
+
+    Raises:
+        UsageError: as `mnist`.
+    """
+    return _load(FASHION_MNIST, argument, root)
+
+
+def cifar10(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Photographs of objects, 32x32 RGB, 10 classes, 50,000 + 10,000 images.
+
+    Raises:
+        UsageError: as `mnist`.
+    """
+    return _load(CIFAR10, argument, root)
+
+
+def cifar100(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Photographs of objects, 32x32 RGB, 100 (fine) classes, 50,000 + 10,000 images.
+
+    Raises:
+        UsageError: as `mnist`.
+    """
+    return _load(CIFAR100, argument, root)
+
+
+def svhn(argument: str, *, seed: int, root: Path) -> Dataset:
+    """House numbers cropped to one digit, 32x32 RGB, 10 classes, 73,257 + 26,032 images.
+
+    Raises:
+        UsageError: as `mnist`.
+    """
+    return _load(SVHN, argument, root)
+
+
+def _load(source: Source, argument: str, root: Path) -> Dataset:
+    """Return the data set of `source`, whose files lie or will lie in `root`."""
+    no_argument(source.name, argument)
+    try:
+        train, test = _part(source, root, train=True), _part(source, root, train=False)
+    except (OSError, RuntimeError, HTTPException, EOFError, ValueError, AssertionError) as cause:
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(".")
+        raise UsageError(
+            f"{source.name} is neither readable in {(root / source.folder).absolute()} nor could it be downloaded "
+            f"({reason}); put {', '.join(source.files)} there (deleting damaged files), or name the folder that has "
+            "them in PPBENCH_DATA."
+        ) from cause
+    return image_dataset(source.name, train, test, source.classes)
+
+
+def _part(source: Source, root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
+    """Return one part as (x uint8 [N, C, H, W], y int64 [N]); downloads it unless torchvision finds its files."""
+    factory = getattr(torchvision().datasets, source.factory)
+    part: dict[str, Any] = {"train": train}
+    if source.factory == "SVHN":
+        part = {"split": "train" if train else "test"}
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for results; older versions of torchvision print there
+        made = factory(str(root), download=True, **part)
+    x = torch.as_tensor(made.data)
+    if source.axes == "NHW":
+        x = x[:, None]
+    elif source.axes == "NHWC":
+        x = x.permute(0, 3, 1, 2)
+    labels = made.labels if source.factory == "SVHN" else made.targets
+    return x.contiguous(), torch.as_tensor(labels, dtype=torch.int64)

@@ -1,0 +1,154 @@
+"""Image sets in parquet files, as the Hugging Face hub keeps them, decoded once and cached."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ppbench.errors import UsageError
+from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
+from ppbench.task.images import decode, image_dataset, join, stack
+from ppbench.task.partition import hold_out
+
+_LABELS = ("label", "labels", "fine_label", "target", "class", "y")
+_CACHE_FORMAT = "1"  # part of the cache key; change it whenever decoding changes
+_SLOW = 1.0  # seconds of decoding from which a shard is worth caching
+
+
+def load(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Images in parquet files: parquet:FOLDER with train*.parquet and test*.parquet, or parquet:FILE split 80 : 20.
+
+    The layout is that of Hugging Face image sets: a column of structs with a field `bytes` (an encoded image, 8-bit
+    grey or color) under any name, and an integer column with the class: the only integer column, else the one named
+    label, labels, fine_label, target, class or y, in this order. Shards are read in the order of their names. Images
+    are grey if all are; grey 28x28 gets a black border to 32x32, as for `mnist`. A shard that took long to decode is
+    kept, as safetensors, in `root`/parquet. The split of a FILE is stratified and a function of `seed`.
+
+    Raises:
+        UsageError: a path, file, column or image that cannot be used, or several image sizes.
+    """
+    path = existing("parquet", argument)
+    name = f"parquet:{path.resolve().name}"
+    if path.is_file():
+        x, y = _shard(path, root)
+        train, test = hold_out(y, 5, seed)
+        return image_dataset(name, (x[train], y[train]), (x[test], y[test]), int(y.max()) + 1)
+    shards = {part: sorted(path.glob(f"{part}*.parquet")) for part in ("train", "test")}
+    for part, files in shards.items():
+        if not files:
+            raise UsageError(
+                f"The folder {path} has no file {part}*.parquet; it must hold train*.parquet and test*.parquet "
+                "(or name one file, which is split 80 : 20)."
+            )
+    files = shards["train"] + shards["test"]
+    read = [_shard(file, root) for file in files]
+    images = join([x for x, _ in read], [str(file) for file in files])
+    labels = [y for _, y in read]
+    count = len(shards["train"])
+    train_part = torch.cat(images[:count]), torch.cat(labels[:count])
+    test_part = torch.cat(images[count:]), torch.cat(labels[count:])
+    return image_dataset(name, train_part, test_part, int(torch.cat(labels).max()) + 1)
+
+
+def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
+    """Return (x uint8 [N, C, H, W], y int64 [N]) of a parquet file, from the cache in `root` if it is there."""
+    cache = root / "parquet" / f"{_cache_key(path)}.safetensors"
+    if cache.exists():
+        try:
+            kept = load_file(cache)
+            return kept["x"], kept["y"]
+        except (SafetensorError, KeyError) as cause:
+            warnings.warn(f"{cache} is damaged ({cause}) and is made again", stacklevel=2)
+    start = time.monotonic()
+    x, y = _read(path)
+    if time.monotonic() - start > _SLOW:
+        try:
+            _write_whole({"x": x, "y": y}, cache)
+        except OSError as cause:  # a full or read-only disk costs time, not the result
+            warnings.warn(f"the decoded images of {path} cannot be kept in {cache.parent}: {cause}", stacklevel=2)
+    return x, y
+
+
+def _cache_key(path: Path) -> str:
+    """Return a name that changes when the file does: SHA-256 of its path, size and time of change."""
+    status = path.stat()
+    text = "/".join([_CACHE_FORMAT, str(path.resolve()), str(status.st_size), str(status.st_mtime_ns)])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _write_whole(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write `tensors` to `path` whole or not at all; two processes may do so at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor]:
+    """Return (x uint8 [N, C, H, W], y int64 [N]), decoded from the parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrays: list[NDArray[np.uint8]] = []
+    labels: list[int | None] = []
+    try:
+        with pq.ParquetFile(path) as file:
+            image, label = _columns(file.schema_arrow, path)
+            for batch in file.iter_batches(columns=[image, label]):
+                for cell in batch.column(image).to_pylist():
+                    arrays.append(_image(cell, f"row {len(arrays)} of {path}"))
+                labels += batch.column(label).to_pylist()
+    except (pa.ArrowException, OSError) as cause:
+        raise UsageError(f"{path} cannot be read as a parquet file ({cause}); write it again.") from cause
+    if not arrays:
+        raise UsageError(f"{path} has no rows; a parquet file of images must have at least one.")
+    for row, label_value in enumerate(labels):
+        if label_value is None or not 0 <= label_value < MAX_CLASSES:
+            raise UsageError(
+                f"Row {row} of {path} has label {label_value}; labels must be class numbers from 0 to "
+                f"{MAX_CLASSES - 1}."
+            )
+    return stack(arrays, [f"row {row} of {path}" for row in range(len(arrays))]), torch.tensor(labels)
+
+
+def _image(cell: Any, where: str) -> NDArray[np.uint8]:
+    """Return the decoded image of one struct {bytes, path}."""
+    if cell is None or not cell["bytes"]:
+        raise UsageError(f"There are no image bytes in {where}; the file must contain its images, not only paths.")
+    return decode(io.BytesIO(cell["bytes"]), where)
+
+
+def _columns(schema: Any, path: Path) -> tuple[str, str]:
+    """Return the names of the image and of the label column of an Arrow schema; raises UsageError without either."""
+    import pyarrow.types as types
+
+    fields = list(schema)
+    images = [f.name for f in fields if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0]
+    integers = [f.name for f in fields if types.is_integer(f.type)]
+    labels = integers if len(integers) == 1 else [name for name in _LABELS if name in integers][:1]
+    if len(images) != 1 or len(labels) != 1:
+        found = ", ".join(f"{field.name} ({field.type})" for field in fields)
+        raise UsageError(
+            f"{path} has the columns {found}; it needs exactly one column of structs with a field 'bytes', and one "
+            "integer column, named 'label' if there are several."
+        )
+    return images[0], labels[0]

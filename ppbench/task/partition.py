@@ -1,0 +1,130 @@
+"""Who holds which example: the partition of a training set over clients, and the split into train and test.
+
+Everything here is a pure function of the labels and the seed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppbench.errors import UsageError, unknown
+from ppbench.seeds import Seeds
+
+KINDS = ("iid", "imbalanced", "dirichlet")
+DEFAULT_ALPHA = 0.9  # the SPN paper, Appendix C
+ALPHAS = (1e-3, 1e6)  # beyond these a draw is one-hot or equal shares, and can overflow
+
+
+def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
+    """Return the examples of each client, as ascending indices into the training set.
+
+    The shards are disjoint, cover every example, and none is empty.
+
+    Args:
+        kind: "iid": every class is shuffled, the classes are laid end to end, and the sequence is dealt round robin;
+            so both the sizes of two shards and their counts of any one class differ by at most 1, and all are equal
+            where `clients` divides the class counts.
+            "imbalanced": shares p = u / sum(u), u ~ U(.5, 1.5), are drawn once and every class is cut by them, so
+            that a client has the same share of each class but clients differ in size (FedPC paper, Section 4.1; the
+            law of the shares is ours, the paper only excludes extremes).
+            "dirichlet:ALPHA": every class is cut by shares of its own, drawn from a symmetric Dirichlet law with
+            concentration ALPHA in [.001, 1e6]; "dirichlet" alone is ALPHA = .9 (SPN paper, Appendix C).
+            Cuts fall at the rounded cumulative shares. A client that would come out empty takes one example, drawn
+            at random, from the client that then has most.
+        labels: int64 [N], the class of each example.
+        clients: number of clients, 1 to N.
+        seed: the shards are a function of it, of `kind`, `labels` and `clients`.
+
+    Returns:
+        `clients` tensors of dtype int64.
+
+    Raises:
+        UsageError: unknown kind, a bad ALPHA, no client, or more clients than examples.
+    """
+    name, _, argument = kind.partition(":")
+    if name not in KINDS:
+        raise unknown("partition", name, KINDS)
+    if argument and name != "dirichlet":
+        raise UsageError(f"The partition {kind!r} takes no argument; write {name!r}.")
+    if not 1 <= clients <= len(labels):
+        raise UsageError(
+            f"{len(labels)} training examples cannot be partitioned over {clients} clients; "
+            f"choose from 1 to {len(labels)} clients."
+        )
+    generator = np.random.default_rng(Seeds(seed).seed("partition", name))
+    classes = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in labels.unique().tolist()]
+    if name == "iid":
+        line = np.concatenate(classes)
+        shards = [line[client::clients] for client in range(clients)]
+    elif name == "imbalanced":
+        raw = generator.uniform(0.5, 1.5, clients)
+        shards = _cut(classes, [raw / raw.sum()] * len(classes))
+    else:
+        alpha = _concentration(argument)
+        shards = _cut(classes, [generator.dirichlet(np.full(clients, alpha)) for _ in classes])
+    _fill_empty(shards, generator)
+    return [torch.from_numpy(np.sort(shard)).long() for shard in shards]
+
+
+def hold_out(labels: Tensor, parts: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Split a data set into a training part and a stratified test part of one `parts`-th.
+
+    The test part has ceil(N / parts) examples, drawn class by class: floor(n_c / parts) of each class of n_c, and one
+    more of the classes with the largest remainders. The last example of a class always stays in the training part.
+
+    Args:
+        labels: int64 [N].
+        parts: the test part is one of so many; 5 splits 80 : 20.
+        seed: of the draw.
+
+    Returns:
+        (train, test): ascending int64 indices; disjoint, together all of range(N).
+    """
+    generator = Seeds(seed).generator("hold-out", parts)
+    members = [(labels == c).nonzero()[:, 0] for c in labels.unique().tolist()]
+    quota = [len(member) // parts for member in members]
+    missing = -(-len(labels) // parts) - sum(quota)
+    for c in sorted(range(len(members)), key=lambda c: (-(len(members[c]) % parts), c))[:missing]:
+        quota[c] += 1
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for member, count in zip(members, quota, strict=True):
+        order = torch.randperm(len(member), generator=generator)
+        chosen[member[order[: min(count, len(member) - 1)]]] = True
+    return (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
+
+
+def _concentration(argument: str) -> float:
+    """Return ALPHA of "dirichlet:ALPHA"; raises UsageError unless it is a number within `ALPHAS`."""
+    try:
+        alpha = float(argument or DEFAULT_ALPHA)
+    except ValueError:
+        alpha = math.nan
+    if not ALPHAS[0] <= alpha <= ALPHAS[1]:
+        raise UsageError(
+            f"The partition 'dirichlet:{argument}' has no usable concentration; write a number from {ALPHAS[0]:g} "
+            f"to {ALPHAS[1]:g}, as in 'dirichlet:0.9'."
+        )
+    return alpha
+
+
+def _cut(classes: list[np.ndarray], shares: list[np.ndarray]) -> list[np.ndarray]:
+    """Cut every class (indices [n_c]) at its rounded cumulative shares [clients] and join the pieces by client."""
+    pieces = []
+    for members, share in zip(classes, shares, strict=True):
+        ends = np.rint(np.cumsum(share)[:-1] * len(members)).astype(np.int64).clip(0, len(members))
+        pieces.append(np.split(members, ends))
+    return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+
+
+def _fill_empty(shards: list[np.ndarray], generator: np.random.Generator) -> None:
+    """Give every empty shard one example of the then largest one, in place; there are at least as many examples."""
+    for client, shard in enumerate(shards):
+        if len(shard) == 0:
+            largest = max(range(len(shards)), key=lambda other: len(shards[other]))
+            place = int(generator.integers(len(shards[largest])))
+            shards[client] = shards[largest][place : place + 1]
+            shards[largest] = np.delete(shards[largest], place)

@@ -1,0 +1,162 @@
+"""Tables: a CSV file whose columns become features and whose target column becomes the label."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ppbench.errors import UsageError, unknown
+from ppbench.task.dataset import Dataset, Split, existing
+from ppbench.task.partition import hold_out
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SEPARATORS = (",", ";", "\t", "|")
+MAX_CATEGORIES = 1000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stands behind the "?" of csv:FILE?target=NAME&sep=CHARACTER; None where it is not given."""
+
+    target: str | None = None
+    sep: str | None = None
+
+
+def load(argument: str, *, seed: int, root: Path) -> Dataset:
+    """Rows of a CSV file (also .gz) with a header: csv:FILE?target=NAME&sep=CHARACTER.
+
+    `target` is the column with the label, the last one by default; its distinct values, sorted, are the classes.
+    `sep` is one character or "tab"; by default that of , ; tab | which the header has most of.
+
+    The rows are split 80 : 20, stratified, as a function of `seed`; nothing is held back for validation, so a
+    published split 8 : 1 : 1 has the same training share. Columns of numbers are standardized (mean 0, variance 1)
+    and the others one-hot encoded, with figures and categories of the training part alone: a category that only the
+    test part has becomes all zeros, a column constant in the training part is only centered. A missing category is a
+    category of its own; a missing number is refused. Order of features: numbers first, then the one-hot columns.
+
+    Raises:
+        UsageError: an unknown option or column, a file that cannot be parsed, missing or infinite numbers, a text
+            column or target with more than 1000 distinct values.
+    """
+    text, _, query = argument.partition("?")
+    path = existing("csv", text)
+    options = _options(query)
+    frame = _frame(path, options.sep)
+    target = frame.columns[-1] if options.target is None else options.target
+    if target not in frame.columns:
+        raise unknown("column", target, [str(column) for column in frame.columns])
+    labels, classes = _labels(frame[target], path)
+    inputs = frame.drop(columns=[target])
+    _check_columns(inputs, path)
+    train, test = hold_out(labels, 5, seed)
+    x, x_test = _encode(inputs, train.numpy(), test.numpy())
+    return Dataset(
+        f"csv:{path.resolve().name}",
+        Split(x, labels[train], classes),
+        Split(x_test, labels[test], classes),
+        classes=classes,
+        shape=(x.shape[1],),
+        data_range=(float(x.min()), float(x.max())),
+        kind="tabular",
+    )
+
+
+def _options(query: str) -> Options:
+    """Return the options in "target=NAME&sep=CHARACTER"; raises UsageError for any other."""
+    try:
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError as cause:
+        raise UsageError(f"The csv options {query!r} are malformed; write 'target=NAME&sep=CHARACTER'.") from cause
+    for key in given:
+        if key not in ("target", "sep"):
+            raise unknown("csv option", key, ("target", "sep"))
+    sep = given.get("sep")
+    if sep is not None:
+        sep = {"tab": "\t", "\\t": "\t"}.get(sep, sep)
+        if len(sep) != 1:
+            raise UsageError(f"The csv option sep={sep!r} is not one character; write e.g. 'sep=;' or 'sep=tab'.")
+    return Options(given.get("target"), sep)
+
+
+def _frame(path: Path, sep: str | None) -> pd.DataFrame:
+    """Return the table in `path`; raises UsageError unless it has a header, rows, and two columns or more."""
+    import pandas as pd
+
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            header = file.readline()
+            sep = sep or max(_SEPARATORS, key=header.count)
+            names = next(csv.reader([header], delimiter=sep), [])
+            frame = pd.read_csv(file, sep=sep, header=None, names=names, index_col=False, low_memory=False)
+    except (OSError, EOFError, UnicodeDecodeError, ValueError, csv.Error) as cause:
+        reason = " ".join(str(cause).split())
+        raise UsageError(f"{path} cannot be read as a table ({reason}); it must be UTF-8 CSV with a header.") from cause
+    if len(frame.columns) < 2 or len(frame) == 0:
+        raise UsageError(
+            f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {sep!r}; it needs rows, and "
+            "at least one feature beside the target (name another separator with 'sep=')."
+        )
+    return frame
+
+
+def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
+    """Return (labels int64 [N], number of classes): the rank of each value among the sorted distinct values."""
+    missing = np.flatnonzero(column.isna().to_numpy())
+    if len(missing):
+        raise UsageError(
+            f"Row {missing[0]} of {path} has no value in the target column {column.name!r}; fill or drop it."
+        )
+    values, inverse = np.unique(column.to_numpy(), return_inverse=True)
+    if not 2 <= len(values) <= MAX_CATEGORIES:
+        raise UsageError(
+            f"The target column {column.name!r} of {path} has {len(values)} distinct values; classes must number from "
+            f"2 to {MAX_CATEGORIES} (name another column with 'target=')."
+        )
+    return torch.from_numpy(inverse.astype(np.int64)), len(values)
+
+
+def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
+    """Raise UsageError at a number that is missing or infinite, or at a text column with too many values."""
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    for name, column in inputs.items():
+        if is_numeric_dtype(column) and not is_bool_dtype(column):
+            bad = np.flatnonzero(~np.isfinite(column.to_numpy(np.float64)))
+            if len(bad):
+                raise UsageError(
+                    f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the column {name!r}; numbers must be finite "
+                    "and none may be missing."
+                )
+        elif column.nunique() > MAX_CATEGORIES:
+            raise UsageError(
+                f"The text column {name!r} of {path} has {column.nunique()} distinct values; one-hot columns stop at "
+                f"{MAX_CATEGORIES}: drop it, or repair the entries that keep it from being numbers."
+            )
+
+
+def _encode(inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Return (training, test) features, float32 [N, D], encoded with figures of the training rows alone."""
+    from sklearn.compose import make_column_selector, make_column_transformer
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    encoder = make_column_transformer(
+        (StandardScaler(), make_column_selector(dtype_include="number")),
+        (
+            OneHotEncoder(handle_unknown="ignore", sparse_output=False),
+            make_column_selector(dtype_exclude="number"),
+        ),
+    )
+    fitted = encoder.fit_transform(inputs.iloc[train])
+    x = torch.tensor(np.asarray(fitted), dtype=torch.float32)
+    return x, torch.tensor(np.asarray(encoder.transform(inputs.iloc[test])), dtype=torch.float32)

@@ -1,0 +1,59 @@
+"""The one door to torchvision and lpips: they are imported on first use, and made importable where they are not.
+
+The torchvision of PyPI is built for CUDA. On a CPU-only torch its C++ library does not load, and importing it ends
+in "operator torchvision::nms does not exist", although data sets, transforms and models need no such operator.
+Declaring the missing schemas lets the import through; calling the operators still fails, as it should.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+
+_SCHEMAS = ("nms", "qnms")
+_ARGUMENTS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+# torch withdraws a declaration when its Library object dies, so these live as long as the process.
+_DECLARED: list[torch.library.Library] = []
+
+
+def torchvision() -> ModuleType:
+    """Return the module torchvision, imported on the first call.
+
+    The schemas are declared only after an import has failed for the lack of one: declaring them first and then
+    loading a torchvision that works aborts the process.
+
+    Raises:
+        ImportError: torchvision is not installed.
+        RuntimeError: its import fails for any other reason than the missing operator.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as cause:
+        if "torchvision::nms" not in str(cause):
+            raise
+    for name in [name for name in sys.modules if name == "torchvision" or name.startswith("torchvision.")]:
+        del sys.modules[name]  # the half-imported modules of the failed attempt
+    _declare_missing()
+    return importlib.import_module("torchvision")
+
+
+def lpips() -> ModuleType:
+    """Return the module lpips, imported on the first call, behind a torchvision that can be imported.
+
+    Raises:
+        ImportError: lpips or torchvision is not installed.
+    """
+    torchvision()
+    return importlib.import_module("lpips")
+
+
+def _declare_missing() -> None:
+    """Declare those schemas of torchvision that no library has declared."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _SCHEMAS:
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(name + _ARGUMENTS)
+    _DECLARED.append(library)
