@@ -19,8 +19,8 @@ def dlnet(
     """Four 5x5 convolutions of 12 channels (strides 2, 2, 1, 1), sigmoid after each, one linear layer.
 
     Args:
-        shape: (channels, height, width); 32x32 gives 768 features and, with 3 channels and 10 classes, 19,438
-            parameters.
+        shape: (channels, height, width) of any size; 32x32 gives 768 features and, with 3 channels and 10 classes,
+            19,438 parameters (88,648 with 100 classes).
         classes: number of classes.
         activation: "sigmoid" or "tanh" (the paper takes tanh for SVHN).
         init: "uniform" draws weights and biases from U(-scale, scale); "default" keeps torch's.
@@ -35,8 +35,8 @@ def dlnet(
         raise ValueError(f"activation must be 'sigmoid' or 'tanh', not {activation!r}")
     if init not in ("uniform", "default"):
         raise ValueError(f"init must be 'uniform' or 'default', not {init!r}")
-    if len(shape) != 3 or nconv < 2:
-        raise ValueError("it takes images (channels, height, width) and nconv >= 2")
+    if len(shape) != 3 or min(shape) < 1 or nconv < 2 or not scale > 0:
+        raise ValueError("it takes images (channels, height, width), nconv >= 2 and scale > 0")
     channels, height, width = shape
     layers: list[nn.Module] = []
     for index in range(nconv):
