@@ -1,7 +1,7 @@
-"""The record of one evaluated cell (`ppbench.run/1`). Numbers are numbers; a missing one is null with its reason.
+"""The record of one evaluated cell (`ppbench.run/1`). A missing number is null with its reason, never NaN.
 
-`CellConfig` holds everything that determines a cell and nothing else; its hash is the cell's name. Timing lives in a
-file of its own beside the record, so that equal runs give equal records byte for byte.
+`CellConfig` holds everything that determines a cell and nothing else; its hash is the cell's name. Timing
+lives in a file of its own beside the record, so that equal runs give equal records byte for byte.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA = "ppbench.run/1"
+SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
 Scalar = str | int | float | bool | None
 
 
@@ -23,7 +23,7 @@ class Strict(BaseModel):
 
 
 class ThreatModel(Strict):
-    """Whose view is attacked. id: e.g. "server/1"; sees: in words; knows_defense: whether the attack is adaptive."""
+    """Whose view is attacked. id: e.g. "server/1"; sees: in words; knows_defense: adaptive attack or not."""
 
     id: str
     sees: str
@@ -139,8 +139,10 @@ class ImageScore(Strict):
         ssim: structural similarity, clipped; null where the image is too small.
         label: whether the label that came with the reconstruction is right; null when none was given.
         confidence: the attacker's own relative mismatch.
-        at_truth: discrepancy at the true batch relative to an all-zero simulation; null with nuisance unknowns.
+        at_truth: discrepancy at the truth relative to an all-zero simulation; null with nuisance unknowns.
         evaluations: gradient evaluations spent on the image's batch.
+        ratio: magnitude of the undefended gradient over that of the defense's perturbation, at the biases of
+            the feature layers (x-axis of a PPC figure); null where nothing is perturbed or it is not known.
     """
 
     kind: Literal["image"] = "image"
@@ -155,6 +157,7 @@ class ImageScore(Strict):
     confidence: float | None
     at_truth: float | None
     evaluations: int
+    ratio: float | None = None
 
 
 class LabelScore(Strict):
@@ -168,7 +171,9 @@ class LabelScore(Strict):
 
 
 class MemberScore(Strict):
-    """One candidate of a membership attack. half: which half it was asked in; decision: from the other half's fit."""
+    """One candidate of a membership attack. half: the one it was asked in; decision: by the other half's
+    fit.
+    """
 
     kind: Literal["member"] = "member"
     index: int
@@ -191,7 +196,15 @@ Victim = Annotated[ImageScore | LabelScore | MemberScore | TraceScore, Field(dis
 
 
 class Metric(Strict):
-    """One aggregate. low, high: 95 % interval by `method`; value null with `reason` where n cannot support it."""
+    """One aggregate.
+
+    Attributes:
+        value: null with `reason` where n cannot support it.
+        low, high: 95 % interval by `method`; null where no interval can be given, then `method` says why.
+        n: victims (images, labels, candidates) that it is about.
+        chance: what blind guessing gives, where that is defined.
+        realized_fpr: for TPR at a false-positive rate, the rate that was really reached.
+    """
 
     name: str
     value: float | None
@@ -201,10 +214,12 @@ class Metric(Strict):
     n: int
     higher_is_safer: bool
     reason: str | None = None
+    chance: float | None = None
+    realized_fpr: float | None = None
 
 
 class Utility(Strict):
-    """Accuracy of the delivered model on the test part: value and 95 % Clopper-Pearson interval; chance level.
+    """Accuracy of the delivered model on the test part, 95 % Clopper-Pearson interval, chance level.
 
     curve: (round, accuracy) pairs measured during training.
     """

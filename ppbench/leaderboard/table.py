@@ -1,0 +1,227 @@
+"""The leaderboard as a table: one row a cell, and the CSV file that is written from it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from ppbench.metrics.cap import METRIC_OF, Cap, record_distance, series_cap, series_key
+from ppbench.records.schema import Record
+from ppbench.records.store import write_atomic
+
+Claims = Callable[[Record], str]
+"""What a paper prints about the defense of a record, in words; "" where it prints nothing comparable."""
+
+
+def no_claims(record: Record) -> str:
+    """Return "": for tables made without the defenses at hand."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell, flat; the fields are the CSV's columns, in order. None is an empty field.
+
+    Figures are those of the record; `n` is the number of victims, `cap` is CAP over the control values with
+    `distance` (the one of the attack's kind), the same in every row of a series. `bytes_*` are per client and
+    round.
+    """
+
+    suite: str
+    threat_model: str
+    defense: str
+    control: str | None
+    control_value: float | None
+    attack: str
+    adaptive: bool
+    stage: str
+    batch_size: int
+    n: int
+    accuracy: float | None
+    psnr_median: float | None
+    psnr_p95: float | None
+    rmse_mean: float | None
+    ssim_mean: float | None
+    label_accuracy: float | None
+    asr: float | None
+    auc: float | None
+    tracing_accuracy: float | None
+    cap: float | None
+    claimed: str
+    status: str
+    cell_id: str
+    accuracy_low: float | None
+    accuracy_high: float | None
+    psnr_median_low: float | None
+    psnr_median_high: float | None
+    share_above_20db: float | None
+    share_above_20db_low: float | None
+    share_above_20db_high: float | None
+    label_accuracy_low: float | None
+    label_accuracy_high: float | None
+    asr_low: float | None
+    asr_high: float | None
+    auc_low: float | None
+    auc_high: float | None
+    tracing_accuracy_low: float | None
+    tracing_accuracy_high: float | None
+    distance: str
+    distance_value: float | None
+    distance_low: float | None
+    distance_high: float | None
+    cap_low: float | None
+    cap_high: float | None
+    cap_corrected: float | None
+    cap_unit: float | None
+    cap_settings: int
+    cap_reason: str | None
+    epsilon: float | None
+    delta: float | None
+    bytes_up: float
+    bytes_down: float
+    bytes_setup: int
+    oracle: bool
+    dataset: str
+    model: str
+    seed: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class SeriesCap:
+    """The CAP of one series. unit: the same with "recon_unit/1", for reconstruction attacks."""
+
+    main: Cap
+    unit: Cap | None
+
+
+def undefended_accuracy(record: Record, records: Sequence[Record]) -> float | None:
+    """Return the accuracy of `none` in the federation of `record` (same suite, data, model and seed), if
+    there.
+    """
+    same = ("suite", "federation", "data", "model", "seed")
+    for other in records:
+        plain = other.config.defense.id == "none" and other.status == "complete"
+        if plain and all(getattr(other.config, key) == getattr(record.config, key) for key in same):
+            return other.utility.accuracy
+    return None
+
+
+def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
+    """Return the CAP of every series by `series_key`."""
+    series: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        series[series_key(record.config)].append(record)
+    found = {}
+    for key, members in series.items():
+        undefended = undefended_accuracy(members[0], records)
+        images = members[0].config.attack.kind == "reconstruction"
+        unit = series_cap(members, undefended, "recon_unit/1") if images else None
+        found[key] = SeriesCap(series_cap(members, undefended), unit)
+    return found
+
+
+def rows(records: Sequence[Record], claims: Claims = no_claims) -> list[Row]:
+    """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and
+    name.
+    """
+    series = caps(records)
+    table = [_row(record, series[series_key(record.config)], claims) for record in records]
+    return sorted(table, key=_order)
+
+
+def _order(row: Row) -> tuple[str, str, str, str, float, str, int, str, str]:
+    value = float("-inf") if row.control_value is None else row.control_value
+    where = (row.suite, row.threat_model, row.defense, row.control or "", value)
+    return (*where, row.stage, row.batch_size, row.attack, row.cell_id)
+
+
+def _row(record: Record, cap: SeriesCap, claims: Claims) -> Row:
+    config, utility, cost = record.config, record.utility, record.cost
+    control, distance = config.defense.control, record_distance(record)
+    figures: dict[str, float | None] = {}
+    for metric in record.metrics:
+        figures |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
+    known = {field.name for field in fields(Row)}
+    empty = {f"{name}{end}": None for name in _FIGURES for end in ("", "_low", "_high")}
+    return Row(
+        suite=config.suite,
+        threat_model=config.threat_model.id,
+        defense=config.defense.id,
+        control=None if control is None else control.name,
+        control_value=None if control is None else control.value,
+        attack=config.attack.id,
+        adaptive=config.attack.adaptive,
+        stage=config.stage,
+        batch_size=config.batch_size,
+        n=len(record.victims),
+        accuracy=utility.accuracy,
+        cap=cap.main.value,
+        claimed=claims(record),
+        status=record.status,
+        cell_id=record.cell_id,
+        accuracy_low=utility.low,
+        accuracy_high=utility.high,
+        distance=cap.main.distance,
+        distance_value=None if distance is None else distance.value,
+        distance_low=None if distance is None else distance.low,
+        distance_high=None if distance is None else distance.high,
+        cap_low=cap.main.low,
+        cap_high=cap.main.high,
+        cap_corrected=cap.main.corrected,
+        cap_unit=None if cap.unit is None else cap.unit.value,
+        cap_settings=cap.main.n,
+        cap_reason=cap.main.reason,
+        epsilon=record.privacy.epsilon,
+        delta=record.privacy.delta,
+        bytes_up=cost.bytes_up,
+        bytes_down=cost.bytes_down,
+        bytes_setup=cost.bytes_setup,
+        oracle=config.attack.oracle,
+        dataset=config.data.name,
+        model=config.model.id,
+        seed=config.seed,
+        reason=record.reason,
+        **{name: value for name, value in (empty | figures).items() if name in known},
+    )
+
+
+_FIGURES = ("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", *METRIC_OF.values(), "auc")
+
+
+def text(value: str | float | bool | None) -> str:
+    """Return a field as written: floats with ten significant digits, and no text that a spreadsheet would
+    run.
+
+    A text that starts with one of = + - @, tab or carriage return gets a leading apostrophe: spreadsheets
+    take such a field for a formula, and the names of defenses and attacks are other people's.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return f"'{value}" if value.lstrip(" \n\v\f")[:1] in tuple("=+-@\t\r") else value
+
+
+def csv_text(records: Sequence[Record], claims: Claims = no_claims) -> str:
+    """Return the CSV: a header and one row a cell. A function of records and claims alone, so it can be
+    verified.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([field.name for field in fields(Row)])
+    writer.writerows([text(value) for value in astuple(row)] for row in rows(records, claims))
+    return buffer.getvalue()
+
+
+def write_csv(records: Sequence[Record], path: Path, *, claims: Claims = no_claims) -> None:
+    """Write the CSV to `path`, whole or not at all. Raises UsageError where it cannot be written."""
+    write_atomic(path, csv_text(records, claims).encode())

@@ -1,0 +1,208 @@
+"""Calibrated averaged performance (CAP) and the privacy-preserving characteristic (PPC).
+
+CAP = mean over the control grid of accuracy x distance (Fan et al., "Rethinking Privacy Preserving Deep
+Learning", Eq. 1). It depends on the grid and rewards a useless model with a large distance, so a
+chance-corrected CAP stands beside it. Distances are versioned; a CAP says which one it used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ppbench.records.schema import CellConfig, Metric, Record
+
+DistanceName = Literal["recon/1", "recon_unit/1", "label/1", "trace/1", "mia/1"]
+METRIC_OF: dict[DistanceName, str] = {
+    "recon/1": "rmse_mean",
+    "recon_unit/1": "rmse_unit_mean",
+    "label/1": "label_accuracy",
+    "trace/1": "tracing_accuracy",
+    "mia/1": "asr",
+}
+DISTANCE_OF_KIND: dict[str, DistanceName] = {
+    "reconstruction": "recon/1",
+    "label": "label/1",
+    "tracing": "trace/1",
+    "membership": "mia/1",
+}
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far an attack stayed from its goal; larger is safer. low, high: 95 % interval, or None."""
+
+    name: DistanceName
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class PpcPoint:
+    """One setting of the privacy-preserving characteristic.
+
+    Attributes:
+        control: value of the control parameter.
+        ratio: median ||B|| / ||E|| of gradient to perturbation, None where it is not known.
+        accuracy, accuracy_low, accuracy_high: of the delivered model, with its 95 % interval.
+        distance: of the attack at this setting.
+    """
+
+    control: float
+    ratio: float | None
+    accuracy: float
+    accuracy_low: float | None
+    accuracy_high: float | None
+    distance: Distance
+
+    def x(self) -> float | None:
+        """Return log10(ratio + 1), the figure's x-coordinate, or None without a ratio."""
+        return None if self.ratio is None else math.log10(self.ratio + 1)
+
+
+@dataclass(frozen=True)
+class Cap:
+    """A CAP.
+
+    Attributes:
+        distance: which distance it averages.
+        value: None with `reason` where it cannot be given.
+        low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative
+            bracket.
+        corrected: with accuracy replaced by (acc - chance) / (acc_none - chance), clipped to [0, 1]; None
+            without an undefended accuracy above chance.
+        n: settings of the grid.
+        reason: why there is no value.
+    """
+
+    distance: DistanceName
+    value: float | None
+    low: float | None
+    high: float | None
+    corrected: float | None
+    n: int
+    reason: str | None = None
+
+
+def cap_value(accuracies: Sequence[float], distances: Sequence[float]) -> float:
+    """Return the mean of accuracy x distance over a control grid (Eq. 1); unbounded where distances are.
+
+    Raises:
+        ValueError: an empty grid, or unequal lengths.
+    """
+    if not accuracies or len(accuracies) != len(distances):
+        raise ValueError("CAP needs one distance for each accuracy, and at least one of them")
+    return math.fsum(a * d for a, d in zip(accuracies, distances, strict=True)) / len(accuracies)
+
+
+def corrected_accuracy(accuracy: float, chance: float, undefended: float) -> float:
+    """Return (accuracy - chance) / (undefended - chance), clipped to [0, 1].
+
+    Raises:
+        ValueError: the undefended model is no better than chance, so there is nothing to calibrate with.
+    """
+    if undefended <= chance:
+        raise ValueError(f"undefended accuracy {undefended:g} is not above chance {chance:g}")
+    return min(max((accuracy - chance) / (undefended - chance), 0.0), 1.0)
+
+
+def _transform(name: DistanceName, value: float) -> float:
+    if name in ("recon/1", "recon_unit/1"):
+        return value
+    return 2 * (1 - max(value, 0.5)) if name == "mia/1" else 1 - value
+
+
+def distance_of(metric: Metric, name: DistanceName) -> Distance | None:
+    """Return the distance that `metric` (the one METRIC_OF names) gives, or None where its value is null."""
+    if metric.value is None:
+        return None
+    ends = [None if end is None else _transform(name, end) for end in (metric.low, metric.high)]
+    known = sorted(end for end in ends if end is not None)
+    low, high = (known[0], known[1]) if len(known) == 2 else (None, None)
+    return Distance(name, _transform(name, metric.value), low, high)
+
+
+def record_distance(record: Record, name: DistanceName | None = None) -> Distance | None:
+    """Return a record's distance, by default the one of its attack's kind; None where it has none."""
+    name = name or DISTANCE_OF_KIND[record.config.attack.kind]
+    metric = record.metric(METRIC_OF[name])
+    return None if metric is None else distance_of(metric, name)
+
+
+def series_key(config: CellConfig) -> str:
+    """Return what the cells of one CAP share: everything but the value of the control parameter."""
+    defense = config.defense
+    if defense.control is None:
+        return config.cell_id()
+    rest = {name: value for name, value in defense.parameters.items() if name != defense.control.name}
+    control = defense.control.model_copy(update={"value": 0.0})
+    shared = defense.model_copy(update={"parameters": rest, "control": control})
+    return config.model_copy(update={"defense": shared}).cell_id()
+
+
+def ppc_point(record: Record, name: DistanceName | None = None) -> PpcPoint | None:
+    """Return a record's point of the PPC, or None where control, accuracy or distance is missing."""
+    control, distance, utility = record.config.defense.control, record_distance(record, name), record.utility
+    if record.status != "complete" or control is None or distance is None or utility.accuracy is None:
+        return None
+    ratio = record.metric("ratio_median")
+    return PpcPoint(
+        control.value,
+        None if ratio is None else ratio.value,
+        utility.accuracy,
+        utility.low,
+        utility.high,
+        distance,
+    )
+
+
+def series_cap(records: Sequence[Record], undefended: float | None, name: DistanceName | None = None) -> Cap:
+    """Return the CAP of one series: the records that share `series_key`.
+
+    A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes
+    the
+    CAP null: it would otherwise be the mean over a grid of its own.
+
+    Args:
+        records: one a control value.
+        undefended: accuracy of `none` in the same federation, for the chance-corrected CAP; None if not
+            there.
+        name: which distance; by default that of the attack's kind.
+    """
+    name = name or DISTANCE_OF_KIND[records[0].config.attack.kind]
+    n = len(records)
+    if records[0].config.defense.control is None or n < 2:
+        return Cap(name, None, None, None, None, n, "a CAP needs at least two values of a control parameter")
+    points = [ppc_point(record, name) for record in records if record.status != "diverged"]
+    known = [point for point in points if point is not None]
+    if len(known) < len(points):
+        missing = len(points) - len(known)
+        return Cap(name, None, None, None, None, n, f"{missing} of {n} settings have no accuracy or no distance")
+    scale, corrected = len(known) / n, None
+    if not known:
+        return Cap(name, 0.0, None, None, None, n)
+    distances = [point.distance.value for point in known]
+    chance = records[0].utility.chance
+    if undefended is not None and undefended > chance:
+        calibrated = [corrected_accuracy(point.accuracy, chance, undefended) for point in known]
+        corrected = cap_value(calibrated, distances) * scale
+    low, high = (None if end is None else end * scale for end in _bracket(known))
+    return Cap(name, cap_value([p.accuracy for p in known], distances) * scale, low, high, corrected, n)
+
+
+def _bracket(points: Iterable[PpcPoint]) -> tuple[float | None, float | None]:
+    """Return CAP with everything at its lower, and at its upper end; None where a point has no interval."""
+    lows: list[tuple[float, float]] = []
+    highs: list[tuple[float, float]] = []
+    for point in points:
+        if point.accuracy_low is None or point.accuracy_high is None:
+            return None, None
+        if point.distance.low is None or point.distance.high is None:
+            return None, None
+        lows.append((point.accuracy_low, point.distance.low))
+        highs.append((point.accuracy_high, point.distance.high))
+    low, high = (cap_value([a for a, _ in side], [d for _, d in side]) for side in (lows, highs))
+    return low, high

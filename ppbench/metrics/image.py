@@ -1,0 +1,151 @@
+"""How close a reconstruction comes: PSNR, relative RMSE and SSIM of one image, and the matching of a batch.
+
+Figures are computed in float64 on the reconstruction clipped to the data range (an optimizer's output is
+unbounded; the raw relative RMSE is kept beside). A reconstruction that is not finite is a failure: its
+figures are None, and aggregates count it as 0 dB and relative RMSE 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PSNR_CAP = 100.0
+"""dB given to a reconstruction that is exact, or better than this; keeps means finite."""
+RMSE_RAW_CAP = 1e12
+"""Greatest raw relative RMSE on record; keeps means finite."""
+SSIM_WINDOW = 7
+"""Side of SSIM's uniform window in pixels; smaller images have no SSIM."""
+
+Floats = NDArray[np.float64]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ImageFigures:
+    """Figures of one reconstruction; all None where it is not finite, ssim also where the image is too small.
+
+    Attributes:
+        psnr: dB, clipped, at most PSNR_CAP.
+        rmse: ||clip(guess) - x|| / ||x|| ("recon/1").
+        rmse_raw: ||guess - x|| / ||x||, at most RMSE_RAW_CAP.
+        ssim: mean structural similarity, clipped, in [-1, 1].
+    """
+
+    psnr: float | None
+    rmse: float | None
+    rmse_raw: float | None
+    ssim: float | None
+
+
+def _array(image: Tensor) -> Floats:
+    return np.asarray(image.detach().cpu().double().numpy())
+
+
+def _relative(guess: Floats, truth: Floats, data_range: Range) -> float:
+    """Return ||guess - truth|| / ||truth|| without overflow.
+
+    An all-zero truth has no scale of its own; it gets the norm of one 8-bit level (range / 255) in every
+    entry.
+    """
+    error = guess - truth
+    peak = float(np.abs(error).max(initial=0.0))
+    if peak == 0.0:
+        return 0.0
+    floor = (data_range[1] - data_range[0]) / 255 * math.sqrt(truth.size)
+    size = float(np.linalg.norm(truth)) or floor
+    ratio = float(np.linalg.norm(error / peak)) * (peak / size)
+    return min(ratio, RMSE_RAW_CAP)
+
+
+def psnr(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> float | None:
+    """Return the peak signal-to-noise ratio in dB, 20 log10(range) - 10 log10(MSE), of the clipped `guess`.
+
+    Args:
+        guess: one reconstruction, any shape, any float dtype.
+        truth: the original, of the same shape.
+        data_range: smallest and largest value that an input may take.
+
+    Returns:
+        At most PSNR_CAP (identical images); None where `guess` is not finite.
+    """
+    return image_figures(guess, truth, data_range).psnr
+
+
+def rmse_unit(rmse: float) -> float:
+    """Return min(rmse, 1) ("recon_unit/1"): an image further away than black is no more private than
+    black.
+    """
+    return min(rmse, 1.0)
+
+
+def image_figures(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> ImageFigures:
+    """Return all figures of one reconstruction.
+
+    Args:
+        guess: one reconstruction [*shape]; [C, H, W] for SSIM.
+        truth: the original, of the same shape and finite.
+        data_range: smallest and largest value that an input may take.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if guess.shape != truth.shape:
+        raise ValueError(f"reconstruction of shape {tuple(guess.shape)} for an image of {tuple(truth.shape)}")
+    raw, target = _array(guess), _array(truth)
+    if not np.isfinite(raw).all():
+        return ImageFigures(None, None, None, None)
+    clipped, span = raw.clip(*data_range), data_range[1] - data_range[0]
+    mse = float(np.mean((clipped - target) ** 2))
+    decibel = PSNR_CAP if mse == 0 else min(10 * math.log10(span**2 / mse), PSNR_CAP)
+    return ImageFigures(
+        decibel,
+        _relative(clipped, target, data_range),
+        _relative(raw, target, data_range),
+        _ssim(clipped, target, span),
+    )
+
+
+def _ssim(guess: Floats, truth: Floats, span: float) -> float | None:
+    """Return the mean SSIM over channels and windows of [C, H, W] images; None below the window's size."""
+    if truth.ndim != 3 or min(truth.shape[1:]) < SSIM_WINDOW:
+        return None
+    from skimage.metrics import structural_similarity  # 0.3 s to import, and only images need it
+
+    similarity: Callable[..., float] = structural_similarity  # skimage has no type hints
+    return float(similarity(truth, guess, win_size=SSIM_WINDOW, data_range=span, channel_axis=0))
+
+
+def match(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> list[int]:
+    """Return for each true image the index of its reconstruction: the assignment of least total squared
+    error.
+
+    A batch's gradient does not say in which order its examples stood, so the scorer pairs them (Hungarian
+    method) on the clipped images. A reconstruction that is not finite takes what is left over.
+
+    Args:
+        guess: reconstructions [B, *shape].
+        truth: originals [B, *shape].
+        data_range: smallest and largest value that an input may take.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if guess.shape != truth.shape:
+        raise ValueError(f"reconstructions of shape {tuple(guess.shape)} for a batch of {tuple(truth.shape)}")
+    raw, target = _array(guess).reshape(len(guess), -1), _array(truth).reshape(len(truth), -1)
+    finite = np.isfinite(raw).all(axis=1)
+    cost = ((target[:, None] - raw.clip(*data_range)[None]) ** 2).sum(axis=2)
+    # One constant for all pairs of a failed reconstruction: it moves no other pair, whatever its size.
+    cost[:, ~finite] = float(cost[:, finite].max(initial=0.0)) + 1.0
+    rows, columns = linear_sum_assignment(cost)
+    return [int(column) for _, column in sorted(zip(rows, columns, strict=True))]

@@ -1,0 +1,196 @@
+"""95 % intervals: Clopper-Pearson for proportions, percentile bootstrap for means, medians, percentiles and
+AUC.
+
+Victims attacked in one batch share an optimization, so they are not independent: the bootstrap resamples
+units (batches), and a proportion of clustered victims gets the effective sample size of Korn and Graubard
+(1998).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LEVEL = 0.95
+REPLICATES = 2000
+_BLOCK = 4_000_000  # resampled values held in memory at a time
+_TAILS = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
+
+Floats = NDArray[np.float64]
+Statistic = Literal["mean", "median", "p95"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval and how it was made. low, high: None where the data cannot support one; method says
+    why.
+    """
+
+    low: float | None
+    high: float | None
+    method: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its interval.
+
+    Attributes:
+        value: the figure; None with `reason` where n cannot support it.
+        interval: its 95 % interval.
+        n: victims (or candidates, or images) that the figure is about.
+        reason: why `value` is None, else None.
+        chance: what blind guessing gives, where that is defined.
+        realized_fpr: for TPR at a false-positive rate, the rate that was really reached.
+    """
+
+    value: float | None
+    interval: Interval
+    n: int
+    reason: str | None = None
+    chance: float | None = None
+    realized_fpr: float | None = None
+
+
+def refused(n: int, reason: str, chance: float | None = None) -> Estimate:
+    """Return the estimate of a figure that `n` cannot support: null, with the reason."""
+    return Estimate(None, Interval(None, None, "none"), n, reason, chance)
+
+
+def clopper_pearson(successes: float, n: float, method: str = "Clopper-Pearson") -> Interval:
+    """Return the exact binomial interval (Clopper and Pearson 1934).
+
+    Args:
+        successes: number of successes, 0 <= successes <= n; real-valued for an effective sample size.
+        n: number of trials, > 0.
+        method: what the interval is called in the record.
+
+    Raises:
+        ValueError: n is not positive, or successes lie outside [0, n].
+    """
+    if n <= 0 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n} trials is no proportion")
+    tail = (1 - LEVEL) / 2
+    low = 0.0 if successes == 0 else float(stats.beta.ppf(tail, successes, n - successes + 1))
+    high = 1.0 if successes == n else float(stats.beta.ppf(1 - tail, successes + 1, n - successes))
+    return Interval(low, high, method)
+
+
+def proportion(units: Sequence[NDArray[np.bool_]], chance: float | None = None) -> Estimate:
+    """Return the share of True over all victims, with an interval that knows which victims share a unit.
+
+    Units of one victim: Clopper-Pearson. Else Clopper-Pearson on the effective sample size p (1 - p) / var,
+    var the between-unit variance of the ratio estimator, times the squared ratio of t quantiles (Korn and
+    Graubard 1998). Where all or none succeed var is 0 and says nothing; then each unit counts as one trial,
+    which is conservative.
+
+    Args:
+        units: one bool array a unit, none empty; at least one unit.
+        chance: the value of blind guessing, handed through.
+    """
+    sizes = np.array([len(unit) for unit in units], dtype=np.float64)
+    hits = np.array([unit.sum() for unit in units], dtype=np.float64)
+    n, share = int(sizes.sum()), float(hits.sum() / sizes.sum())
+    if n == len(units):
+        return Estimate(share, clopper_pearson(float(hits.sum()), n), n, chance=chance)
+    if len(units) < 2:
+        return Estimate(share, Interval(None, None, "none: one batch is one independent unit"), n, chance=chance)
+    count = _effective_size(hits, sizes, share)
+    interval = clopper_pearson(min(share * count, count), count, "Clopper-Pearson, effective sample size of batches")
+    return Estimate(share, interval, n, chance=chance)
+
+
+def _effective_size(hits: Floats, sizes: Floats, share: float) -> float:
+    units, n = len(sizes), float(sizes.sum())
+    if share in (0.0, 1.0):
+        return float(units)
+    variance = units / (units - 1) * float(((hits - share * sizes) ** 2).sum()) / n**2
+    size = n if variance == 0 else share * (1 - share) / variance
+    tail = (1 + LEVEL) / 2
+    return float(np.clip(size * (stats.t.ppf(tail, n - 1) / stats.t.ppf(tail, units - 1)) ** 2, 1.0, n))
+
+
+def statistic(values: Floats, name: Statistic) -> Floats:
+    """Return the statistic over the last axis of `values`, NaN entries (padding) left out."""
+    padded = bool(np.isnan(values).any())
+    if name == "mean":
+        return np.asarray(np.nanmean(values, axis=-1) if padded else values.mean(axis=-1))
+    rank = 50 if name == "median" else 95
+    return np.asarray((np.nanpercentile if padded else np.percentile)(values, rank, axis=-1))
+
+
+def bootstrap(units: Sequence[Floats], name: Statistic, seed: int) -> Estimate:
+    """Return a statistic over all victims with the percentile bootstrap over units (2000 replicates).
+
+    Args:
+        units: one float64 array a unit (its victims' figures, finite), none empty; at least one unit.
+        name: which statistic; "p95" is the 95th percentile (linear interpolation).
+        seed: seed of the resampling; equal seeds give equal intervals.
+    """
+    value, n = float(statistic(np.concatenate(units), name)), sum(map(len, units))
+    if len(units) < 2:
+        return Estimate(value, Interval(None, None, "none: one batch is one independent unit"), n)
+    table = np.full((len(units), max(map(len, units))), np.nan)
+    for row, unit in zip(table, units, strict=True):
+        row[: len(unit)] = unit
+    generator, block = np.random.default_rng(seed), max(1, _BLOCK // table.size)
+    drawn = []
+    for first in range(0, REPLICATES, block):
+        picks = generator.integers(len(units), size=(min(block, REPLICATES - first), len(units)))
+        drawn.append(statistic(table[picks].reshape(len(picks), -1), name))
+    low, high = np.percentile(np.concatenate(drawn), _TAILS)
+    what = "victims" if table.shape[1] == 1 else "batches"
+    return Estimate(value, Interval(float(low), float(high), f"percentile bootstrap over {what}, {REPLICATES}"), n)
+
+
+def _counts(index: NDArray[np.intp], values: int, picks: NDArray[np.int64]) -> Floats:
+    """Return how often each of `values` distinct scores was drawn in each replicate: [R, values]."""
+    rows = np.arange(len(picks))[:, None] * values
+    flat = np.bincount((rows + index[picks]).ravel(), minlength=len(picks) * values)
+    return flat.reshape(len(picks), values).astype(np.float64)
+
+
+def auc_interval(strata: Sequence[tuple[Floats, Floats]], seed: int) -> Interval:
+    """Return the stratified percentile bootstrap of the mean AUC over strata, ties counted as one half.
+
+    Args:
+        strata: (members' scores, non-members' scores) of each half, none empty.
+        seed: seed of the resampling.
+    """
+    generator, total = np.random.default_rng(seed), np.zeros(REPLICATES)
+    for members, others in strata:
+        distinct, index = np.unique(np.concatenate([members, others]), return_inverse=True)
+        block = max(1, _BLOCK // len(index))
+        for first in range(0, REPLICATES, block):
+            rows = min(block, REPLICATES - first)
+            picks = [generator.integers(len(s), size=(rows, len(s))) for s in (members, others)]
+            high = _counts(index[: len(members)], len(distinct), picks[0])
+            low = _counts(index[len(members) :], len(distinct), picks[1])
+            below = low.cumsum(axis=1) - low / 2
+            total[first : first + rows] += (high * below).sum(axis=1) / (len(members) * len(others))
+    low_end, high_end = np.percentile(total / len(strata), _TAILS)
+    return Interval(float(low_end), float(high_end), f"stratified percentile bootstrap, {REPLICATES}")
+
+
+def balanced_interval(strata: Sequence[NDArray[np.bool_]], seed: int) -> Interval:
+    """Return the interval of a mean of per-stratum shares (balanced accuracy: strata are halves times
+    classes).
+
+    Strata of one size: the mean is a plain proportion, Clopper-Pearson. Else the stratified percentile
+        bootstrap.
+
+    Args:
+        strata: whether each decision was right, one bool array a stratum, none empty.
+        seed: seed of the resampling.
+    """
+    if len({len(stratum) for stratum in strata}) == 1:
+        return clopper_pearson(float(sum(s.sum() for s in strata)), sum(map(len, strata)))
+    generator = np.random.default_rng(seed)
+    shares = [generator.binomial(len(s), s.mean(), size=REPLICATES) / len(s) for s in strata]
+    low, high = np.percentile(np.mean(shares, axis=0), _TAILS)
+    return Interval(float(low), float(high), f"stratified percentile bootstrap, {REPLICATES}")

@@ -1,0 +1,45 @@
+"""Label recovery: which of a batch's labels the attacker got right, and what blind guessing would get.
+
+The SPN paper calls this "membership"; it is not membership inference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from scipy import stats
+
+
+def matched_hits(guess: Sequence[int], truth: Sequence[int], order: Sequence[int]) -> list[bool]:
+    """Return for each true label whether the label of its matched reconstruction equals it.
+
+    Args:
+        guess: guessed labels [B], in the order of the reconstructions.
+        truth: true labels [B].
+        order: for each true image the index of its reconstruction, from `ppbench.metrics.image.match`.
+    """
+    return [guess[source] == label for source, label in zip(order, truth, strict=True)]
+
+
+def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
+    """Return for each true label whether a guessed one is left for it: the labels are compared as multisets.
+
+    The mean is |guess & truth| / B, the accuracy under the best matching; an attack that returns labels
+    without images cannot say which image each belongs to.
+    """
+    left, hits = Counter(guess), []
+    for label in truth:
+        hits.append(left[label] > 0)
+        left[label] -= 1
+    return hits
+
+
+def multiset_chance(classes: int, batch: int) -> float:
+    """Return the expected multiset accuracy of `batch` uniform guesses against `batch` uniform labels.
+
+    (C / B) sum_k P(X >= k)^2 with X ~ Binomial(B, 1/C), the expected minimum of two independent counts of a
+    class; 1/C for B = 1.
+    """
+    tails = stats.binom.sf(range(batch), batch, 1 / classes)
+    return float(classes / batch * (tails**2).sum())

@@ -1,0 +1,99 @@
+"""Membership-inference figures: AUC, balanced accuracy (ASR), TPR at a low FPR, each as the mean over two
+halves.
+
+Candidates come in two halves; each half's threshold was fitted on the other, so no score is computed on the
+data that it was tuned on. ROC curves are scikit-learn's, which handle ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from ppbench.metrics.intervals import (
+    Estimate,
+    Floats,
+    auc_interval,
+    balanced_interval,
+    clopper_pearson,
+    refused,
+)
+
+
+@dataclass(frozen=True)
+class Half:
+    """The candidates asked in one half: member [Q] bool, score [Q] float64 (higher is member), decision [Q]
+    bool.
+    """
+
+    member: NDArray[np.bool_]
+    score: Floats
+    decision: NDArray[np.bool_]
+
+
+def _one_class(halves: Sequence[Half]) -> str | None:
+    """Return why no figure can be given, or None: every half needs members and non-members."""
+    if not halves or any(half.member.all() or not half.member.any() for half in halves):
+        return "a half of the candidates has no members or no non-members"
+    return None
+
+
+def _size(halves: Sequence[Half]) -> int:
+    return sum(len(half.member) for half in halves)
+
+
+def auc(halves: Sequence[Half], seed: int) -> Estimate:
+    """Return the mean area under the ROC curve of the halves, in [0, 1], chance .5."""
+    reason = _one_class(halves)
+    if reason is not None:
+        return refused(_size(halves), reason, 0.5)
+    value = float(np.mean([roc_auc_score(half.member, half.score) for half in halves]))
+    interval = auc_interval([(h.score[h.member], h.score[~h.member]) for h in halves], seed)
+    return Estimate(value, interval, _size(halves), chance=0.5)
+
+
+def asr(halves: Sequence[Half], seed: int) -> Estimate:
+    """Return the attack success rate: mean over the halves of (TPR + TNR) / 2 of the decisions, chance .5."""
+    reason = _one_class(halves)
+    if reason is not None:
+        return refused(_size(halves), reason, 0.5)
+    strata = [h.decision[h.member == member] == member for h in halves for member in (True, False)]
+    value = float(np.mean([stratum.mean() for stratum in strata]))
+    return Estimate(value, balanced_interval(strata, seed), _size(halves), chance=0.5)
+
+
+def operating_point(half: Half, fpr: float) -> tuple[float, float]:
+    """Return (TPR, realized FPR) at the threshold with the greatest TPR among those with FPR <= `fpr`."""
+    false, true, _ = roc_curve(half.member, half.score, drop_intermediate=False)
+    allowed = np.flatnonzero(false <= fpr)
+    best = allowed[np.argmax(true[allowed])]
+    return float(true[best]), float(false[best])
+
+
+def tpr_at(halves: Sequence[Half], fpr: float) -> Estimate:
+    """Return the mean over the halves of the TPR at a false-positive rate, with the mean realized FPR.
+
+    Refused (null, with the reason) where a half has fewer than 1 / fpr non-members: then not even one false
+    positive fits under the rate, and the figure would be that of rate 0. The interval is that of the
+    proportion of members found, given the thresholds.
+
+    Args:
+        halves: the candidates.
+        fpr: the rate, e.g. .01.
+    """
+    reason, size = _one_class(halves), _size(halves)
+    if reason is not None:
+        return refused(size, reason, fpr)
+    fewest = min(int((~half.member).sum()) for half in halves)
+    if fpr * fewest < 1:
+        needed = int(np.ceil(1 / fpr))
+        return refused(size, f"{fewest} non-members in a half; FPR {fpr:g} needs at least {needed}", fpr)
+    points = [operating_point(half, fpr) for half in halves]
+    members = sum(int(half.member.sum()) for half in halves)
+    value = float(np.mean([true for true, _ in points]))
+    realized = float(np.mean([false for _, false in points]))
+    return Estimate(value, clopper_pearson(value * members, members), size, None, fpr, realized)

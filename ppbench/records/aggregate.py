@@ -1,0 +1,200 @@
+"""From per-victim scores to a cell's metrics: a pure function, so that `ppbench verify` can recompute every
+figure.
+
+Failures count as failures: a reconstruction without figures is 0 dB, relative RMSE 1 and SSIM 0, an image
+without a label is a wrong label; no victim drops out of a mean. Figures keep 12 significant digits, so that a
+last bit that differs between processors does not read as a forged record.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppbench.errors import UsageError
+from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
+from ppbench.metrics.labels import multiset_chance
+from ppbench.metrics.membership import Half, asr, auc, tpr_at
+from ppbench.metrics.tracing import tracing_accuracy
+from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, TraceScore, Victim
+
+BROKEN_DB = 20.0
+"""A reconstruction above this PSNR in dB counts as broken: the subject is plain to see."""
+SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
+
+Figure = Callable[[ImageScore], float]
+
+
+def aggregate(victims: Sequence[Victim], *, classes: int, clients: int, seed: int) -> list[Metric]:
+    """Return a cell's metrics, each with n, a 95 % interval and its method.
+
+    Image cells: psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean,
+    share_above_20db, label_accuracy, at_truth_median, ratio_median. Label cells: label_accuracy. Member
+    cells: asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr. Trace cells: tracing_accuracy. No victims: no
+        metrics.
+
+    Args:
+        victims: the per-victim scores, all of one kind.
+        classes: number of classes C, for the chance level of labels.
+        clients: number of clients N, for the chance level of tracing.
+        seed: the cell's seed; every bootstrap draws from (seed, name of the metric).
+
+    Raises:
+        UsageError: scores of different kinds.
+    """
+    kinds = {victim.kind for victim in victims}
+    if len(kinds) > 1:
+        raise UsageError(f"A cell's victims are scored as {' and '.join(sorted(kinds))}; expected one kind.")
+    images = [v for v in victims if isinstance(v, ImageScore)]
+    labels = [v for v in victims if isinstance(v, LabelScore)]
+    members = [v for v in victims if isinstance(v, MemberScore)]
+    traces = [v for v in victims if isinstance(v, TraceScore)]
+    if images:
+        return _images(images, classes, seed)
+    if labels:
+        return [_metric("label_accuracy", _label_cell(labels, classes), False)]
+    if members:
+        return _members(members, seed)
+    if traces:
+        figure = tracing_accuracy([v.owner for v in traces], [v.guess for v in traces], clients)
+        return [_metric("tracing_accuracy", figure, False)]
+    return []
+
+
+def rounded(value: float | None) -> float | None:
+    """Return `value` with 12 significant digits: what records keep."""
+    return None if value is None else float(f"{value:.12g}")
+
+
+def _metric(name: str, figure: Estimate, safer: bool) -> Metric:
+    """Return the record's form of a figure. safer: whether a higher value means less leakage."""
+    return Metric(
+        name=name,
+        value=rounded(figure.value),
+        low=rounded(figure.interval.low),
+        high=rounded(figure.interval.high),
+        method=figure.interval.method,
+        n=figure.n,
+        higher_is_safer=safer,
+        reason=figure.reason,
+        chance=rounded(figure.chance),
+        realized_fpr=rounded(figure.realized_fpr),
+    )
+
+
+def _seed(seed: int, name: str) -> int:
+    return (seed % 2**32) << 32 | zlib.crc32(name.encode())
+
+
+def _units(scores: Sequence[ImageScore], figure: Figure) -> list[Floats]:
+    """Return the scores' figures by unit: the batch (probe, client) that they were attacked in."""
+    groups: dict[Hashable, list[float]] = {}
+    for score in scores:
+        groups.setdefault((score.probe, score.client), []).append(figure(score))
+    return [np.array(groups[key], dtype=np.float64) for key in groups]
+
+
+def _images(scores: Sequence[ImageScore], classes: int, seed: int) -> list[Metric]:
+    def of(name: str, figure: Figure, statistic: Statistic, safer: bool) -> Metric:
+        return _metric(name, bootstrap(_units(scores, figure), statistic, _seed(seed, name)), safer)
+
+    def psnr(score: ImageScore) -> float:
+        return 0.0 if score.psnr is None else score.psnr
+
+    def rmse(score: ImageScore) -> float:
+        return 1.0 if score.rmse is None else score.rmse
+
+    def raw(score: ImageScore) -> float:
+        return 1.0 if score.rmse_raw is None else score.rmse_raw
+
+    worst = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
+    return [
+        of("psnr_median", psnr, "median", False),
+        of("psnr_p95", psnr, "p95", False),
+        _metric("psnr_max", Estimate(max(map(psnr, scores)), worst, len(scores)), False),
+        of("rmse_mean", rmse, "mean", True),
+        of("rmse_raw_mean", raw, "mean", True),
+        of("rmse_unit_mean", lambda score: min(rmse(score), 1.0), "mean", True),
+        _ssim(scores, seed),
+        _metric("share_above_20db", _share(scores, lambda score: psnr(score) > BROKEN_DB), False),
+        _image_labels(scores, classes),
+        _known(scores, "at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", seed),
+        _known(scores, "ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known", seed),
+    ]
+
+
+def _share(scores: Sequence[ImageScore], hit: Callable[[ImageScore], bool]) -> Estimate:
+    return proportion([unit > 0 for unit in _units(scores, lambda score: float(hit(score)))])
+
+
+def _ssim(scores: Sequence[ImageScore], seed: int) -> Metric:
+    """Return the mean SSIM; a failed reconstruction counts as 0, an image too small for SSIM refuses the
+    figure.
+    """
+    small = any(score.ssim is None and score.psnr is not None for score in scores)
+    if small or all(score.ssim is None for score in scores):
+        return _metric("ssim_mean", refused(len(scores), SSIM_REASON), False)
+    units = _units(scores, lambda score: 0.0 if score.ssim is None else score.ssim)
+    return _metric("ssim_mean", bootstrap(units, "mean", _seed(seed, "ssim_mean")), False)
+
+
+def _image_labels(scores: Sequence[ImageScore], classes: int) -> Metric:
+    """Return the accuracy of labels that came with images; where the attack gave any, a missing one is
+    wrong.
+    """
+    if all(score.label is None for score in scores):
+        figure = refused(len(scores), "the attack returned no labels", 1 / classes)
+    else:
+        units = [unit > 0 for unit in _units(scores, lambda score: float(score.label is True))]
+        figure = proportion(units, _chance(units, classes))
+    return _metric("label_accuracy", figure, False)
+
+
+def _known(
+    scores: Sequence[ImageScore],
+    name: str,
+    pick: Callable[[ImageScore], float | None],
+    reason: str,
+    seed: int,
+) -> Metric:
+    """Return the median of a diagnostic over the victims that have it: it describes evidence, not success."""
+    known = [score for score in scores if pick(score) is not None]
+    if not known:
+        return _metric(name, refused(len(scores), reason), True)
+    units = _units(known, lambda score: float(pick(score) or 0.0))
+    return _metric(name, bootstrap(units, "median", _seed(seed, name)), name == "at_truth_median")
+
+
+def _label_cell(scores: Sequence[LabelScore], classes: int) -> Estimate:
+    groups: dict[tuple[int, int], list[bool]] = {}
+    for score in scores:
+        groups.setdefault((score.probe, score.client), []).append(score.label)
+    units = [np.array(unit, dtype=bool) for unit in groups.values()]
+    return proportion(units, _chance(units, classes))
+
+
+def _chance(units: Sequence[NDArray[np.bool_]], classes: int) -> float:
+    """Return the label accuracy of blind guessing: batches compared as multisets, averaged over victims."""
+    return sum(len(unit) * multiset_chance(classes, len(unit)) for unit in units) / sum(map(len, units))
+
+
+def _members(scores: Sequence[MemberScore], seed: int) -> list[Metric]:
+    halves = []
+    for number in sorted({score.half for score in scores}):
+        half = [score for score in scores if score.half == number]
+        halves.append(
+            Half(
+                np.array([score.member for score in half], dtype=bool),
+                np.array([score.score for score in half], dtype=np.float64),
+                np.array([score.decision for score in half], dtype=bool),
+            )
+        )
+    return [
+        _metric("asr", asr(halves, _seed(seed, "asr")), False),
+        _metric("auc", auc(halves, _seed(seed, "auc")), False),
+        _metric("tpr_at_1pct_fpr", tpr_at(halves, 0.01), False),
+        _metric("tpr_at_0.1pct_fpr", tpr_at(halves, 0.001), False),
+    ]

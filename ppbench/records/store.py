@@ -1,0 +1,313 @@
+"""Records on disk: a cell is written whole or not at all, and results outlive crashes.
+
+    OUT/ppbench.json                    the marker: this folder is ours
+    OUT/records/<cell_id>.json          the record; written last, so a cell exists if and only if this file
+    does OUT/records/<cell_id>.timing.json   seconds; not part of the result
+    OUT/records/<cell_id>.safetensors   reconstructions: "guess" and "truth", float32 [n, *shape]
+
+Every file is written to a temporary one in its folder, synced, renamed, and the folder synced. Equal records
+give equal bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError
+from safetensors import numpy as safe
+
+from ppbench import __version__
+from ppbench.errors import UsageError
+from ppbench.records.schema import Artifact, Record, Strict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Array = NDArray[np.float32] | Tensor
+
+MARKER = "ppbench.json"
+RESULTS_SCHEMA = "ppbench.results/1"
+_CELL = re.compile(r"[0-9a-f]{32}")
+_LEFTOVER = re.compile(rf"(?:{re.escape(MARKER)}|[0-9a-f]{{32}}\.[a-z.]+|leaderboard\.\w+)~([\w-]+)\.(\d+)\.tmp")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Timing(Strict):
+    """How long a cell's attack took, in wall-clock seconds; kept beside the record, not in it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Images:
+    """A cell's reconstructions and originals, matched: both [n, *shape] float32; guess may hold non-finite
+    values.
+    """
+
+    guess: NDArray[np.float32]
+    truth: NDArray[np.float32]
+
+
+def canonical(model: BaseModel) -> bytes:
+    """Return the JSON of `model` as written to disk: sorted keys, shortest float repr, one final newline."""
+    data = model.model_dump(mode="json", by_alias=True)
+    return (json.dumps(data, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _host() -> str:
+    return re.sub(r"[^\w-]", "-", socket.gethostname()) or "host"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing
+    between.
+
+    Raises:
+        UsageError: no space left, or the folder cannot be written; no temporary file is left behind.
+    """
+    temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
+    try:
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as cause:
+        raise _unwritable(path, len(data), cause) from cause
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable; only POSIX systems can open a folder for that."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritable(path: Path, size: int, cause: OSError) -> UsageError:
+    if cause.errno in _FULL:
+        return UsageError(
+            f"No space is left to write {path.name} ({size} bytes) in {path.parent}; "
+            "free some and run the same command again: finished cells are kept."
+        )
+    reason = cause.strerror or type(cause).__name__
+    return UsageError(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
+
+
+class Store:
+    """The output folder of a sweep. Making a Store checks the folder and writes nothing."""
+
+    def __init__(self, out: Path) -> None:
+        """Open `out`, which need not exist yet.
+
+        Raises:
+            UsageError: `out` is a file, or holds files but not our marker, or a marker that is not ours to
+                read.
+        """
+        self.out = Path(out)
+        self.folder = self.out / "records"
+        self._check()
+
+    @property
+    def csv_path(self) -> Path:
+        """Where the leaderboard's table goes; derived from the records."""
+        return self.out / "leaderboard.csv"
+
+    @property
+    def html_path(self) -> Path:
+        """Where the leaderboard's page goes; derived from the records."""
+        return self.out / "leaderboard.html"
+
+    def _check(self) -> None:
+        if not self.out.exists():
+            return
+        if not self.out.is_dir():
+            raise UsageError(f"{self.out} is a file; give a folder, new or empty or made by ppbench.")
+        marker = self.out / MARKER
+        if not marker.is_file():
+            foreign = sorted(p.name for p in self.out.iterdir() if not _LEFTOVER.fullmatch(p.name))
+            if foreign:
+                raise UsageError(
+                    f"{self.out} holds files that are not ppbench's (such as {foreign[0]!r}) and no {MARKER}; "
+                    "give a new or an empty folder."
+                )
+            return
+        try:
+            schema = json.loads(marker.read_text(encoding="utf-8"))["schema"]
+        except (ValueError, TypeError, KeyError) as cause:
+            raise UsageError(f"{marker} is not ppbench's marker; give another folder.") from cause
+        if schema != RESULTS_SCHEMA:
+            raise UsageError(
+                f"{self.out} holds results of schema {schema!r}, and this ppbench reads {RESULTS_SCHEMA!r}; "
+                "give another folder."
+            )
+
+    def prepare(self) -> None:
+        """Make the folder and its marker, and sweep what killed runs of this machine left behind.
+
+        Raises:
+            UsageError: the folder cannot be made or written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise _unwritable(self.folder, 0, cause) from cause
+        if not (self.out / MARKER).is_file():
+            marker = json.dumps({"schema": RESULTS_SCHEMA, "version": __version__}, sort_keys=True) + "\n"
+            write_atomic(self.out / MARKER, marker.encode())
+        for folder in (self.out, self.folder):
+            for path in folder.iterdir():
+                if _abandoned(path.name):
+                    path.unlink(missing_ok=True)
+
+    def has(self, cell_id: str) -> bool:
+        """Return whether the cell is finished."""
+        return (self.folder / f"{cell_id}.json").is_file()
+
+    def ids(self) -> list[str]:
+        """Return the names of the finished cells, sorted."""
+        found = self.folder.iterdir() if self.folder.is_dir() else iter(())
+        return sorted(path.stem for path in found if path.suffix == ".json" and _CELL.fullmatch(path.stem))
+
+    def finished(self, cell_id: str) -> bool:
+        """Return whether the cell has a result, complete or diverged; a failed one is worth another try.
+
+        Raises:
+            UsageError: its record is corrupt.
+        """
+        return self.has(cell_id) and self.load(cell_id).status != "failed"
+
+    def save(
+        self, record: Record, *, seconds: float | None = None, tensors: Mapping[str, Array] | None = None
+    ) -> Record:
+        """Write a cell, its record last; return the record as written, with its artifacts.
+
+        Args:
+            record: the cell; its artifacts are replaced by what is written here.
+            seconds: how long the attack took.
+            tensors: "guess" and "truth", matched images [n, *shape] on the CPU, kept as float32; for the
+                strips.
+
+        Raises:
+            UsageError: the disk is full or cannot be written; then a cell that was not there leaves nothing.
+            ValueError: guess and truth are missing or differ in shape.
+        """
+        self.prepare()
+        new = not self.has(record.cell_id)
+        stem = self.folder / record.cell_id
+        images, timing, final = (stem.with_suffix(end) for end in (".safetensors", ".timing.json", ".json"))
+        artifacts = []
+        try:
+            if tensors is not None:
+                data = _pack(tensors)
+                artifacts = [_artifact(images.name, data)]
+                write_atomic(images, data)
+            record = record.model_copy(update={"artifacts": artifacts})
+            if seconds is not None:
+                write_atomic(timing, canonical(Timing(seconds=seconds)))
+            write_atomic(final, canonical(record))
+        except UsageError:
+            for part in (images, timing) if new else ():
+                part.unlink(missing_ok=True)
+            raise
+        return record
+
+    def load(self, cell_id: str) -> Record:
+        """Return one record.
+
+        Raises:
+            UsageError: it is not there, cannot be read, or is not a record of the current schema.
+        """
+        path = self.folder / f"{cell_id}.json"
+        try:
+            record = Record.model_validate_json(path.read_bytes(), strict=True)
+        except FileNotFoundError as cause:
+            raise UsageError(f"There is no record {cell_id} in {self.folder}.") from cause
+        except OSError as cause:
+            raise UsageError(f"{path} cannot be read ({cause.strerror}).") from cause
+        except ValidationError as cause:
+            first = cause.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the whole file"
+            raise UsageError(
+                f"{path} is not a whole record ({where}: {first['msg']}); delete it to have the cell evaluated again."
+            ) from cause
+        if record.cell_id != cell_id:
+            raise UsageError(f"{path} holds cell {record.cell_id}; a record is named by its cell.")
+        return record
+
+    def load_all(self) -> list[Record]:
+        """Return every record, in the order of the cells' names. Raises UsageError for the first that is
+        corrupt.
+        """
+        return list(self.records())
+
+    def records(self) -> Iterator[Record]:
+        """Yield every record, one at a time; raises as `load` does."""
+        for cell_id in self.ids():
+            yield self.load(cell_id)
+
+    def images(self, record: Record) -> Images | None:
+        """Return a record's reconstructions, or None where it has none.
+
+        The path is made from the cell's name, never from the record: a record is data and may come from
+        anyone.
+
+        Raises:
+            UsageError: the file is missing or is not a pair of equally shaped float32 tensors.
+        """
+        if not record.artifacts:
+            return None
+        path = self.folder / f"{record.config.cell_id()}.safetensors"
+        try:
+            found = safe.load(path.read_bytes())
+            guess, truth = found["guess"], found["truth"]
+        except (OSError, SafetensorError, KeyError, ValueError) as cause:
+            raise UsageError(f"{path} does not hold the cell's reconstructions ({cause}).") from cause
+        if guess.shape != truth.shape or guess.dtype != np.float32 or truth.dtype != np.float32 or not guess.ndim:
+            raise UsageError(f"{path} must hold 'guess' and 'truth' as float32 of one shape.")
+        return Images(guess, truth)
+
+
+def _pack(arrays: Mapping[str, Array]) -> bytes:
+    packed = {name: np.ascontiguousarray(np.asarray(value), dtype=np.float32) for name, value in arrays.items()}
+    if set(packed) != {"guess", "truth"} or packed["guess"].shape != packed["truth"].shape:
+        shapes = {name: value.shape for name, value in packed.items()}
+        raise ValueError(f"a cell's tensors are 'guess' and 'truth' of one shape, not {shapes}")
+    return safe.save(packed)
+
+
+def _artifact(name: str, data: bytes) -> Artifact:
+    return Artifact(path=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), kind="reconstructions")
+
+
+def _abandoned(name: str) -> bool:
+    """Return whether `name` is a temporary file of a process of this machine that no longer runs."""
+    found = _LEFTOVER.fullmatch(name)
+    if found is None or os.name != "posix" or found[1] != _host():
+        return False
+    try:
+        os.kill(int(found[2]), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False

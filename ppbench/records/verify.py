@@ -1,0 +1,136 @@
+"""`ppbench verify`: recompute everything in a results folder that can be recomputed, and name what
+differs.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from ppbench.errors import UsageError
+from ppbench.leaderboard.table import Claims, csv_text, no_claims
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import Record
+from ppbench.records.store import MARKER, Store
+
+_CLOSE = 1e-9
+
+
+def verify(out: Path, claims: Claims | None = None) -> list[str]:
+    """Return what is wrong with the results in `out`, one sentence each; empty when all is right.
+
+    Recomputed: each cell's name from its configuration, each metric from the per-victim scores (exactly), the
+    accuracy's interval, the digest of each artifact, and the CSV from the records.
+
+    Args:
+        out: a results folder.
+        claims: what the harness writes into the column `claimed`; None leaves that column unchecked.
+
+    Raises:
+        UsageError: `out` is not a results folder of this ppbench.
+    """
+    store = Store(out)
+    if not (store.out / MARKER).is_file():
+        raise UsageError(f"{out} holds no ppbench results (no {MARKER} in it); give a finished run's folder.")
+    problems: list[str] = []
+    records: list[Record] = []
+    for cell_id in store.ids():
+        try:
+            records.append(store.load(cell_id))
+        except UsageError as error:
+            problems.append(str(error))
+    for record in records:
+        problems += [f"{record.cell_id}.json: {problem}" for problem in record_problems(record)]
+        problems += [f"{record.cell_id}.json: {problem}" for problem in _artifact_problems(store, record)]
+    problems += _strays(store)
+    if not problems and store.csv_path.is_file():
+        problems += _csv_problems(store.csv_path, records, claims)
+    return problems
+
+
+def record_problems(record: Record) -> Iterator[str]:
+    """Yield what a record says that its own configuration and scores do not bear out."""
+    config = record.config
+    if record.cell_id != config.cell_id():
+        yield f"its configuration has the name {config.cell_id()}; the configuration was changed"
+    if (record.status == "complete") != (record.reason is None):
+        yield f"status {record.status!r} has reason {record.reason!r}; only what is not complete has one"
+    if record.status == "complete" and not record.victims:
+        yield "status 'complete' without any victim's score"
+    try:
+        expected = aggregate(
+            record.victims, classes=config.model.classes, clients=config.federation.clients, seed=config.seed
+        )
+    except (UsageError, ValueError) as error:
+        yield f"its metrics cannot be recomputed: {error}"
+        return
+    stated = {metric.name: metric for metric in record.metrics}
+    if list(stated) != [metric.name for metric in expected] or len(stated) != len(record.metrics):
+        yield f"metrics {', '.join(stated)} where the scores give {', '.join(m.name for m in expected)}"
+    for metric in expected:
+        other = stated.get(metric.name)
+        if other is not None and other != metric:
+            field = next(k for k in type(metric).model_fields if getattr(metric, k) != getattr(other, k))
+            right = getattr(metric, field)
+            yield f"{metric.name}.{field} is {getattr(other, field)}, the scores give {right}"
+    yield from _utility_problems(record)
+
+
+def _utility_problems(record: Record) -> Iterator[str]:
+    utility = record.utility
+    if utility.accuracy is None:
+        if utility.reason is None:
+            yield "utility.accuracy is null without a reason"
+        return
+    hits = round(utility.accuracy * utility.n)
+    if utility.n < 1 or not 0 <= hits <= utility.n or abs(hits / utility.n - utility.accuracy) > _CLOSE:
+        yield f"utility.accuracy {utility.accuracy} is no share of {utility.n} test examples"
+        return
+    interval = clopper_pearson(hits, utility.n)
+    for name, stated, expected in (("low", utility.low, interval.low), ("high", utility.high, interval.high)):
+        if stated is None or expected is None or abs(stated - expected) > _CLOSE:
+            yield f"utility.{name} is {stated}, {hits} of {utility.n} give {expected}"
+
+
+def _artifact_problems(store: Store, record: Record) -> Iterator[str]:
+    for artifact in record.artifacts:
+        if artifact.path != f"{record.cell_id}.safetensors":
+            yield f"artifact {artifact.path!r} is not the cell's own file"
+            continue
+        path = store.folder / artifact.path
+        if not path.is_file():
+            yield f"artifact {artifact.path} is missing"
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != artifact.sha256:
+            yield f"artifact {artifact.path} is not the file that was scored (its SHA-256 differs)"
+        elif path.stat().st_size != artifact.bytes:
+            yield f"artifact {artifact.path} has {path.stat().st_size} bytes, not {artifact.bytes} as recorded"
+
+
+def _strays(store: Store) -> Iterator[str]:
+    """Yield JSON files that look like records and are not named like cells, which nothing would ever read."""
+    known = set(store.ids())
+    for path in sorted(store.folder.glob("*.json")) if store.folder.is_dir() else ():
+        if path.stem.removesuffix(".timing") not in known:
+            yield f"{path.name}: not a file of any finished cell"
+
+
+def _csv_problems(path: Path, records: list[Record], claims: Claims | None) -> Iterator[str]:
+    try:
+        stated = list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
+    except (UnicodeDecodeError, csv.Error) as cause:
+        yield f"{path.name} cannot be read as CSV ({cause})"
+        return
+    expected = list(csv.DictReader(io.StringIO(csv_text(records, claims or no_claims), newline="")))
+    if len(stated) != len(expected):
+        yield f"{path.name} has {len(stated)} rows, the folder {len(expected)} records; write it again"
+        return
+    for number, (have, want) in enumerate(zip(stated, expected, strict=True), start=2):
+        for column in [*want, *(key for key in have if key not in want)]:
+            skip = column == "claimed" and claims is None
+            if not skip and have.get(column) != want.get(column):
+                found, right = have.get(column), want.get(column)
+                yield f"{path.name} line {number}: {column} is {found!r}, the records give {right!r}"
