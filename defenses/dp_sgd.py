@@ -92,9 +92,7 @@ class DPSGD(Defense):
 
         orders = [1 + x / 4 for x in range(1, 40)] + list(range(11, 65)) + [80, 96, 128, 192, 256, 384, 512]
         accountant = RdpAccountant(orders)
-        event = PoissonSampledDpEvent(
-            min(1.0, plan.local.batch / examples), GaussianDpEvent(self.noise_multiplier)
-        )
+        event = PoissonSampledDpEvent(min(1.0, plan.local.batch / examples), GaussianDpEvent(self.noise_multiplier))
         accountant.compose(event, self.steps(plan, examples) * rounds)
         delta = 1 / examples
         return float(accountant.get_epsilon(delta)), delta

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from ppbench.defenses.fan2020 import PAPER, claims
 from torch import Tensor
 
-from ppbench.defenses.fan2020 import PAPER, claims
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
@@ -41,11 +41,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 def unpack_bits(bits: Tensor, count: int) -> Tensor:
     """Return the first `count` bits of uint8 `bits` as bool [count]."""
-    return (
-        ((bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1)
-        .flatten()[:count]
-        .bool()
-    )
+    return ((bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1).flatten()[:count].bool()
 
 
 @dataclass(frozen=True)
@@ -68,9 +64,7 @@ class PPDL(Defense):
     }
     paper: ClassVar[str] = PAPER
     claimed: ClassVar[tuple[Claim, ...]] = claims("ppdl")
-    epsilon_reason: ClassVar[str] = (
-        "which entries are sent depends on the data, and the sent ones are not clipped"
-    )
+    epsilon_reason: ClassVar[str] = "which entries are sent depends on the data, and the sent ones are not clipped"
 
     def check(self, plan: Plan) -> None:
         """Refuse a fraction outside (0, 1] and a negative sigma."""
@@ -118,7 +112,7 @@ class PPDL(Defense):
                 raise ValueError(f"{len(upload.bits)} bytes of bitmap for {total} parameters")
             return unpack_bits(upload.bits, total)
         index = upload.index.long()
-        if len(index) and not (0 <= int(index.min()) and int(index.max()) < total):
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= total):
             raise ValueError(f"an index outside 0..{total - 1}")
         if not bool((index.diff() > 0).all()):
             raise ValueError("indices that do not increase")

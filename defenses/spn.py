@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from ppbench.defenses.fan2020 import PAPER, claims
 from torch import Tensor
 
-from ppbench.defenses.fan2020 import PAPER, claims
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.messages import Hello
@@ -21,7 +21,7 @@ from ppbench.federation.tree import Params, Tree, node
 
 @node
 class Secret:
-    """What never leaves the client. head: weight [K, D] and bias [K]; code: [C, K] of -1 and +1; opt: optimizer state."""
+    """What never leaves the client. head: weight [K, D], bias [K]; code: [C, K] of -1 and +1; opt: optimizer state."""
 
     head: Params
     code: Tensor
@@ -76,9 +76,7 @@ class SPN(Defense):
         with torch.no_grad():
             width = self._tapped(ctx.plan, params, x)[1].shape[1]
         uniform = (torch.rand(self.bits, width + 1, generator=ctx.generator) * 2 - 1) * self.head_scale
-        code = (
-            torch.randint(0, 2, (ctx.plan.spec.classes, self.bits), generator=ctx.generator).float() * 2 - 1
-        )
+        code = torch.randint(0, 2, (ctx.plan.spec.classes, self.bits), generator=ctx.generator).float() * 2 - 1
         head = {"weight": uniform[:, :-1].contiguous(), "bias": uniform[:, -1].contiguous()}
         return Secret(head, code, ctx.plan.local.opt.init(Layout.of(head).pack(head)))
 
@@ -115,9 +113,7 @@ class SPN(Defense):
             mine, kept = opt.step(mine, inner.pack(h), kept, job.lr)
         return layout.unpack(start - flat), Secret(inner.unpack(mine), secret.code, kept)
 
-    def reply(
-        self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data
-    ) -> tuple[Tree, Tree | None]:
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Keep the secret, upload the public part."""
         if isinstance(message, Hello):
             return super().reply(ctx, me, message, result, data)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ppbench import __version__
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.score import Scored, score_images, score_labels, score_members, score_traces
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.adversary.view import THREATS, View
-from ppbench.config import EvaluateConfig, Point, Stage, attacks, points, threats_of
+from ppbench.config import EvaluateConfig, Stage, attacks, points, threats_of
 from ppbench.federation.engine import Federation
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import (
@@ -30,7 +29,7 @@ from ppbench.records.schema import (
     Scalar,
     ThreatModel,
 )
-from ppbench.records.store import Store
+from ppbench.records.store import Images, Store, Timing
 from ppbench.task.task import Task, describe, make_task
 from ppbench.train import Trained, federation, train
 
@@ -74,9 +73,7 @@ def groups(config: EvaluateConfig) -> Iterator[Group]:
 
 
 def _scalars(value: object) -> dict[str, Scalar]:
-    return (
-        dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else {}
-    )
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else {}
 
 
 def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
@@ -96,9 +93,7 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
         for follows in sources if attack.kind == "tracing" else [None]:
             cell = CellConfig(
                 suite="evaluate/1",
-                threat_model=ThreatModel(
-                    id=group.threat, sees=THREATS[group.threat], knows_defense=attack.adaptive
-                ),
+                threat_model=ThreatModel(id=group.threat, sees=THREATS[group.threat], knows_defense=attack.adaptive),
                 defense=DefenseInfo(
                     id=defense.name, version=defense.version, parameters=_scalars(defense), control=control
                 ),
@@ -142,9 +137,7 @@ class Bench:
         answer(fed, missing)
 
     def _membership(self, fed: Federation, missing: list[Cell]) -> None:
-        candidates = choose_candidates(
-            self.task.shards, self.task.test, self.config.candidates, self.task.seeds
-        )
+        candidates = choose_candidates(self.task.shards, self.task.test, self.config.candidates, self.task.seeds)
         view = fed.release().view(self.group.threat, own=((-1, self.task.shards[0]),))
         for cell in missing:
             began = time.perf_counter()
@@ -155,9 +148,7 @@ class Bench:
 
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
         group, needed = self.group, {c.follows for c in missing} - {None}
-        victims = choose_victims(
-            self.task.shards, group.threat, group.batch, self.config.victims, self.task.seeds
-        )
+        victims = choose_victims(self.task.shards, group.threat, group.batch, self.config.victims, self.task.seeds)
         view = fed.probe(victims.data).view(group.threat, own=victims.own)
         found: dict[str, list[Guess]] = {}
         wanted = {cell.id for cell in missing}
@@ -198,7 +189,8 @@ class Bench:
     def _score(self, cell: Cell, view: View, victims: Victims, guesses: list[Guess]) -> Scored:
         if cell.attack.kind == "reconstruction":
             evidence = {e.unit: e for e in cell.attack.evidence(view)}
-            return score_images(victims, guesses, evidence, self.task.plan.data_range)
+            plain = {e.unit: e for e in view.defense.evidence(view)}
+            return score_images(victims, guesses, evidence, plain, self.task.plan.data_range)
         if cell.attack.kind == "label":
             return score_labels(victims, guesses)
         return score_traces(victims, guesses[0])
@@ -230,13 +222,18 @@ class Bench:
             reason=failure or reason,
             environment=environment(self.config),
         )
-        self.store.save(record, seconds=seconds, tensors=_strip(scored))
+        self.store.save(record, Timing(seconds={"attack": seconds, "training": self.trained.seconds}), _images(scored))
 
 
-def _strip(scored: Scored) -> dict[str, Tensor] | None:
-    if scored.guess is None or scored.truth is None:
+def _images(scored: Scored) -> Images | None:
+    if scored.guess is None or scored.truth is None or scored.guess.dim() != 4:
         return None
-    return {"guess": scored.guess.float().contiguous(), "truth": scored.truth.float().contiguous()}
+    return Images(scored.guess.float().numpy(), scored.truth.float().numpy())
+
+
+def finished(store: Store, cell: Cell) -> bool:
+    """Return whether `store` holds the cell and need not run it again; a failed one is tried anew."""
+    return store.has(cell.id) and store.load(cell.id).status != "failed"
 
 
 def environment(config: EvaluateConfig) -> Environment:
@@ -255,7 +252,7 @@ def environment(config: EvaluateConfig) -> Environment:
 def run_group(config: EvaluateConfig, group: Group, out: Path) -> int:
     """Run those cells of `group` that `out` does not hold complete or diverged; return how many were run."""
     task, store = make_task(config), Store(out)
-    missing = [cell for cell in cells(task, config, group) if not store.finished(cell.id)]
+    missing = [cell for cell in cells(task, config, group) if not finished(store, cell)]
     if not missing:
         return 0
     point = points(config)[group.point]
@@ -267,4 +264,4 @@ def run_group(config: EvaluateConfig, group: Group, out: Path) -> int:
     return len(missing)
 
 
-__all__ = ["Bench", "Cell", "Group", "cells", "environment", "groups", "run_group"]
+__all__ = ["Bench", "Cell", "Group", "cells", "environment", "finished", "groups", "run_group"]

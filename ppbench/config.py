@@ -45,10 +45,10 @@ class EvaluateConfig(Strict):
     defense: str
     dataset: str = "digits"
     model: str = "dlnet"
-    model_options: dict[str, str | int | float | bool] = {}
+    model_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     attacks: tuple[str, ...] = ("all",)
     grid: Literal["quick", "paper"] | tuple[float, ...] = "quick"
-    settings: dict[str, Scalar] = {}
+    settings: dict[str, Scalar] = Field(default_factory=dict)
     clients: int = Field(default=10, ge=2)
     rounds: int = Field(default=60, ge=1)
     local_epochs: int = Field(default=1, ge=1)
@@ -96,16 +96,12 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][:1])
-        raise UsageError(
-            f"Option {where}={first['input']!r} cannot be used: {first['msg'].lower()}."
-        ) from error
+        raise UsageError(f"Option {where}={first['input']!r} cannot be used: {first['msg'].lower()}.") from error
     for threat in config.threats:
         if threat not in THREATS:
             raise unknown("threat model", threat, THREATS)
     if any(size < 1 for size in config.attack_batch):
-        raise UsageError(
-            f"Option attack_batch={config.attack_batch} cannot be used: a batch has at least 1 image."
-        )
+        raise UsageError(f"Option attack_batch={config.attack_batch} cannot be used: a batch has at least 1 image.")
     return config
 
 
@@ -124,11 +120,7 @@ class Point:
     @property
     def label(self) -> str:
         """For people: "spn alpha2=0.1"."""
-        return (
-            self.defense.name
-            if self.value is None
-            else f"{self.defense.name} {self.defense.control}={self.value:g}"
-        )
+        return self.defense.name if self.value is None else f"{self.defense.name} {self.defense.control}={self.value:g}"
 
 
 def _instance(kind: str, factory: Any, name: str, parameters: Mapping[str, Scalar]) -> Any:
@@ -171,9 +163,7 @@ def points(config: EvaluateConfig) -> list[Point]:
     else:
         values = base.grids.get(config.grid, ()) if isinstance(config.grid, str) else config.grid
         if not values:
-            raise UsageError(
-                f"Defense {base.name!r} declares no {config.grid!r} grid; give values, as --grid 0.1,1."
-            )
+            raise UsageError(f"Defense {base.name!r} declares no {config.grid!r} grid; give values, as --grid 0.1,1.")
         grid = [Point(make_defense(config.defense, {**own, base.control: v})) for v in values]
     names = {point.defense.name for point in grid}
     return [Point(make_defense(name)) for name in CONTROLS if name not in names] + grid
@@ -203,16 +193,12 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
         if attack.targets is not None and config.defense not in attack.targets:
             if not everything:
                 targets = ", ".join(sorted(attack.targets))
-                raise UsageError(
-                    f"Attack {name!r} is built for {targets}, not for {config.defense!r}; leave it out."
-                )
+                raise UsageError(f"Attack {name!r} is built for {targets}, not for {config.defense!r}; leave it out.")
             continue
         chosen.append(attack)
     kinds = {attack.kind for attack in chosen}
     if "tracing" in kinds and "reconstruction" not in kinds:
-        raise UsageError(
-            "Tracing needs reconstructions; add a reconstruction attack, as --attack dlg,tracing."
-        )
+        raise UsageError("Tracing needs reconstructions; add a reconstruction attack, as --attack dlg,tracing.")
     return chosen
 
 

@@ -61,7 +61,7 @@ def load(group: Group, name: str) -> Any:
     plugin = known[name]
     try:
         return plugin.entry.load()
-    except Exception as cause:  # noqa: BLE001 - a stranger's import may raise anything; it is reported, not hidden
+    except Exception as cause:
         raise UsageError(
             f"The {group[:-1]} {name!r} of package {plugin.distribution!r} ({plugin.target}) cannot be imported: "
             f"{type(cause).__name__}: {cause}; repair or uninstall that package."

@@ -34,9 +34,7 @@ class Trained(Strict):
 
 def federation(task: Task, point: Point, config: EvaluateConfig) -> Federation:
     """Return a federation of `task` under the point's defense, not yet started."""
-    return Federation(
-        point.defense, task.plan, task.shards, task.seeds, torch.device(config.device), config.backend
-    )
+    return Federation(point.defense, task.plan, task.shards, task.seeds, torch.device(config.device), config.backend)
 
 
 def _name(task: Task, point: Point, config: EvaluateConfig) -> str:
@@ -94,8 +92,8 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
     reason = None if finished else f"the model was not finite after round {fed.round}"
     utility = Utility(
         accuracy=accuracy,
-        low=interval and interval.low,
-        high=interval and interval.high,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
         n=n,
         chance=chance,
         curve=curve,

@@ -53,16 +53,12 @@ class Evidence:
         total = torch.zeros((), dtype=next(iter(simulated.values())).dtype)
         for name, value in simulated.items():
             square = (value - self.observed[name].to(value.dtype)) ** 2
-            total = (
-                total + (square if self.weight is None else square * self.weight[name].to(value.dtype)).sum()
-            )
+            total = total + (square if self.weight is None else square * self.weight[name].to(value.dtype)).sum()
         return total
 
     def scale(self) -> Tensor:
         """Return the discrepancy of an all-zero simulation: what a relative mismatch is relative to."""
-        return self.discrepancy(
-            {name: torch.zeros_like(value).double() for name, value in self.observed.items()}
-        )
+        return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
 
 
 def simulation(plan: Plan, params: Params) -> Simulate:
@@ -81,7 +77,7 @@ def plain_evidence(view: View) -> list[Evidence]:
     """Return evidence for an attacker who takes every update for the undefended gradient of one batch.
 
     Server and eavesdropper see each client's upload. A client sees the aggregate only, as the difference of two
-    broadcasts (server optimiser plain SGD): one piece of evidence about all other clients together.
+    broadcasts (server optimizer plain SGD): one piece of evidence about all other clients together.
     """
     if view.threat.startswith("client/"):
         return _difference_evidence(view)

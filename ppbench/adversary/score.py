@@ -30,15 +30,27 @@ class Scored:
     truth: Tensor | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True)
+class Checks:
+    """What the scorer finds about a unit's evidence, whatever the attack makes of it."""
+
+    at_truth: float | None
+    ratio: float | None
+
+
 def score_images(
     victims: Victims,
     guesses: Sequence[Guess],
     evidence: Mapping[tuple[Slot, ...], Evidence],
+    plain: Mapping[tuple[Slot, ...], Evidence],
     data_range: tuple[float, float],
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error.
 
     Labels are compared as multisets, as `score_labels` does: a gradient does not say which image has which label.
+    evidence is the attack's own, plain the defense's: the first gives the at-truth discrepancy, the second the ratio of
+    gradient to perturbation.
+
     The at-truth discrepancy of the attack's own evidence stands beside each score; a median that is not about 0
     raises the flag "evidence_inexact": the observation holds noise, or a mechanism that the attacker does not model.
     """
@@ -48,20 +60,18 @@ def score_images(
     exact: list[float] = []
     for unit, guess in zip(victims.units, guesses, strict=True):
         truth = victims.truth(unit)
-        found = (
-            torch.full_like(truth.x, torch.nan)
-            if guess.x is None
-            else guess.x.detach().cpu().to(truth.x.dtype)
-        )
+        found = torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
         order = match(found, truth.x, data_range)
         known = evidence.get(unit)
         residual = None if known is None or known.nuisance else _residual(known, truth, len(unit))
         if residual is not None:
             exact.append(residual)
-        scores += _unit_scores(unit, victims.batch, guess, found[order], truth, residual, data_range)
+        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
+        checks = Checks(residual, ratio)
+        scores += _unit_scores(unit, victims.batch, guess, found[order], truth, checks, data_range)
         images.append(found[order])
         truths.append(truth.x)
-    flags = ()
+    flags: tuple[Flag, ...] = ()
     if exact and float(torch.tensor(exact).median()) > INEXACT:
         detail = f"median discrepancy at the truth {float(torch.tensor(exact).median()):.2g} of the observation's size"
         flags = (Flag(code="evidence_inexact", severity="info", detail=detail),)
@@ -75,13 +85,30 @@ def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
     return value if value == value and abs(value) != float("inf") else None
 
 
+def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases: gradient against perturbation (SPN, Sec. 5).
+
+    A bias gradient is the diagonal of the matrix that multiplies the input in the paper's linear system. None where
+    there are no such biases, or no perturbation.
+    """
+    x, y = truth.x.unflatten(0, (units, -1)).double(), truth.y.unflatten(0, (units, -1)).double()
+    clean = {n: v.detach() for n, v in plain.simulate(x, y).items() if n.startswith("features.") and v.dim() == 1}
+    if not clean:
+        return None
+    size = torch.cat(list(clean.values())).norm()
+    perturbation = torch.cat([plain.observed[n].double() - v for n, v in clean.items()]).norm()
+    if not bool(perturbation.isfinite()) or perturbation <= size * 1e-5:  # float32 rounding is no defense
+        return None
+    return float(size / perturbation)
+
+
 def _unit_scores(
     unit: tuple[Slot, ...],
     batch: int,
     guess: Guess,
     found: Tensor,
     truth: Data,
-    residual: float | None,
+    checks: Checks,
     data_range: tuple[float, float],
 ) -> list[ImageScore]:
     hits: list[bool | None] = [None] * len(truth.x)
@@ -105,7 +132,8 @@ def _unit_scores(
                 ssim=figures.ssim,
                 label=hits[index],
                 confidence=confidence,
-                at_truth=residual,
+                at_truth=checks.at_truth,
+                ratio=checks.ratio,
                 evaluations=guess.evaluations,
             )
         )
@@ -120,9 +148,7 @@ def score_labels(victims: Victims, guesses: Sequence[Guess]) -> Scored:
         hits = multiset_hits(guess.y.tolist() if guess.y is not None else [], labels)
         for index, hit in enumerate(hits):
             slot = unit[index // victims.batch]
-            scores.append(
-                LabelScore(probe=slot.probe, client=slot.client, index=index % victims.batch, label=hit)
-            )
+            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=index % victims.batch, label=hit))
     return Scored(scores)
 
 
@@ -135,9 +161,7 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
     scores: list[Victim] = []
     for half, guess in enumerate(guesses):
         if guess.score is None or guess.decision is None or not bool(guess.score.isfinite().all()):
-            raise ValueError(
-                "a membership attack must answer finite scores and decisions for every candidate"
-            )
+            raise ValueError("a membership attack must answer finite scores and decisions for every candidate")
         for index in (candidates.half == half).nonzero().flatten().tolist():
             scores.append(
                 MemberScore(
@@ -156,8 +180,5 @@ def score_traces(victims: Victims, guess: Guess) -> Scored:
     slots = [slot for unit in victims.units for slot in unit for _ in range(victims.batch)]
     owners = guess.owner.tolist() if guess.owner is not None else [-1] * len(slots)
     return Scored(
-        [
-            TraceScore(index=i, owner=s.client, guess=o)
-            for i, (s, o) in enumerate(zip(slots, owners, strict=True))
-        ]
+        [TraceScore(index=i, owner=s.client, guess=o) for i, (s, o) in enumerate(zip(slots, owners, strict=True))]
     )

@@ -81,11 +81,7 @@ class View:
 
     def broadcasts(self, probe: int) -> list[Tree]:
         """Return the messages that this party received from the server in `probe`, in order."""
-        return [
-            m.message
-            for m in self.mail
-            if m.probe == probe and m.sender == SERVER and m.receiver == self.party
-        ]
+        return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
 
     def save(self, folder: Path) -> None:
         """Write the view to `folder` (created): tensors as safetensors, the rest as JSON."""

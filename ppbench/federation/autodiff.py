@@ -18,13 +18,10 @@ def gradient(function: Callable[[Params], Tensor], params: Params) -> Params:
     autograd.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:  # no public test for "inside vmap" exists
-        return grad(function)(params)
+        inner: Params = grad(function)(params)
+        return inner
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = {
-            n: p if again and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()
-        }
-        parts = torch.autograd.grad(
-            function(inputs), list(inputs.values()), create_graph=again, materialize_grads=True
-        )
+        inputs = {n: p if again and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()}
+        parts = torch.autograd.grad(function(inputs), list(inputs.values()), create_graph=again, materialize_grads=True)
     return dict(zip(params, parts, strict=True))

@@ -10,9 +10,7 @@ from ppbench.federation.plan import Batch, Data, Local
 
 def all_at_once(data: Data) -> Batch:
     """Return all of `data` as one batch."""
-    return Batch(
-        data.x[None], data.y[None], torch.ones(1, len(data.x), dtype=data.x.dtype, device=data.x.device)
-    )
+    return Batch(data.x[None], data.y[None], torch.ones(1, len(data.x), dtype=data.x.dtype, device=data.x.device))
 
 
 def gather(data: Data, index: Tensor, weight: Tensor) -> Batch:
@@ -33,9 +31,7 @@ def shuffled(data: Data, local: Local, generator: torch.Generator) -> Batch:
     steps = -(-count // size)
     weight = (torch.arange(steps * size) < count).float().view(steps, size)
     orders = [torch.randperm(count, generator=generator) for _ in range(local.epochs)]
-    index = torch.stack(
-        [torch.cat([o, o[: steps * size - count]]).view(steps, size) for o in orders]
-    ).flatten(0, 1)
+    index = torch.stack([torch.cat([o, o[: steps * size - count]]).view(steps, size) for o in orders]).flatten(0, 1)
     return gather(data, index, weight.repeat(local.epochs, 1))
 
 
@@ -44,5 +40,5 @@ def poisson(data: Data, steps: int, rate: float, generator: torch.Generator) -> 
     count = len(data.x)
     chosen = torch.rand(steps, count, generator=generator) < rate
     size = max(1, int(chosen.sum(1).max()))
-    index = chosen.int().argsort(1, descending=True, stable=True)[:, :size]
+    index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :size]
     return gather(data, index, chosen.gather(1, index).float())

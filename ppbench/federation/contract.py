@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @node
 class Server:
-    """The server's state. params: public weights; opt: server optimiser; counts: [N] int64; own: the defense's."""
+    """The server's state. params: public weights; opt: server optimizer; counts: [N] int64; own: the defense's."""
 
     params: Params
     opt: Tree
@@ -143,9 +143,7 @@ class Defense:
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Return the server's state before set-up, from initial public weights."""
         flat = Layout.of(params).pack(params)
-        return Server(
-            params, ctx.plan.server_opt.init(flat), torch.zeros(ctx.plan.clients, dtype=torch.int64), ()
-        )
+        return Server(params, ctx.plan.server_opt.init(flat), torch.zeros(ctx.plan.clients, dtype=torch.int64), ())
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Run once before the first round. Default: each client tells its number of examples."""
@@ -153,9 +151,7 @@ class Defense:
         counts = server.counts.clone()
         for client, answer in answers.items():
             if not isinstance(answer, Join):
-                raise ProtocolError(
-                    f"Client {client} answered set-up with {type(answer).__name__}, not Join."
-                )
+                raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Join.")
             counts[client] = answer.count
         return Server(server.params, server.opt, counts, server.own)
 
@@ -182,15 +178,11 @@ class Defense:
         plan, layout = ctx.plan, Layout.of(server.params)
         flat = layout.pack(server.params)
         mean = torch.zeros_like(flat)
-        for weight, (client, upload) in zip(
-            self.weights(server, list(uploads)), uploads.items(), strict=True
-        ):
+        for weight, (client, upload) in zip(self.weights(server, list(uploads)), uploads.items(), strict=True):
             try:
                 mean = mean + weight * layout.pack(self.decode(upload, server.params))
             except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
-                raise ProtocolError(
-                    f"Client {client} sent an upload that cannot be decoded: {cause}"
-                ) from cause
+                raise ProtocolError(f"Client {client} sent an upload that cannot be decoded: {cause}") from cause
         flat, opt = plan.server_opt.step(flat, mean, server.opt, plan.server_opt.rate(ctx.round))
         return Server(layout.unpack(flat), opt, server.counts, server.own)
 
@@ -246,9 +238,7 @@ class Defense:
         """Return the gradient that one local step takes, on a batch without the axis T."""
         return gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
 
-    def reply(
-        self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data
-    ) -> tuple[Tree, Tree | None]:
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Return the client's new state and its answer (None for no answer)."""
         if isinstance(message, Hello):
             return me, Join(torch.tensor(len(data.x)))

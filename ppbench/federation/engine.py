@@ -69,8 +69,7 @@ class Federation:
         self.shards = {client: moved(shard, self.device) for client, shard in self.shards.items()}
         server = self.defense.init_server(self._context(REAL, 0, 0, SERVER, "init"), params)
         clients = [
-            self.defense.init_client(self._context(REAL, 0, 0, c, "init"), params)
-            for c in range(self.plan.clients)
+            self.defense.init_client(self._context(REAL, 0, 0, c, "init"), params) for c in range(self.plan.clients)
         ]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
         drive = Drive(self, self.plan, REAL, -1, 0, self.wire, self.parties, self.shards)
@@ -98,9 +97,7 @@ class Federation:
 
     def deliver(self) -> Tree:
         """Return the message that hands the present model to a client."""
-        return self.defense.deliver(
-            self._context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server
-        )
+        return self.defense.deliver(self._context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
 
     def accuracy(self, data: Data) -> float:
         """Return top-1 accuracy of the delivered model on `data`."""

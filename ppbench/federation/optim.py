@@ -1,4 +1,4 @@
-"""Optimisers as pure functions on one flat parameter vector.
+"""Optimizers as pure functions on one flat parameter vector.
 
 `torch.optim` neither maps over clients nor differentiates, and its state cannot travel with a client. On a flat
 vector a step is a handful of kernels whatever the number of layers.
@@ -70,7 +70,7 @@ class Opt:
             return {"m": zero, "v": zero.clone(), "t": torch.zeros((), dtype=flat.dtype, device=flat.device)}
         return {"m": zero} if self.momentum else ()
 
-    def step(self, flat: Tensor, gradient: Tensor, state: Tree, lr: float) -> tuple[Tensor, Tree]:
+    def step(self, flat: Tensor, gradient: Tensor, state: Tree, lr: float | Tensor) -> tuple[Tensor, Tree]:
         """Return parameters and state after one step; nothing is changed in place."""
         if self.name == "adam":
             b1, b2 = self.betas

@@ -49,7 +49,7 @@ class Local:
         upload: "gradient" (FedSGD: the gradient of one batch) or "delta" (FedAvg: start minus end of local epochs).
         epochs: local epochs; ignored in gradient mode.
         batch: examples a batch.
-        opt: the local optimiser; its state is fresh each round.
+        opt: the local optimizer; its state is fresh each round.
     """
 
     upload: Literal["gradient", "delta"] = "delta"

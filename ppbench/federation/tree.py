@@ -41,9 +41,7 @@ def node(cls: type[T]) -> type[T]:
     def unflatten(children: Any, _: None) -> Any:
         return made(*children)
 
-    pytree.register_pytree_node(
-        made, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
-    )
+    pytree.register_pytree_node(made, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     _NODES[f"{cls.__module__}.{cls.__qualname__}"] = made
     return made
 
@@ -109,9 +107,7 @@ def decode(data: Any, store: dict[str, Tensor]) -> Tree:
     if kind == "value":
         return content
     if content not in _NODES:
-        raise UsageError(
-            f"A saved state needs the class {content}, which is not loaded; import its defense first."
-        )
+        raise UsageError(f"A saved state needs the class {content}, which is not loaded; import its defense first.")
     return _NODES[content](*(decode(value, store) for value in data["fields"]))
 
 
@@ -135,6 +131,4 @@ def load(path: Path) -> Tree:
             structure = json.loads(file.metadata()["tree"])
         return decode(structure, load_file(path))
     except (SafetensorError, TypeError, KeyError, ValueError) as cause:
-        raise UsageError(
-            f"{path} is not a saved ppbench state ({cause}); delete it to have it made again."
-        ) from cause
+        raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause

@@ -52,9 +52,7 @@ class NetSpec:
     options: tuple[tuple[str, Option], ...] = ()
 
 
-def net_spec(
-    model: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Option] | None = None
-) -> NetSpec:
+def net_spec(model: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Option] | None = None) -> NetSpec:
     """Return the spec of a network, options sorted."""
     return NetSpec(model, tuple(shape), classes, tuple(sorted((options or {}).items())))
 
@@ -85,9 +83,7 @@ class Net:
             UsageError: the model's features are no Sequential with a Flatten in it.
         """
         layers = self.module.features
-        index = (
-            [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
-        )
+        index = [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
         if True not in index:
             raise UsageError(f"Model {self.spec.model!r} has no Flatten layer to tap; use phi_tap='head'.")
         part = layers[: index.index(True) + 1]  # type: ignore[index]  # a Sequential, or the list is empty
@@ -107,9 +103,7 @@ def _construct(spec: NetSpec) -> Classifier:
     except (TypeError, ValueError) as cause:
         raise UsageError(f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {cause}.") from cause
     if not isinstance(module, Classifier):
-        raise UsageError(
-            f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier."
-        )
+        raise UsageError(f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier.")
     return module
 
 

@@ -81,9 +81,7 @@ def make_task(config: EvaluateConfig) -> Task:
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
     """Return the parts of a cell's configuration that a task determines."""
     dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
-    data = DataInfo(
-        name=dataset.name, sha256=dataset.sha256(), train=len(dataset.train.y), test=len(dataset.test.y)
-    )
+    data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=len(dataset.train.y), test=len(dataset.test.y))
     model = ModelInfo(
         id=plan.spec.model,
         options=dict(plan.spec.options),

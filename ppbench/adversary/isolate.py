@@ -1,0 +1,67 @@
+"""Run an attack in a fresh process, on a View read from disk: the strong form of "truth is out of reach"."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.view import View
+from ppbench.federation import tree
+from ppbench.federation.wire import Slot
+from ppbench.registry import load
+
+
+def isolated(attack: Attack, view: View, challenges: Sequence[Challenge], seed: int, folder: Path) -> list[Guess]:
+    """Return what `attack` guesses in a process that has nothing but the view and the challenges, as files.
+
+    Args:
+        attack: a registered attack.
+        view: what the adversary knows.
+        challenges: what is asked.
+        seed: seed of the attack's generator.
+        folder: where the files go.
+
+    Raises:
+        RuntimeError: the process failed; its standard error is the message.
+    """
+    view.save(folder)
+    tree.save([_fields(challenge) for challenge in challenges], folder / "challenges.safetensors")
+    parameters = dataclasses.asdict(attack)
+    about = {"attack": attack.name, "parameters": parameters, "seed": seed, "threads": torch.get_num_threads()}
+    (folder / "attack.json").write_text(json.dumps(about))
+    command = [sys.executable, "-m", "ppbench.adversary.isolate", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return [Guess(*fields) for fields in tree.load(folder / "guesses.safetensors")]
+
+
+def _fields(value: Challenge | Guess) -> list[object]:
+    found = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return [
+        [list(slot) for slot in item] if field == 0 and isinstance(value, Challenge) else item
+        for field, item in enumerate(found)
+    ]
+
+
+def _main(folder: Path) -> None:
+    about = json.loads((folder / "attack.json").read_text())
+    torch.set_num_threads(about["threads"])
+    view = View.load(folder)
+    challenges = []
+    for unit, *rest in tree.load(folder / "challenges.safetensors"):
+        challenges.append(Challenge(tuple(Slot(*slot) for slot in unit), *rest))
+    attack = load("attacks", about["attack"])(**about["parameters"])
+    guesses = attack.run(view, challenges, torch.Generator().manual_seed(about["seed"]))
+    tree.save([_fields(guess) for guess in guesses], folder / "guesses.safetensors")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

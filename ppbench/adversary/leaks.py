@@ -1,0 +1,99 @@
+"""Find a path from what an adversary holds to what it must not hold. For tests, ours and a defense author's.
+
+This guards against accident, not malice: it cannot see module globals, nor values derived from a secret (a seed can
+be guessed). It walks containers, instances, closures, defaults, bound methods and autograd graphs, and compares
+storages and rows of values.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_OPAQUE = (type, types.ModuleType, str, bytes, int, float, bool, torch.dtype, torch.device, torch.Size, type(None))
+
+
+def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
+    """Return the paths from `root` to tensors that share storage, or a row of values, with one of `secrets`.
+
+    Args:
+        root: a View, its evidence, a Challenge, an Attack.
+        secrets: e.g. victims' batches [B, *shape], a secret head. Rows of fewer than 4 values are not compared.
+
+    Returns:
+        One line a leak; an empty list if nothing was found. A `torch.Generator` is reported too: with its state, draws
+        made from it can be repeated.
+    """
+    hidden = [secret.detach().cpu() for secret in secrets]
+    storages = {s.untyped_storage().data_ptr() for s in hidden if s.numel()}
+    rows = {_row(row) for s in hidden for row in s.reshape(len(s), -1) if s.dim() > 1 and row.numel() >= 4}
+    widths = {s[0].numel() for s in hidden if s.dim() > 1 and len(s)}
+    found = []
+    for path, value in _walk(root):
+        if isinstance(value, torch.Generator):
+            found.append(f"{path}: a generator")
+        if isinstance(value, Tensor) and value.device.type != "meta" and value.numel():
+            if value.untyped_storage().data_ptr() in storages:
+                found.append(f"{path}: shares storage with a secret")
+            elif any(value.numel() % w == 0 and _holds(value, w, rows) for w in widths):
+                found.append(f"{path}: holds a secret's values")
+    return found
+
+
+def _row(values: Tensor) -> bytes:
+    return bytes(values.detach().float().contiguous().numpy().tobytes())
+
+
+def _holds(value: Tensor, width: int, rows: set[bytes]) -> bool:
+    return any(_row(row) in rows for row in value.detach().cpu().reshape(-1, width))
+
+
+def _walk(root: object) -> Iterator[tuple[str, object]]:
+    """Yield everything reachable from `root`, with the path to it; each object once."""
+    seen: set[int] = set()
+    alive: list[object] = []  # keeps temporaries, so that an id is never used twice
+    queue: deque[tuple[str, object]] = deque([("view", root)])
+    while queue:
+        path, value = queue.popleft()
+        if isinstance(value, _OPAQUE) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        alive.append(value)
+        yield path, value
+        queue.extend((f"{path}{step}", child) for step, child in _children(value))
+
+
+def _children(value: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield f".<closure {name}>", cell.cell_contents
+        for part in (value.__defaults__ or (), value.__kwdefaults__ or {}):
+            yield ".<defaults>", part
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+        yield ".__func__", value.__func__
+    elif isinstance(value, functools.partial):
+        yield ".<partial>", (value.func, value.args, value.keywords)
+    elif isinstance(value, Tensor):
+        for name in ("grad", "grad_fn", "_base"):
+            yield f".{name}", getattr(value, name) if name != "grad" or value.is_leaf else None
+        yield from ((f".{key}", item) for key, item in vars(value).items())
+    elif hasattr(value, "next_functions"):  # a node of an autograd graph, invisible to gc
+        yield ".next_functions", [node for node, _ in value.next_functions]
+        yield from ((f".{name}", getattr(value, name)) for name in dir(value) if name.startswith("_saved_"))
+        yield ".variable", getattr(value, "variable", None)
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif hasattr(value, "__dict__"):
+        yield from ((f".{key}", item) for key, item in vars(value).items())
+    else:
+        yield from ((".<referent>", item) for item in gc.get_referents(value))

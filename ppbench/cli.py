@@ -1,0 +1,178 @@
+"""The command line: parses, calls, prints; no logic. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench import __version__
+from ppbench.errors import UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="How much private data does a federated-learning defense really let leak?\n\n"
+    "Trains a federation under the defense, attacks exactly what each party saw, scores the attacks against the truth, "
+    "and keeps a leaderboard.",
+)
+
+
+class What(str, Enum):
+    """What `ppbench list` can list."""
+
+    all = "all"
+    defenses = "defenses"
+    attacks = "attacks"
+    datasets = "datasets"
+    models = "models"
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ppbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("list")
+def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
+    """List the defenses, attacks, data sets and models that are installed, in-tree and third-party."""
+    from ppbench.registry import GROUPS, plugins, summary
+
+    for group in GROUPS:
+        if what.value not in (group, "all"):
+            continue
+        typer.echo(f"{group}:")
+        for plugin in plugins(group).values():
+            origin = "" if plugin.distribution == "ppbench" else f" [{plugin.distribution}]"
+            typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
+
+
+@app.command()
+def evaluate(
+    defense: Annotated[str, typer.Option(help="What to evaluate; see `ppbench list defenses`.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="See `ppbench list models`.")] = None,
+    attack: Annotated[str | None, typer.Option(help="Names with commas between, or all that apply.")] = None,
+    grid: Annotated[
+        str | None, typer.Option(help="quick, paper, or values of the control parameter, as 0.01,0.1.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples in a training batch.")] = None,
+    attack_batch: Annotated[str | None, typer.Option(help="Sizes of victims' batches, as 1,4,8.")] = None,
+    victims: Annotated[int | None, typer.Option(help="Victim images a cell.")] = None,
+    stage: Annotated[str | None, typer.Option(help="init, final, or both with a comma between.")] = None,
+    threat: Annotated[str | None, typer.Option(help="server/1, client/1, eavesdropper/1, with commas between.")] = None,
+    partition: Annotated[str | None, typer.Option(help="iid, imbalanced or dirichlet:ALPHA.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="round_robin or parallel.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int | None, typer.Option(help="Master seed: one seed, one result.")] = None,
+    preset: Annotated[str, typer.Option(help="quick, or paper: the SPN paper's set-up, hours.")] = "quick",
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+) -> None:
+    """Evaluate a defense: train, attack, score, record, and say what was found."""
+    from ppbench.config import configure
+    from ppbench.evaluate import evaluate as run
+    from ppbench.options import assignments, names, numbers, sizes, resolve_device
+    from ppbench.terminal import Bars, as_json, report
+
+    settings, model_options = assignments(set_ or [])
+    given = {
+        "dataset": dataset,
+        "model": model,
+        "model_options": model_options or None,
+        "attacks": names(attack),
+        "grid": numbers(grid),
+        "settings": settings or None,
+        "clients": clients,
+        "rounds": rounds,
+        "batch_size": batch_size,
+        "attack_batch": sizes(attack_batch),
+        "victims": victims,
+        "stages": names(stage),
+        "threats": names(threat),
+        "partition": partition,
+        "schedule": schedule,
+        "lr": lr,
+        "seed": seed,
+        "device": resolve_device(device),
+    }
+    config = configure(preset, defense=defense, **{key: value for key, value in given.items() if value is not None})
+    with Bars(quiet=json_) as bars:
+        result = run(config, out=out, workers=workers, progress=bars)
+    if json_:
+        typer.echo(json.dumps(as_json(result), indent=1))
+    else:
+        report(result)
+
+
+@app.command()
+def leaderboard(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
+    """Rebuild leaderboard.csv, leaderboard.html and the figures from the records in FOLDER."""
+    from ppbench.leaderboard.board import write_board
+    from ppbench.records.store import Store
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
+    for path in write_board(Store(folder)):
+        typer.echo(str(path))
+
+
+@app.command()
+def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
+    """Recompute every aggregate in FOLDER from the per-victim scores; exit code 1 where something differs."""
+    from ppbench.leaderboard.board import claimed
+    from ppbench.records.verify import verify as check
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
+    problems = check(folder, claimed)
+    for problem in problems:
+        typer.echo(problem)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo("Every record, artifact and table row agrees with the per-victim scores.")
+
+
+def main() -> None:
+    """Run the command line; bad input is one sentence on stderr and exit code 2."""
+    warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
+    try:
+        app()
+    except UsageError as error:
+        typer.echo(f"ppbench: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo(
+            "ppbench: interrupted; what was finished is kept, and the same command goes on from there.", err=True
+        )
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

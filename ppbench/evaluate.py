@@ -1,0 +1,122 @@
+"""The line that all data take, on one page: task, federation, transcript, view, attack, guess, score, record, board.
+
+`parallel` and `cells` hold the middle of it (`train`, `Federation.probe`, `Transcript.view`, `Attack.run`, `score`);
+this module decides what is missing, has it done, and says what was found.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.cells import Group, cells, finished, groups
+from ppbench.config import EvaluateConfig, configure, points
+from ppbench.controls import Check, check_controls
+from ppbench.errors import UsageError
+from ppbench.leaderboard.board import write_board
+from ppbench.parallel import Job, Progress, Silent, run_jobs
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.task.task import Task, make_plan, make_task
+from ppbench.verdict import sentences
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation gave.
+
+    Attributes:
+        config: what was asked.
+        records: the cells, controls included.
+        checks: what the controls say; the result is unreliable unless both hold.
+        verdict: what was found, in sentences.
+        out: folder with records, leaderboard.csv, leaderboard.html and figures.
+        computed: how many cells were run now; the others were found finished.
+    """
+
+    config: EvaluateConfig
+    records: tuple[Record, ...]
+    checks: tuple[Check, ...]
+    verdict: tuple[str, ...]
+    out: Path
+    computed: int
+
+    @property
+    def reliable(self) -> bool:
+        """Whether no control failed."""
+        return all(check.ok is not False for check in self.checks)
+
+
+def evaluate(
+    config: EvaluateConfig | None = None,
+    *,
+    out: Path | str = "ppbench-results",
+    workers: int | None = None,
+    progress: Progress | None = None,
+    preset: str = "quick",
+    **options: object,
+) -> Evaluation:
+    """Evaluate a defense: train it and the controls, attack what each party saw, score, record, write the board.
+
+    A cell that `out` already holds is not computed again; a run that was killed goes on where it was.
+
+    Args:
+        config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords.
+        out: folder of results, new or made by ppbench.
+        workers: processes; by default one a core, and one where a GPU is used.
+        progress: told how far the work is.
+        preset: "quick" or "paper".
+        **options: fields of `EvaluateConfig`, e.g. defense="spn".
+
+    Raises:
+        UsageError: something asked for cannot be used; nothing has been trained then.
+    """
+    asked = config if config is not None else configure(preset, **options)
+    store = Store(Path(out))
+    task = _checked(asked)
+    store.prepare()
+    plan = [(group, cells(task, asked, group)) for group in groups(asked)]
+    missing = [(group, [c for c in some if not finished(store, c)]) for group, some in plan]
+    todo = [(group, some) for group, some in missing if some]
+    _compute(asked, todo, store.out, workers, progress or Silent())
+    records = tuple(store.load(cell.id) for _, some in plan for cell in some)
+    checks = tuple(check_controls(records))
+    verdict = tuple(sentences(asked.defense, records))
+    write_board(store)
+    return Evaluation(asked, records, checks, verdict, store.out, sum(len(some) for _, some in todo))
+
+
+def _checked(config: EvaluateConfig) -> Task:
+    """Return the task, after everything that can be refused was asked for: before anything is written."""
+    if config.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
+    all_points = points(config)
+    list(groups(config))
+    task = make_task(config)
+    for point in all_points:
+        point.defense.check(make_plan(config, task.dataset))
+    smallest = min(len(shard.x) for shard in task.shards.values())
+    if smallest < max(config.attack_batch):
+        raise UsageError(
+            f"The smallest client has {smallest} examples, fewer than the largest attacked batch "
+            f"({max(config.attack_batch)}); use fewer clients or a smaller --attack-batch."
+        )
+    return task
+
+
+def _compute(
+    config: EvaluateConfig, todo: list[tuple[Group, list]], out: Path, workers: int | None, progress: Progress
+) -> None:  # type: ignore[type-arg]
+    """Train the points that missing cells need, then run the missing cells."""
+    if not todo:
+        return
+    count = workers if workers is not None else (1 if config.device == "cuda" else os.cpu_count() or 1)
+    trainings = [Job(point, None) for point in sorted({group.point for group, _ in todo})]
+    run_jobs(config, trainings, out, count, progress)
+    # Large batches first: they take longest, and the last job decides when a pool is done.
+    order = sorted(todo, key=lambda pair: -pair[0].batch)
+    run_jobs(config, [Job(group.point, group, len(some)) for group, some in order], out, count, progress)

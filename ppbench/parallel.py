@@ -1,0 +1,128 @@
+"""Many trainings and cells at once on one machine: spawned processes of one torch thread each, with progress."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ppbench.cells import Group, run_group
+from ppbench.config import EvaluateConfig, points
+from ppbench.task.task import make_task
+from ppbench.train import train
+
+
+class Progress(Protocol):
+    """Told how far the work is. phase: "training" (steps are rounds) or "attacking" (steps are cells)."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """A phase of `total` steps starts."""
+
+    def advance(self, phase: str, steps: int) -> None:
+        """`steps` more steps of a phase are done."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Progress that nobody watches."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """Ignore."""
+
+    def advance(self, phase: str, steps: int) -> None:
+        """Ignore."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: train a point (`group` None), or run a group of `cells` missing cells."""
+
+    point: int
+    group: Group | None
+    cells: int = 0
+
+
+_rounds: SimpleQueue[int] | None = None
+
+
+def _enter(queue: SimpleQueue[int], parent: int) -> None:
+    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone."""
+    global _rounds
+    torch.set_num_threads(1)
+    _rounds = queue
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # the parent was killed: nobody waits for this worker any more
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(config_json: str, job: Job, out: Path, report: Callable[[int], None] | None = None) -> Job:
+    config = EvaluateConfig.model_validate_json(config_json)
+    if job.group is None:
+        tell = report or (lambda _: _rounds.put(1) if _rounds is not None else None)
+        train(make_task(config), points(config)[job.point], config, out / "cache", after=tell)
+    else:
+        run_group(config, job.group, out)
+    return job
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run the body with one torch thread: the number of threads may change the last bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_jobs(config: EvaluateConfig, jobs: Sequence[Job], out: Path, workers: int, progress: Progress) -> None:
+    """Run `jobs`, on `workers` processes or in this one; results land in `out`.
+
+    An error of any job ends the run and is raised here; what was finished before stays.
+    """
+    phase = "training" if all(job.group is None for job in jobs) else "attacking"
+    progress.begin(phase, sum(job.cells if job.group else config.rounds for job in jobs))
+    text = config.model_dump_json()
+    if workers <= 1 or len(jobs) <= 1:
+        with one_thread():
+            for job in jobs:
+                _work(text, job, out, report=lambda _: progress.advance(phase, 1))
+                progress.advance(phase, job.cells if job.group else 0)
+        return
+    context = multiprocessing.get_context("spawn")
+    queue: SimpleQueue[int] = context.SimpleQueue()
+    stop = threading.Event()
+
+    def listen() -> None:
+        while not stop.is_set():
+            while not queue.empty():
+                progress.advance(phase, queue.get())
+            time.sleep(0.1)
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_enter, initargs=(queue, os.getpid()))
+    try:
+        futures = [pool.submit(_work, text, job, out) for job in jobs]
+        for future in as_completed(futures):
+            job = future.result()
+            progress.advance(phase, job.cells if job.group else 0)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        stop.set()
+        listener.join()
