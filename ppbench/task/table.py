@@ -93,15 +93,18 @@ def _frame(path: Path, sep: str | None) -> pd.DataFrame:
     """Return the table in `path`; raises UsageError unless it has a header, rows, and two columns or more."""
     import pandas as pd
 
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             header = file.readline()
             sep = sep or max(_SEPARATORS, key=header.count)
             names = next(csv.reader([header], delimiter=sep), [])
-            frame = pd.read_csv(file, sep=sep, header=None, names=names, index_col=False, low_memory=False)
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, csv.Error) as cause:
+            frame = pd.read_csv(file, sep=sep, header=None, names=names, low_memory=False)
+    except (OSError, EOFError, ValueError, csv.Error) as cause:  # pandas' and Unicode errors are ValueErrors
         reason = " ".join(str(cause).split())
         raise UsageError(f"{path} cannot be read as a table ({reason}); it must be UTF-8 CSV with a header.") from cause
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes surplus fields at the left for row names
+        raise UsageError(f"{path} has rows with more fields than its header has names; give every column a name.")
     if len(frame.columns) < 2 or len(frame) == 0:
         raise UsageError(
             f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {sep!r}; it needs rows, and "
