@@ -81,13 +81,16 @@ def plain_evidence(view: View) -> list[Evidence]:
     """
     if view.threat.startswith("client/"):
         return _difference_evidence(view)
-    shared: dict[int, Simulate] = {}
+    shared: dict[tuple[int, ...], tuple[Simulate, Params]] = {}  # a broadcast is one set of tensors to all
     found: list[Evidence] = []
     for exchange in view.exchanges():
         if not isinstance(exchange.asked, Model):
             continue
         params = exchange.asked.params
-        simulate = shared.setdefault(id(params), simulation(view.plan, params))
+        key = tuple(id(value) for value in params.values())
+        if key not in shared:
+            shared[key] = simulation(view.plan, params), params
+        simulate, params = shared[key]
         observed = view.defense.decode(exchange.answer, params)
         found.append(Evidence((exchange.slot,), observed, simulate, params))
     return found

@@ -33,8 +33,9 @@ def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
     """
     hidden = [secret.detach().cpu() for secret in secrets]
     storages = {s.untyped_storage().data_ptr() for s in hidden if s.numel()}
-    rows = {_row(row) for s in hidden for row in s.reshape(len(s), -1) if s.dim() > 1 and row.numel() >= 4}
-    widths = {s[0].numel() for s in hidden if s.dim() > 1 and len(s)}
+    tables = [s.flatten(1) for s in hidden if s.dim() > 1 and s.numel() and s[0].numel() >= 4]
+    rows = {_row(row) for table in tables for row in table}
+    widths = {table.shape[1] for table in tables}
     found = []
     for path, value in _walk(root):
         if isinstance(value, torch.Generator):

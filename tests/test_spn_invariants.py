@@ -1,0 +1,313 @@
+"""Invariants of SPN, DP, DP-SGD and PPDL that their papers state or that follow from their definitions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppbench.adversary.evidence import at_truth
+from ppbench.adversary.victims import choose_victims
+from ppbench.defenses.dp import DP, laplace
+from ppbench.defenses.dp_sgd import DPSGD
+from ppbench.defenses.none import NoDefense
+from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed, pack_bits, unpack_bits
+from ppbench.defenses.spn import SPN, polarization
+from ppbench.errors import ProtocolError
+from ppbench.federation.batching import poisson
+from ppbench.federation.contract import Context, Job
+from ppbench.federation.messages import Update
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Data, Local
+from ppbench.federation.tree import leaves, tree_map
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial
+
+ALPHAS = (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+def context(plan, party=0, round_=1):
+    return Context(plan, round_, "real", party, torch.Generator().manual_seed(0))
+
+
+def spn_gradient(plan, data: Data, alpha2: float, dtype=torch.float64, seed: int = 0) -> dict[str, torch.Tensor]:
+    plan = replace(plan, local=Local("gradient", batch=len(data.x)))
+    params = {n: p.to(dtype) for n, p in initial(plan.spec, 1).items()}
+    defense = SPN(alpha2)
+    ctx = Context(plan, 1, "real", 0, torch.Generator().manual_seed(seed))
+    secret = tree_map(lambda t: t.to(dtype), defense.init_client(ctx, params))
+    batch = Batch(data.x[None].to(dtype), data.y[None].to(dtype), torch.ones(1, len(data.x), dtype=dtype))
+    return defense.compute(plan, Job(params, batch, torch.tensor(0.1), secret, ()))[0]
+
+
+def batch_of(digits: Data, n: int) -> Data:
+    return Data(digits.x[:n], digits.y[:n])
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_public_head_gradient_is_the_same_for_every_alpha2_and_every_secret(plan, digits, n):
+    grads = [spn_gradient(plan, batch_of(digits, n), a, seed=s) for s, a in enumerate(ALPHAS)]
+    for name in ("head.weight", "head.bias"):
+        assert all(torch.equal(grads[0][name], g[name]) for g in grads)
+    assert not torch.equal(grads[0]["features.0.weight"], grads[-1]["features.0.weight"])
+
+
+def test_backbone_gradient_is_cross_entropy_plus_alpha2_times_polarization(plan, digits):
+    data = batch_of(digits, 4)
+    clean, one, half = (spn_gradient(plan, data, a) for a in (0.0, 1.0, 0.5))
+    for name in clean:
+        torch.testing.assert_close(half[name] - clean[name], 0.5 * (one[name] - clean[name]), rtol=1e-10, atol=1e-14)
+
+
+def test_gradient_to_perturbation_ratio_is_inversely_proportional_to_alpha2(plan, digits):
+    data = batch_of(digits, 1)
+    clean = spn_gradient(plan, data, 0.0)
+
+    def ratio(alpha2: float) -> float:
+        noisy = spn_gradient(plan, data, alpha2)
+        names = [n for n in clean if n.startswith("features") and n.endswith("bias")]
+        a, b = (torch.cat([v[n] for n in names]) for v in (clean, {n: noisy[n] - clean[n] for n in names}))
+        return float(a.norm() / b.norm())
+
+    products = [a * ratio(a) for a in (0.01, 0.1, 0.5)]
+    assert products == pytest.approx([products[0]] * 3, rel=1e-9)
+
+
+@given(
+    st.lists(st.floats(-50, 50, allow_nan=False), min_size=8, max_size=8),
+    st.lists(st.sampled_from([-1.0, 1.0]), min_size=8, max_size=8),
+)
+def test_polarization_bounds_the_hamming_distance(v, code):
+    """Lemma 5.5: the loss is at least the number of bits whose sign is wrong."""
+    v, t = torch.tensor([v]), torch.tensor([code])
+    assert float(polarization(v, t)) >= float((torch.where(v > 0, 1.0, -1.0) != t).sum()) - 1e-4
+
+
+@pytest.mark.parametrize("schedule", ["parallel", "round_robin"])
+def test_alpha2_zero_is_fedavg_bit_for_bit(federate, plan, shards, schedule):
+    equal = {c: Data(d.x[:40].clone(), d.y[:40].clone()) for c, d in shards.items()}
+    runs = []
+    for defense in (NoDefense(), SPN(alpha2=0.0)):
+        run = federate(defense, replace(plan, schedule=schedule), backend="loop")
+        run.shards = equal
+        run.start(initial(plan.spec, 1))
+        run.run(3)
+        runs.append(run.parties.server.params)
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
+def test_the_upload_holds_public_weights_only_and_secrets_stay(federate, plan):
+    run = federate(SPN())
+    before = [leaf.clone() for leaf in leaves(run.parties.clients)]
+    victims = choose_victims(run.shards, "server/1", 1, 4, Seeds(0))
+    for letter in run.probe(victims.data).mail:
+        if isinstance(letter.message, Update):
+            assert set(letter.message.params) == set(run.parties.server.params)
+            assert letter.nbytes == 4 * plan.net.parameter_count
+    run.run(1)
+    assert not all(map(torch.equal, before, leaves(run.parties.clients))), "the secret head trains"
+    assert all(torch.equal(c.code, b) for c, b in zip(run.parties.clients, before[2::6], strict=True))
+
+
+def test_spn_secrets_differ_between_clients(federate):
+    run = federate(SPN())
+    heads = [state.head["weight"] for state in run.parties.clients]
+    assert not torch.equal(heads[0], heads[1])
+    assert set(run.parties.clients[0].code.unique().tolist()) == {-1.0, 1.0}
+
+
+def test_phi_tap_reads_what_the_convolutions_hand_over(digits):
+    from ppbench.federation.plan import Plan
+    from ppbench.task.net import net_spec
+
+    plan = Plan(net_spec("alexnet", (3, 32, 32), 10), 2, Local("gradient", batch=1))
+    ctx = context(plan)
+    params = initial(plan.spec, 0)
+    assert SPN(phi_tap="conv_flat").init_client(ctx, params).head["weight"].shape == (64, 4096)
+    assert SPN().init_client(ctx, params).head["weight"].shape == (64, 256)
+
+
+def test_the_server_mean_ignores_order_and_one_client_moves_it_by_its_update(federate, plan):
+    run = federate(SPN())
+    server, defense = run.parties.server, run.defense
+    ctx = context(run.plan, party=-1)
+    generator = torch.Generator().manual_seed(0)
+    ups = {c: Update({n: torch.randn(p.shape, generator=generator) for n, p in server.params.items()}) for c in range(4)}
+    one = defense.aggregate(ctx, server, ups)
+    other = defense.aggregate(ctx, server, dict(reversed(ups.items())))
+    for name, value in one.params.items():
+        torch.testing.assert_close(value, other.params[name], rtol=1e-5, atol=1e-6)
+    alone = defense.aggregate(ctx, server, {2: ups[2]})
+    for name, value in server.params.items():
+        torch.testing.assert_close(alone.params[name], value - ups[2].params[name])
+
+
+def test_plain_evidence_is_exact_for_none_and_not_for_spn(federate):
+    for defense, exact in ((NoDefense(), True), (SPN(alpha2=0.5), False)):
+        run = federate(defense)
+        victims = choose_victims(run.shards, "server/1", 4, 16, Seeds(0))
+        view = run.probe(victims.data).view("server/1")
+        for evidence in view.defense.evidence(view):
+            truth = victims.truth(evidence.unit)
+            residual = at_truth(evidence, truth.x[None], truth.y[None])
+            assert (residual < 1e-10) == exact, (defense.name, residual)
+
+
+def test_a_client_rebuilds_the_others_mean_from_two_broadcasts(federate, plan, shards):
+    equal = {c: Data(d.x[:40].clone(), d.y[:40].clone()) for c, d in shards.items()}
+    run = federate(NoDefense())
+    run.shards = equal
+    run.start(initial(plan.spec, 1))
+    victims = choose_victims(run.shards, "client/1", 2, 6, Seeds(0))
+    view = run.probe(victims.data).view("client/1", own=victims.own)
+    (evidence,) = view.defense.evidence(view)
+    assert [slot.client for slot in evidence.unit] == [1, 2, 3]
+    truth = victims.truth(evidence.unit)
+    residual = at_truth(evidence, truth.x.unflatten(0, (3, 2)), truth.y.unflatten(0, (3, 2)))
+    assert residual < 1e-6  # the difference of two float32 models
+
+
+# -- DP ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("law", "factor"), [("gaussian", 1.0), ("laplace", math.sqrt(2))])
+def test_dp_noise_has_the_stated_scale(federate, law, factor):
+    victims = {}
+    for defense in (NoDefense(), DP(0.05, law)):
+        run = federate(defense)
+        chosen = choose_victims(run.shards, "server/1", 1, 4, Seeds(0))
+        view = run.probe(chosen.data).view("server/1")
+        victims[defense.name] = [Layout.of(e.observed).pack(e.observed) for e in view.defense.evidence(view)]
+    noise = torch.cat(victims["dp"]) - torch.cat(victims["none"])
+    assert float(noise.std()) == pytest.approx(0.05 * factor, rel=0.03)
+    assert abs(float(noise.mean())) < 4 * 0.05 * factor / math.sqrt(len(noise))
+    kurtosis = float(((noise / noise.std()) ** 4).mean())
+    assert kurtosis == pytest.approx(3 if law == "gaussian" else 6, rel=0.15)
+    assert defense.noise(replace(run.plan, local=Local("gradient"))).std == pytest.approx(0.05 * factor)
+
+
+def test_laplace_draws_are_finite_and_symmetric():
+    draws = laplace((200_000,), torch.Generator().manual_seed(0))
+    assert bool(draws.isfinite().all()) and abs(float(draws.median())) < 0.01
+    assert float(draws.abs().mean()) == pytest.approx(1, rel=0.01)
+
+
+def test_dp_reports_no_epsilon_and_says_why(plan):
+    assert DP().epsilon(plan, 100, 10) is None
+    assert "clip" in DP.epsilon_reason
+
+
+# -- DP-SGD ------------------------------------------------------------------------------------------------------
+@settings(deadline=None, max_examples=15)
+@given(n=st.integers(2, 6), clip=st.floats(0.01, 5), drop=st.integers(0, 5))
+def test_clipped_sum_moves_by_at_most_clip_when_an_example_leaves(n, clip, drop):
+    from ppbench.federation.plan import Plan
+    from ppbench.task.net import net_spec
+
+    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 2)
+    params = initial(plan.spec, 0)
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, 1, 8, 8, generator=generator)
+    y = torch.nn.functional.one_hot(torch.randint(0, 10, (n,), generator=generator), 10).float()
+    w = torch.ones(n)
+    defense = DPSGD(clip=clip)
+    whole = defense.clipped_sum(plan, params, Batch(x, y, w))
+    w[drop % n] = 0
+    less = defense.clipped_sum(plan, params, Batch(x, y, w))
+    layout = Layout.of(params)
+    assert float((layout.pack(whole) - layout.pack(less)).norm()) <= clip * (1 + 1e-5)
+
+
+def test_poisson_takes_each_example_with_the_stated_rate_and_pads_with_weight_zero():
+    data = Data(torch.arange(50.0)[:, None], torch.ones(50, 1))
+    batch = poisson(data, 400, 0.2, torch.Generator().manual_seed(0))
+    assert float(batch.w.sum() / 400) == pytest.approx(10, rel=0.05)
+    assert float(batch.w.sum(1).var()) == pytest.approx(50 * 0.2 * 0.8, rel=0.2)
+    for x, w in zip(batch.x, batch.w, strict=True):
+        kept = x[w > 0].flatten().tolist()
+        assert len(set(kept)) == len(kept)
+
+
+def test_without_noise_and_with_a_wide_clip_dp_sgd_is_the_batch_gradient(federate, shards):
+    found = []
+    for defense in (NoDefense(), DPSGD(noise_multiplier=0.0, clip=1e6)):
+        run = federate(defense)
+        victims = choose_victims(run.shards, "server/1", 4, 16, Seeds(0))
+        view = run.probe(victims.data).view("server/1")
+        found.append(view.defense.evidence(view)[0].observed)
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-4, atol=1e-6)
+
+
+def test_epsilon_falls_with_noise_and_rises_with_rounds(plan):
+    weak, strong = DPSGD(0.5).epsilon(plan, 140, 10), DPSGD(2.0).epsilon(plan, 140, 10)
+    assert weak[0] > strong[0] > 0 and weak[1] == pytest.approx(1 / 140)
+    assert DPSGD(2.0).epsilon(plan, 140, 20)[0] > strong[0]
+    assert DPSGD(0.0).epsilon(plan, 140, 10) is None
+
+
+def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
+    """One full-batch step is a Gaussian mechanism: RDP may exceed its exact epsilon, not much and never less."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    mu = 1 / 5.0
+    exact = brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - 0.01, 0, 5)
+    epsilon, delta = DPSGD(5.0).epsilon(replace(plan, local=Local("gradient", batch=100)), 100, 1)
+    assert delta == 0.01
+    assert exact <= epsilon <= 2.5 * exact
+
+
+# -- PPDL --------------------------------------------------------------------------------------------------------
+@settings(deadline=None, max_examples=30)
+@given(theta=st.floats(0.001, 1), seed=st.integers(0, 5), size=st.integers(1, 300))
+def test_ppdl_keeps_exactly_k_largest_entries_unchanged(theta, seed, size):
+    values = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    like = {"a": values[: size // 2], "b": values[size // 2 :]}
+    defense = PPDL(theta)
+    message = defense.upload(context(None), (), like)
+    back = torch.cat(list(defense.decode(message, like).values()))
+    kept = max(1, round(theta * size))
+    assert len(message.value) == kept == int(sum(m.sum() for m in defense.support(message, like).values()))
+    chosen = back != 0
+    assert torch.equal(back[chosen], values[chosen])
+    if kept < size:
+        assert values[chosen].abs().min() >= values[~chosen].abs().max()
+    size_of = sum(t.numel() * t.element_size() for t in leaves(message))
+    assert size_of == min(8 * kept, 4 * kept + math.ceil(size / 8))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_bits_survive_packing(bits):
+    mask = torch.tensor(bits)
+    packed = pack_bits(mask)
+    assert len(packed) == math.ceil(len(bits) / 8)
+    assert torch.equal(unpack_bits(packed, len(bits)), mask)
+
+
+def test_ppdl_noise_is_on_sent_entries_only():
+    like = {"a": torch.linspace(1, 2, 10_000)}
+    defense = PPDL(0.5, sigma=0.1)
+    message = defense.upload(context(None), (), like)
+    back = defense.decode(message, like)["a"]
+    error = (back - like["a"])[5000:]
+    assert float(error.std()) == pytest.approx(0.1, rel=0.05)
+    assert not back[:5000].any()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Indexed(torch.tensor([0, 10**6]).int(), torch.ones(2)),
+        Indexed(torch.tensor([3, 3]).int(), torch.ones(2)),
+        Indexed(torch.tensor([-1, 2]).int(), torch.ones(2)),
+        Indexed(torch.tensor([1, 2]).int(), torch.ones(3)),
+        Bitmap(torch.zeros(3, dtype=torch.uint8), torch.ones(2)),
+    ],
+)
+def test_a_malformed_upload_names_the_client(federate, broken):
+    run = federate(PPDL())
+    with pytest.raises(ProtocolError, match="Client 3"):
+        run.defense.aggregate(context(run.plan, -1), run.parties.server, {3: broken})
