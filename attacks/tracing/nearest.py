@@ -1,0 +1,73 @@
+"""Tracing: which client owns an image? The owner of the reconstruction nearest to it (SPN paper, Algorithm 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.view import View
+from ppbench.errors import UsageError
+
+NOBODY = -1
+
+
+def nearest(queries: Tensor, reconstructions: Tensor) -> Tensor:
+    """Return the index [Q] int64 of the reconstruction nearest to each query by Euclidean distance.
+
+    A reconstruction that is not finite, or so large that its squared norm overflows float64, is nearest to nothing;
+    where none is left the index is -1. Of equally near ones the first is taken.
+
+    Args:
+        queries: images [Q, *shape].
+        reconstructions: images [X, *shape].
+    """
+    q, r = queries.flatten(1).double(), reconstructions.flatten(1).double()
+    norms = (r * r).sum(1)
+    usable = norms.isfinite()
+    if not usable.any():
+        return torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
+    r = torch.where(usable[:, None], r, 0.0)
+    # ||q - r||^2 without the term ||q||^2, which does not move the minimum
+    distances = torch.where(usable, norms, torch.inf) - 2 * q @ r.T
+    return distances.argmin(1)
+
+
+@dataclass(frozen=True)
+class NearestReconstruction(Attack):
+    """The owner of an image is the client whose reconstruction lies nearest to it."""
+
+    name: ClassVar[str] = "tracing"
+    kind: ClassVar[Kind] = "tracing"
+    reference: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020, Algorithm 6"
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return, for each challenge, the owner [Q] int64 of every candidate image.
+
+        Reconstruction j of a challenge belongs to client `unit[j // batch].client`; -1 stands for "nobody", where no
+        finite reconstruction exists. Neither the view nor the generator is used.
+
+        Raises:
+            UsageError: a challenge has no candidate images, or not `batch` reconstructions a slot.
+        """
+        return [Guess(owner=self._owners(challenge)) for challenge in challenges]
+
+    def _owners(self, challenge: Challenge) -> Tensor:
+        if challenge.x is None or challenge.reconstructions is None:
+            raise UsageError(
+                "Attack 'tracing' was given a challenge without images or reconstructions; it must follow a "
+                "reconstruction attack and be asked about images."
+            )
+        expected = len(challenge.unit) * challenge.batch
+        if len(challenge.reconstructions) != expected:
+            raise UsageError(
+                f"Attack 'tracing' was given {len(challenge.reconstructions)} reconstructions for "
+                f"{len(challenge.unit)} slots of {challenge.batch}; it must get {expected}, in the order of the slots."
+            )
+        index = nearest(challenge.x, challenge.reconstructions)
+        clients = torch.tensor([slot.client for slot in challenge.unit for _ in range(challenge.batch)] + [NOBODY])
+        return clients.to(index.device)[index]
