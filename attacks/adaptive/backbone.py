@@ -1,0 +1,179 @@
+"""Matching the backbone's gradient with a free cotangent: what remains to be explained once the features are known.
+
+Whatever a client's secret loss on the features is, the backbone's gradient is sum_i J(x_i)^T w_i, with J the Jacobian
+of the features by the backbone's weights and w_i the total cotangent at the features of example i: CE plus secret head
+(SPN paper, Eq. 6). Taking w_i as an unknown makes the secret head irrelevant. The value and its gradient by (x, w) come
+from one forward, one backward and the two passes of the R-operator, as in `ppbench.attacks.reconstruction.chain`, with
+the cotangent fed in at the features; networks without that fast form take autograd's double backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ppbench.attacks.reconstruction.chain import compile_chain, residual, target
+from ppbench.attacks.reconstruction.layers import Activation, Affine, Direction, Memo, Step, kept
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+
+BACKBONE = "features."
+TINY = 1e-30
+
+
+class BackboneObjective(Protocol):
+    """Relative squared distances of V victims' backbone gradients and features, with derivatives.
+
+    Called with guesses x [S, B, *shape], cotangents w [S, B, D] and index [S] (which victim each row is), it returns
+    loss [S], dloss/dx and dloss/dw, where loss = ||sum_i J(x_i)^T w_i - g||^2 / ||g||^2
+    + consistency * sum_i ||phi(x_i) - phi_i||^2 / ||phi_i||^2.
+    """
+
+    def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
+
+
+class _Known:
+    """Observed gradients and features of V victims, in one dtype."""
+
+    def __init__(
+        self, observed: Sequence[Params], weights: Sequence[Params] | None, phi: Tensor, consistency: float
+    ) -> None:
+        names = [name for name in observed[0] if name.startswith(BACKBONE)]
+        self.observed = [{n: seen[n].detach().to(phi.dtype) for n in names} for seen in observed]
+        self.weights = None
+        if weights is not None:
+            self.weights = [{n: weight[n].detach().to(phi.dtype) for n in names} for weight in weights]
+        scales = [sum(float(self._square(seen[n], v, n)) for n in names) for v, seen in enumerate(self.observed)]
+        self.scale = phi.new_tensor(scales).clamp(min=TINY)
+        self.phi = phi
+        self.pull = consistency / (phi * phi).sum(-1).clamp(min=TINY)
+
+    def _square(self, gap: Tensor, victim: int, name: str) -> Tensor:
+        square = gap * gap
+        return (square if self.weights is None else square * self.weights[victim][name]).sum()
+
+    def feature_term(self, phi: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return consistency * sum_i ||phi_i - known||^2 / ||known||^2 as [S], and its gradient by phi [S, B, D]."""
+        gap = phi - self.phi[index]
+        pulled = self.pull[index][..., None] * gap
+        return (pulled * gap).sum((1, 2)), 2 * pulled
+
+
+class ChainBackbone:
+    """`BackboneObjective` on the fast chain of layers.
+
+    Args:
+        steps: the compiled layers of the features, without the head.
+        known: what was observed.
+        batch: examples B of each victim.
+    """
+
+    def __init__(self, steps: Sequence[Step], known: _Known, batch: int) -> None:
+        self.steps, self.known = list(steps), known
+        layers = [step for step in self.steps if isinstance(step, Affine)]
+        self.targets = [target(layer, known.observed, known.weights, batch) for layer in layers]
+
+    def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
+        memos = [Memo(len(x)) for _ in self.steps]
+        a = x if x.dim() == 3 else x.flatten(0, 1)
+        for step, memo in zip(self.steps, memos, strict=True):
+            a = step.forward(a, memo)
+        features, pull = self.known.feature_term(a.reshape(w.shape), index)
+        cotangent: Tensor | None = w.reshape(a.shape)
+        for step, memo in zip(reversed(self.steps), reversed(memos), strict=True):
+            if cotangent is not None:
+                cotangent = step.backward(cotangent, memo)
+        distance, directions = torch.zeros_like(features), []
+        pairs = [(s, m) for s, m in zip(self.steps, memos, strict=True) if isinstance(s, Affine)]
+        for (layer, memo), goal in zip(pairs, self.targets, strict=True):
+            direction, part = residual(layer, memo, goal.at(index))
+            directions.append(direction)
+            distance = distance + part
+        scale = self.known.scale[index]
+        # dD/dx is linear in the change fed in at the features: the pull of the known features enters there
+        change = (pull * scale[:, None, None]).reshape(a.shape)
+        by_x, by_w = self._derivative(change, memos, directions)
+        by_x, by_w = by_x.reshape(len(x), -1) / scale[:, None], by_w.reshape(w.shape) / scale[:, None, None]
+        return distance / scale + features, by_x.reshape(x.shape), by_w
+
+    def _derivative(self, change: Tensor, memos: list[Memo], directions: list[Direction]) -> tuple[Tensor, Tensor]:
+        """Return the derivatives by the input and by the cotangent of <gradient, r>, plus J^T change by the input."""
+        tangent: Tensor | None = None
+        along = iter(directions)
+        for step, memo in zip(self.steps, memos, strict=True):
+            if isinstance(step, Affine):
+                tangent = step.tangent(tangent, memo, next(along))
+            elif tangent is not None:
+                tangent = step.tangent(tangent, memo) if isinstance(step, Activation) else step.forward(tangent, memo)
+        back = iter(reversed(directions))
+        for step, memo in zip(reversed(self.steps), reversed(memos), strict=True):
+            if isinstance(step, Affine):
+                change = step.backward_tangent(change, memo, next(back))
+            elif isinstance(step, Activation):
+                change = step.backward_tangent(change, memo)
+            else:
+                change = step.backward(change, memo)
+        return change, kept(tangent)
+
+
+class AutogradBackbone:
+    """`BackboneObjective` by double backward, for any network."""
+
+    def __init__(self, plan: Plan, params: Params, known: _Known) -> None:
+        self.net, self.known = plan.net, known
+        self.params = {n: p.detach().to(known.phi.dtype) for n, p in params.items() if n.startswith(BACKBONE)}
+
+    def _gradient(self, x: Tensor, w: Tensor) -> tuple[Params, Tensor]:
+        """Return J^T w by name and the features [B, D], for one victim."""
+
+        def scalar(weights: Params) -> tuple[Tensor, Tensor]:
+            phi = self.net.features(weights, x)
+            return (w * phi).sum(), phi
+
+        gradient, phi = torch.func.grad(scalar, has_aux=True)(self.params)
+        return gradient, phi
+
+    def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        gradient, phi = torch.func.vmap(self._gradient)(x, w)
+        distance = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        for name, value in gradient.items():
+            square = (value - torch.stack([self.known.observed[i][name] for i in index.tolist()])) ** 2
+            if self.known.weights is not None:
+                square = square * torch.stack([self.known.weights[i][name] for i in index.tolist()])
+            distance = distance + square.flatten(1).sum(1)
+        loss = distance / self.known.scale[index] + self.known.feature_term(phi, index)[0]
+        by_x, by_w = torch.autograd.grad(loss.sum(), (x, w))
+        return loss.detach(), by_x, by_w
+
+
+def backbone_objective(
+    plan: Plan,
+    params: Params,
+    observed: Sequence[Params],
+    phi: Tensor,
+    *,
+    weights: Sequence[Params] | None = None,
+    consistency: float = 10.0,
+) -> BackboneObjective:
+    """Return the objective of V victims that share the public weights `params`, in the dtype of `phi`.
+
+    Args:
+        plan: the public plan.
+        params: public weights.
+        observed: the victims' observed gradients, V of them; entries of the head are ignored.
+        phi: their features [V, B, D] as recovered from the head.
+        weights: precisions of the observed entries (0 hides one), or None for equal ones.
+        consistency: weight of the relative squared distance of the features.
+    """
+    known = _Known(observed, weights, phi, consistency)
+    steps = compile_chain(plan, params, phi.dtype)
+    if steps is None:
+        return AutogradBackbone(plan, params, known)
+    return ChainBackbone(steps[:-1], known, phi.shape[1])

@@ -1,0 +1,178 @@
+"""The attack that knows SPN: labels and features from the untouched public head, then images from both gradients.
+
+SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head, but the public head's gradient holds no
+trace of it. So: labels from the bias gradient, exact features from the head's gradient, an image for each feature vector, and at
+last the backbone's gradient with the total cotangent at the features as an unknown. No secret is needed, and nothing is
+particular to SPN's loss: it works on every upload that decodes to a gradient at public weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.feature_inversion import Images, invert_features, match_backbone
+from ppbench.attacks.adaptive.head_features import Features, recover_features
+from ppbench.attacks.label.recovery import read_labels
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params, tree_map
+
+HEAD = {"head.weight", "head.bias"}
+
+
+@dataclass(frozen=True)
+class Victim:
+    """One challenge that can be attacked.
+
+    Attributes:
+        place: its position among the challenges.
+        params: the public weights of its evidence, the evidence's own object.
+        observed: the observed gradient, float32.
+        weight: precision of its entries, or None.
+        features: what the head told.
+    """
+
+    place: int
+    params: Params
+    observed: Params
+    weight: Params | None
+    features: Features
+
+
+@dataclass(frozen=True)
+class AdaptiveSPN(Attack):
+    """Labels, exact features, feature inversion, then the backbone's gradient with a free cotangent.
+
+    Attributes:
+        restarts: starts of the batch feature solver besides the plain one.
+        inversion_budget: gradient evaluations an image from its features alone.
+        inversion_tv: weight of the total variation there.
+        joint_budget: gradient evaluations a victim with the backbone's gradient; 0 leaves that stage out.
+        joint_tv: weight of the total variation there for batches; one example needs none.
+        joint_stop: objective at which a victim is done (about 50 dB on CIFAR-10 and DLNet).
+        consistency: weight of the known features there.
+        accept: largest final objective at which the joint stage counts as an explanation of the observation; above
+            it (noise, a pruned gradient) the image from the features alone is the guess.
+    """
+
+    restarts: int = 30
+    inversion_budget: int = 400
+    inversion_tv: float = 0.003
+    joint_budget: int = 2500
+    joint_tv: float = 3e-5
+    joint_stop: float = 1e-8
+    consistency: float = 10.0
+    accept: float = 0.1
+
+    name: ClassVar[str] = "adaptive_spn"
+    kind: ClassVar[Kind] = "reconstruction"
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"spn"})
+    reference: ClassVar[str] = "this project; features as in Phong et al. 2018 and Geiping et al. 2020"
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return reconstructions [U * B, *shape] and labels [U * B], aligned, challenge by challenge.
+
+        The confidence is the attacker's own final objective (relative squared mismatch of backbone gradient and
+        features), of the head's gradient alone where the joint stage did not run. A challenge without a usable
+        observation (none, not finite, zero) gets grey images and drawn labels.
+        """
+        found = {evidence.unit: evidence for evidence in view.defense.evidence(view)}
+        guesses: list[Guess] = []
+        groups: dict[tuple[int, int, bool, bool], list[Victim]] = {}
+        for place, asked in enumerate(challenges):
+            evidence = found.get(asked.unit)
+            labels = _labels(evidence, view.plan, asked, generator)
+            guesses.append(_grey(view.plan, labels))
+            victim = self._victim(place, evidence, labels, generator)
+            if victim is not None:
+                shared = (id(victim.params), len(labels), victim.weight is None, victim.features.exact)
+                groups.setdefault(shared, []).append(victim)
+        for victims in groups.values():
+            for victim, guess in zip(victims, self._guess(view.plan, victims, generator), strict=True):
+                guesses[victim.place] = guess
+        return guesses
+
+    def _victim(
+        self, place: int, evidence: Evidence | None, labels: Tensor, generator: torch.Generator
+    ) -> Victim | None:
+        """Return what the head tells, or None where it tells nothing that an image could be fitted to."""
+        if evidence is None or evidence.params is None or not evidence.observed.keys() >= HEAD:
+            return None
+        seen = tree_map(lambda t: t.detach().cpu().float(), evidence.observed)
+        if not all(bool(value.isfinite().all()) for value in seen.values()):
+            return None
+        params = evidence.params
+        features = recover_features(
+            tree_map(lambda t: t.detach().cpu(), params),
+            seen["head.weight"],
+            seen["head.bias"],
+            labels,
+            generator,
+            restarts=self.restarts,
+        )
+        norms = features.value.norm(dim=1)
+        if not bool(norms.isfinite().all() & (norms > 0).all()):
+            return None
+        return Victim(place, params, seen, evidence.weight, features)
+
+    def _guess(self, plan: Plan, victims: Sequence[Victim], generator: torch.Generator) -> list[Guess]:
+        """Return the guesses for victims that share params, batch size and how much is known."""
+        params = tree_map(lambda t: t.detach().cpu().float(), victims[0].params)
+        phi = torch.stack([victim.features.value for victim in victims]).float()
+        first = invert_features(
+            plan, params, phi, generator, budget=self.inversion_budget, smoothness=self.inversion_tv
+        )
+        second = None
+        if self.joint_budget > 0 and victims[0].features.exact:
+            second = self._joint(plan, params, victims, phi, first.x)
+        return [_choose(victim, v, first, second, self.accept) for v, victim in enumerate(victims)]
+
+    def _joint(self, plan: Plan, params: Params, victims: Sequence[Victim], phi: Tensor, start: Tensor) -> Images:
+        weights = [tree_map(lambda t: t.detach().cpu(), victim.weight) for victim in victims if victim.weight]
+        return match_backbone(
+            plan,
+            params,
+            [victim.observed for victim in victims],
+            weights or None,
+            phi,
+            torch.stack([victim.features.labels for victim in victims]),
+            start,
+            budget=self.joint_budget,
+            stop=self.joint_stop,
+            consistency=self.consistency,
+            smoothness=self.joint_tv if phi.shape[1] > 1 else 0.0,
+        )
+
+
+def _labels(evidence: Evidence | None, plan: Plan, asked: Challenge, generator: torch.Generator) -> Tensor:
+    """Return the labels [U * B] int64: granted, or recovered."""
+    batch = len(asked.unit) * asked.batch
+    if asked.y is not None:
+        return asked.y.reshape(batch, -1).argmax(1).cpu()
+    return read_labels(evidence, plan, batch, generator)
+
+
+def _grey(plan: Plan, labels: Tensor) -> Guess:
+    """Return the answer of an attacker who learned nothing but the labels."""
+    low, high = plan.data_range
+    return Guess(x=torch.full((len(labels), *plan.spec.shape), (low + high) / 2), y=labels)
+
+
+def _choose(victim: Victim, v: int, first: Images, second: Images | None, accept: float) -> Guess:
+    """Return the joint stage's image where its own objective says that it explains the observation, else the first."""
+    spent, labels = int(first.evaluations[v]), victim.features.labels
+    if second is None:
+        return Guess(x=first.x[v], y=labels, confidence=victim.features.residual, evaluations=spent)
+    spent += int(second.evaluations[v])
+    loss = float(second.loss[v])
+    x = second.x[v] if loss <= accept else first.x[v]
+    return Guess(x=x, y=labels, confidence=loss if math.isfinite(loss) else None, evaluations=spent)
