@@ -1,0 +1,208 @@
+"""Affine layers as four passes, for V victims that share the weights (shapes and terms as in `passes`)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
+from torch import Tensor, nn
+
+
+class Affine:
+    """z = W a + b: the four passes, on products that `Dense` and `Convolution` define.
+
+    Attributes:
+        name: prefix of the parameters, e.g. "features.0".
+        shape: the weight's shape in the network.
+        first: whether nothing before it has parameters, so that no cotangent of its input is needed on the way to
+            the weights' gradient, and its input's tangent is zero.
+    """
+
+    def __init__(self, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:
+        self.name, self.shape, self.first = name, tuple(weight.shape), first
+        self.weight, self.bias = self.direction(self.pack(weight[None])), bias
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Return weights [V, *shape] as rows [V, O, K]."""
+        raise NotImplementedError
+
+    def direction(self, rows: Tensor) -> Full:
+        """Return rows [V, O, K] together with their columns."""
+        raise NotImplementedError
+
+    def lift(self, a: Tensor) -> Tensor:
+        """Return the input arranged for the products."""
+        raise NotImplementedError
+
+    def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
+        """Return W a."""
+        raise NotImplementedError
+
+    def drop(self, weight: Full | Outer, cotangent: Tensor) -> Tensor:
+        """Return W^T cotangent, not yet folded."""
+        raise NotImplementedError
+
+    def fold(self, dropped: Tensor) -> Tensor:
+        """Return what `drop` gave, or a sum of it, in the shape of the input."""
+        raise NotImplementedError
+
+    def add(self, z: Tensor, bias: Tensor) -> Tensor:
+        """Return z plus a bias [V, O] or [1, O]."""
+        raise NotImplementedError
+
+    def weight_gradient(self, memo: Memo) -> Tensor:
+        """Return the weight's gradient a victim, as rows [V, O, K]."""
+        raise NotImplementedError
+
+    def bias_gradient(self, memo: Memo) -> Tensor:
+        """Return the bias' gradient a victim [V, O]."""
+        raise NotImplementedError
+
+    def forward(self, a: Tensor, memo: Memo) -> Tensor:
+        """Return z."""
+        memo.inputs = self.lift(a)
+        z = self.apply(self.weight, memo.inputs)
+        return z if self.bias is None else self.add(z, self.bias[None])
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor | None:
+        """Return the input's cotangent, None for the first layer."""
+        memo.cotangent = cotangent
+        return None if self.first else self.fold(self.drop(self.weight, cotangent))
+
+    def tangent(self, tangent: Tensor | None, memo: Memo, r: Direction) -> Tensor:
+        """Return the tangent of z along `r` for the input's tangent (None: zero)."""
+        out = self.apply(r.weight, kept(memo.inputs))
+        if tangent is not None:
+            out = out + self.apply(self.weight, self.lift(tangent))
+        return out if r.bias is None else self.add(out, r.bias)
+
+    def backward_tangent(self, change: Tensor, memo: Memo, r: Direction) -> Tensor:
+        """Return the tangent of the input's cotangent for `change`, that of the output's cotangent."""
+        return self.fold(self.drop(self.weight, change) + self.drop(r.weight, kept(memo.cotangent)))
+
+
+class Dense(Affine):
+    """A linear layer on flat features [V, B, D]."""
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Return weights [V, O, D] as they are: rows."""
+        return weight
+
+    def direction(self, rows: Tensor) -> Full:
+        """Return the direction [V, O, D] with its transpose as a view."""
+        return Full(rows, rows.transpose(1, 2))
+
+    def lift(self, a: Tensor) -> Tensor:
+        """Return the features as they are."""
+        return a
+
+    def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
+        """Return W a [V, B, O] for a [V, B, D]."""
+        if isinstance(weight, Outer):
+            return lifted @ weight.right.transpose(1, 2) @ weight.left.transpose(1, 2)
+        return lifted @ (weight.columns if len(weight.rows) > 1 else weight.columns[0])
+
+    def drop(self, weight: Full | Outer, cotangent: Tensor) -> Tensor:
+        """Return W^T cotangent [V, B, D]."""
+        if isinstance(weight, Outer):
+            return cotangent @ weight.left @ weight.right
+        return cotangent @ (weight.rows if len(weight.rows) > 1 else weight.rows[0])
+
+    def fold(self, dropped: Tensor) -> Tensor:
+        """Return it as it is."""
+        return dropped
+
+    def add(self, z: Tensor, bias: Tensor) -> Tensor:
+        """Return z [V, B, O] plus a bias [V, O] or [1, O]."""
+        return z + bias[:, None]
+
+    def weight_gradient(self, memo: Memo) -> Tensor:
+        """Return the weight's gradient [V, O, D]."""
+        return kept(memo.cotangent).transpose(1, 2) @ kept(memo.inputs)
+
+    def bias_gradient(self, memo: Memo) -> Tensor:
+        """Return the bias' gradient [V, O]."""
+        return kept(memo.cotangent).sum(1)
+
+
+class Convolution(Affine):
+    """A convolution (no groups, no dilation, zero padding) as products with unfolded patches.
+
+    Patches are cut channels-last, where a window's row is one run of memory: several times faster than `F.unfold`.
+    The way back is `F.fold`, whose order of K differs: hence rows over (kh, kw, C) and columns over (C, kh, kw).
+    """
+
+    def __init__(
+        self, module: nn.Conv2d, name: str, weight: Tensor, bias: Tensor | None, first: bool, size: tuple[int, int]
+    ) -> None:
+        kernel, stride = module.kernel_size, module.stride
+        self.kernel, self.stride, self.size = (kernel[0], kernel[1]), (stride[0], stride[1]), size
+        self.padding = (int(module.padding[0]), int(module.padding[1]))
+        self.out = tuple(
+            (n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, self.padding, kernel, stride, strict=True)
+        )
+        self.channels = module.in_channels
+        super().__init__(name, weight, bias, first)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Return weights [V, O, C, kh, kw] as rows [V, O, kh * kw * C]."""
+        return weight.permute(0, 1, 3, 4, 2).flatten(2).contiguous()
+
+    def direction(self, rows: Tensor) -> Full:
+        """Return the direction [V, O, K] with its transpose in the order of `F.fold`."""
+        split = rows.unflatten(2, (*self.kernel, self.channels))
+        return Full(rows, split.permute(0, 4, 2, 3, 1).flatten(1, 3).contiguous())
+
+    def lift(self, a: Tensor) -> Tensor:
+        """Return the patches [N, L, K] of images [N, C, H, W], L output positions."""
+        n, channels, h, w = a.shape
+        (kh, kw), (sh, sw), (ph, pw) = self.kernel, self.stride, self.padding
+        padded = a.new_zeros(n, h + 2 * ph, w + 2 * pw, channels)
+        padded[:, ph : ph + h, pw : pw + w] = a.permute(0, 2, 3, 1)
+        image, row, pixel, _ = padded.stride()
+        windows = padded.as_strided((n, *self.out, kh, kw * channels), (image, sh * row, sw * pixel, row, 1))
+        return windows.reshape(n, -1, kh * kw * channels)
+
+    def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
+        """Return W a [N, O, H', W'] for patches [N, L, K]."""
+        rows = spread(full(weight).rows, len(lifted))
+        return torch.bmm(rows, lifted.transpose(1, 2)).view(len(lifted), -1, *self.out)
+
+    def drop(self, weight: Full | Outer, cotangent: Tensor) -> Tensor:
+        """Return W^T cotangent as patches [N, K, L]."""
+        return torch.bmm(spread(full(weight).columns, len(cotangent)), cotangent.flatten(2))
+
+    def fold(self, dropped: Tensor) -> Tensor:
+        """Return the patches [N, K, L] summed where they overlap: [N, C, H, W]."""
+        return F.fold(dropped, self.size, self.kernel, padding=self.padding, stride=self.stride)
+
+    def add(self, z: Tensor, bias: Tensor) -> Tensor:
+        """Return z [N, O, H', W'] plus a bias [V, O] or [1, O]."""
+        return z + spread(bias, len(z))[:, :, None, None]
+
+    def weight_gradient(self, memo: Memo) -> Tensor:
+        """Return the weight's gradient as rows [V, O, K]."""
+        each = torch.bmm(kept(memo.cotangent).flatten(2), kept(memo.inputs))
+        return each if len(each) == memo.victims else each.unflatten(0, (memo.victims, -1)).sum(1)
+
+    def bias_gradient(self, memo: Memo) -> Tensor:
+        """Return the bias' gradient [V, O]."""
+        each = kept(memo.cotangent).flatten(2).sum(2)
+        return each if len(each) == memo.victims else each.unflatten(0, (memo.victims, -1)).sum(1)
+
+
+def full(weight: Full | Outer) -> Full:
+    """Return `weight`, which must be written out; a convolution has no other."""
+    if isinstance(weight, Outer):
+        raise TypeError("the direction of a convolution must be written out")
+    return weight
+
+
+def spread(per_victim: Tensor, examples: int) -> Tensor:
+    """Return [V, ...] or [1, ...] as one value an example, [N, ...]."""
+    victims = len(per_victim)
+    if victims == examples:
+        return per_victim
+    if victims == 1:
+        return per_victim.expand(examples, *per_victim.shape[1:])
+    return per_victim.repeat_interleave(examples // victims, 0)

@@ -1,0 +1,120 @@
+"""Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019) and iDLG (Zhao, Mopuri and Bilen, 2020).
+
+Minimize sum_p ||grad_p loss(net(x), softmax(q)) - g*_p||^2 over images x and label logits q. The optimizer, the start
+and the cost of one evaluation differ from the authors' release: say beside every figure which start, label and
+stopping mismatch were used (the paper's: "normal", "joint").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from ppbench.attacks.reconstruction.lbfgs import Settings
+from ppbench.attacks.reconstruction.search import Effort, search
+from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class DLG(Attack):
+    """Deep leakage from gradients: match the gradient over images and soft labels with L-BFGS.
+
+    Attributes:
+        start: first images: "grey" .5 + .02 N(0, 1), "normal" N(0, 1) or "pattern" (one 8x8 patch, tiled).
+        label: "joint": unknown, softmax of logits that start at .1 N(0, 1); "inferred": from the head's gradient
+            before the search. Labels that a challenge grants are used in either case.
+        budget: gradient evaluations a victim, restarts included. Failures below 1800 say nothing about a defense.
+        stop: mismatch at which a victim is done: relative to that of an all-zero simulation, or, with `absolute`,
+            the plain squared distance of the gradients (what the DLG papers print as loss).
+        absolute: see `stop`.
+        restarts: fresh starts for a victim whose search ended short of `stop` with evaluations left; the guess with
+            the smallest mismatch counts.
+        patience: evaluations within which the mismatch must fall by a thousandth, else the search has stalled.
+        dtype: of the search. A float32 search that rounding stops short of `stop` goes on in float64.
+        history: pairs that L-BFGS keeps.
+        slots: victims evaluated together.
+    """
+
+    name: ClassVar[str] = "dlg"
+    kind: ClassVar[Kind] = "reconstruction"
+    reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"
+
+    start: Start = "grey"
+    label: Label = "joint"
+    budget: int = 1800
+    stop: float = 1e-10
+    absolute: bool = False
+    restarts: int = 0
+    patience: int = 100
+    dtype: Literal["float32", "float64"] = "float32"
+    history: int = 100
+    slots: int = 8
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge; each victim has a generator of its own, whatever runs beside it.
+
+        A victim without evidence, or with an observation that is zero or not finite, gets its start image and
+        confidence None. Raises UsageError for an option that does not exist.
+        """
+        self.check()
+        seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
+        evidence = {frozenset(e.unit): e for e in reversed(self.evidence(view))}
+        victims = [
+            Victim(evidence.get(frozenset(c.unit)), c, view.plan, torch.Generator().manual_seed(seed))
+            for c, seed in zip(challenges, seeds, strict=True)
+        ]
+        guesses: dict[int, Guess] = {}
+        for rows in batches(victims):
+            guesses |= dict(zip(rows, self.attack([victims[i] for i in rows]), strict=True))
+        return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return what the search matches: the defense's plain evidence. An adaptive attack overrides this."""
+        return view.defense.evidence(view)
+
+    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims that `batches` put together."""
+        evidences = [victim.evidence for victim in victims if victim.evidence is not None]
+        scale = torch.stack([e.scale() for e in evidences])
+        stop = self.stop / scale if self.absolute else torch.full_like(scale, self.stop)
+        effort = Effort(self.budget, self.restarts, Settings(self.history, self.slots, self.patience))
+        dtype = torch.float64 if self.dtype == "float64" else torch.float32
+        found = search(evidences, lambda: draw(victims, self.start, self.label, dtype), victims[0].plan, effort, stop)
+        labels = found.ends.labels.argmax(-1)
+        return [
+            Guess(x=x.float(), y=y, confidence=mismatch, evaluations=count)
+            for x, y, mismatch, count in zip(
+                found.ends.x, labels, found.mismatch.tolist(), found.evaluations.tolist(), strict=True
+            )
+        ]
+
+    def check(self) -> None:
+        """Raise UsageError for an option that does not exist or a number out of range."""
+        for field, allowed in (("start", Start), ("label", Label), ("dtype", Literal["float32", "float64"])):
+            if getattr(self, field) not in get_args(allowed):
+                right = " or ".join(map(repr, get_args(allowed)))
+                raise UsageError(f"Attack {self.name!r}: {field}={getattr(self, field)!r} is unknown; use {right}.")
+        for field, least in (("budget", 1), ("restarts", 0), ("patience", 0), ("history", 1), ("slots", 1)):
+            if getattr(self, field) < least:
+                raise UsageError(
+                    f"Attack {self.name!r}: {field}={getattr(self, field)} is too small; it must be {least} or more."
+                )
+        if not self.stop > 0:
+            raise UsageError(f"Attack {self.name!r}: stop={self.stop} cannot be used; it must be above 0.")
+
+
+@dataclass(frozen=True)
+class IDLG(DLG):
+    """Improved DLG: labels are read off the head's gradient first, then the images are searched."""
+
+    name: ClassVar[str] = "idlg"
+    reference: ClassVar[str] = "Zhao, Mopuri and Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
+
+    label: Label = "inferred"

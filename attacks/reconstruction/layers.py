@@ -1,0 +1,153 @@
+"""The layers of a chain: activations, flattening and pooling, beside the affine ones (terms as in `passes`)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from ppbench.attacks.reconstruction.affine import Affine, Convolution, Dense
+from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
+from torch import Tensor, nn
+
+__all__ = [
+    "Activation",
+    "Affine",
+    "AveragePool",
+    "Convolution",
+    "Dense",
+    "Direction",
+    "Flatten",
+    "Full",
+    "Memo",
+    "Outer",
+    "ReLU",
+    "Sigmoid",
+    "Step",
+    "Tanh",
+    "kept",
+]
+
+
+class Activation:
+    """An elementwise function; subclasses give the value and its first two derivatives from the output."""
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return a(z)."""
+        raise NotImplementedError
+
+    def slope(self, a: Tensor) -> Tensor:
+        """Return da/dz."""
+        raise NotImplementedError
+
+    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
+        """Return d2a/dz2, None where it is zero everywhere."""
+        raise NotImplementedError
+
+    def forward(self, a: Tensor, memo: Memo) -> Tensor:
+        """Return the output."""
+        memo.output = self.value(a)
+        memo.slope = self.slope(memo.output)
+        return memo.output
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
+        """Return the input's cotangent."""
+        memo.cotangent = cotangent
+        return cotangent * kept(memo.slope)
+
+    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
+        """Return the output's tangent."""
+        memo.tangent = tangent
+        return tangent * kept(memo.slope)
+
+    def backward_tangent(self, change: Tensor, memo: Memo) -> Tensor:
+        """Return the tangent of the input's cotangent: change * a' + cotangent * a'' * tangent."""
+        slope = kept(memo.slope)
+        bend = self.bend(kept(memo.output), slope)
+        out = change * slope
+        return out if bend is None else out + kept(memo.cotangent) * bend * kept(memo.tangent)
+
+
+class Sigmoid(Activation):
+    """a = 1 / (1 + exp(-z))."""
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return a(z)."""
+        return torch.sigmoid(z)
+
+    def slope(self, a: Tensor) -> Tensor:
+        """Return a (1 - a)."""
+        return a - a * a
+
+    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
+        """Return a' (1 - 2 a)."""
+        return slope - 2 * a * slope
+
+
+class Tanh(Activation):
+    """a = tanh z."""
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return a(z)."""
+        return torch.tanh(z)
+
+    def slope(self, a: Tensor) -> Tensor:
+        """Return 1 - a^2."""
+        return 1 - a * a
+
+    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
+        """Return -2 a a'."""
+        return -2 * a * slope
+
+
+class ReLU(Activation):
+    """a = max(z, 0); slope 0 at 0 and no second derivative, as autograd has it."""
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return a(z)."""
+        return torch.relu(z)
+
+    def slope(self, a: Tensor) -> Tensor:
+        """Return 1 where a > 0, else 0."""
+        return (a > 0).to(a.dtype)
+
+    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
+        """Return None."""
+        return None
+
+
+class Flatten:
+    """Images [N, C, H, W] to features [V, B, D]."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def forward(self, a: Tensor, memo: Memo) -> Tensor:
+        """Return [V, B, D]."""
+        return a.reshape(memo.victims, -1, a[0].numel())
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
+        """Return [N, C, H, W]."""
+        return cotangent.reshape(-1, *self.shape)
+
+
+class AveragePool:
+    """Means over windows; zero padding counts."""
+
+    def __init__(self, module: nn.AvgPool2d, size: tuple[int, int]) -> None:
+        kernel, stride, pad = module.kernel_size, module.stride, module.padding
+        self.kernel = (kernel, kernel) if isinstance(kernel, int) else (kernel[0], kernel[1])
+        self.stride = (stride, stride) if isinstance(stride, int) else (stride[0], stride[1])
+        self.padding = (pad, pad) if isinstance(pad, int) else (pad[0], pad[1])
+        self.size = size
+
+    def forward(self, a: Tensor, memo: Memo) -> Tensor:
+        """Return the means [N, C, H', W']."""
+        return F.avg_pool2d(a, self.kernel, self.stride, self.padding)
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
+        """Return each mean's cotangent shared out over its window: [N, C, H, W]."""
+        area = self.kernel[0] * self.kernel[1]
+        share = (cotangent.flatten(2) / area).repeat_interleave(area, 1)
+        return F.fold(share, self.size, self.kernel, padding=self.padding, stride=self.stride)
+
+
+Step = Affine | Activation | Flatten | AveragePool

@@ -1,0 +1,299 @@
+"""Limited-memory BFGS for many independent problems at once, evaluated in one batch.
+
+Each problem ("victim") occupies a slot until it stops; the slot is then refilled from the queue. All slots advance
+in lock-step, one evaluation a tick, each with a line search of its own: Armijo 1e-4, quadratic backtracking in
+[.1, .5]. Directions come from the compact form (Byrd, Nocedal and Schnabel, Math. Programming 63, 1994, Eq. 3.1)
+with small float64 matrices. A victim's path does not depend on the others in the batch, to the rounding of batched
+matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Reason = Literal["converged", "budget", "stalled", "line search", "not finite"]
+
+ARMIJO = 1e-4
+CURVATURE = 1e-10
+TRIES = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to minimize.
+
+    Attributes:
+        history: pairs (s, y) kept.
+        slots: problems evaluated together; more saves overhead until the pairs no longer fit the cache.
+        patience: evaluations after which the loss must have fallen by the share `progress`, else the run has stalled;
+            0 to never stop for it.
+        progress: that share.
+    """
+
+    history: int = 100
+    slots: int = 8
+    patience: int = 100
+    progress: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Minima:
+    """Where the runs ended. z: [V, n]; loss: [V] float64; evaluations: [V] int64; reasons: V words."""
+
+    z: Tensor
+    loss: Tensor
+    evaluations: Tensor
+    reasons: tuple[Reason, ...]
+
+
+class Memory:
+    """The pairs of S slots, and the products among them that the compact form needs.
+
+    Pairs are scaled so that s.y = 1 (the update does not change). `inverse` [S, m, m] is the inverse of the upper
+    triangle of S^T Y, kept up to date a column at a time, so that no pair ever has to move in the ring and no
+    triangular system has to be solved; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
+    """
+
+    def __init__(self, slots: int, size: int, history: int, dtype: torch.dtype) -> None:
+        self.m = history
+        self.pairs = torch.zeros(slots, 2 * history, size, dtype=dtype)
+        self.inverse = torch.zeros(slots, history, history, dtype=torch.float64)
+        self.gram = torch.zeros(slots, history, history, dtype=torch.float64)
+        self.dots = torch.zeros(slots, 2 * history, dtype=torch.float64)
+        self.gamma = torch.ones(slots, dtype=torch.float64)
+        self.place = torch.zeros(slots, dtype=torch.int64)
+
+    def tensors(self) -> list[Tensor]:
+        """Return everything that has a leading axis of slots."""
+        return [self.pairs, self.inverse, self.gram, self.dots, self.gamma, self.place]
+
+    def forget(self, slot: int) -> None:
+        """Drop the pairs of `slot`."""
+        for tensor in self.tensors():
+            tensor[slot] = 0
+        self.gamma[slot] = 1
+
+    def keep(self, slots: Tensor) -> None:
+        """Keep `slots` [S'] only, in this order."""
+        self.pairs, self.inverse, self.gram, self.dots, self.gamma, self.place = (
+            tensor[slots] for tensor in self.tensors()
+        )
+
+    def project(self, g: Tensor) -> Tensor:
+        """Return (S^T g, Y^T g) [S, 2m] in float64."""
+        return torch.bmm(g[:, None], self.pairs.transpose(1, 2))[:, 0].double()
+
+    def add(self, rows: Tensor, s: Tensor, y: Tensor, g: Tensor, dots: Tensor) -> None:
+        """Add the pairs s, y [S', n] to the slots `rows` [S'] where they carry curvature.
+
+        Args:
+            rows: slots that took a step.
+            s, y: changes of the point and of the gradient.
+            g: new gradients [S', n].
+            dots: `project` of the new gradients for all slots [S, 2m]; its entries of the new pairs are set here.
+        """
+        sy = (s * y).sum(1, dtype=torch.float64)
+        good = sy > CURVATURE * s.norm(dim=1).double() * y.norm(dim=1).double()
+        if not bool(good.all()):
+            rows, s, y, g, sy = rows[good], s[good], y[good], g[good], sy[good]
+        scale = sy.rsqrt()[:, None]
+        j, m = self.place[rows], self.m
+        products = (dots[rows] - self.dots[rows]) * scale
+        s, y = s * scale.to(s.dtype), y * scale.to(y.dtype)
+        self.inverse[rows, j, :] = 0
+        self.inverse[rows, :, j] = 0
+        column = torch.bmm(self.inverse[rows], products[:, :m, None])[:, :, 0]
+        self.inverse[rows, :, j] = -column
+        self.inverse[rows, j, j] = 1
+        square = (y * y).sum(1, dtype=torch.float64)
+        self.gram[rows, :, j] = products[:, m:]
+        self.gram[rows, j, :] = products[:, m:]
+        self.gram[rows, j, j] = square
+        self.gamma[rows] = 1 / square
+        self.pairs[rows, j], self.pairs[rows, m + j] = s, y
+        dots[rows, j], dots[rows, m + j] = (s * g).sum(1, dtype=torch.float64), (y * g).sum(1, dtype=torch.float64)
+        self.place[rows] = (j + 1) % m
+
+    def direction(self, g: Tensor, dots: Tensor) -> Tensor:
+        """Return -H g [S, n] for gradients g [S, n] with their projections `dots` [S, 2m]."""
+        p, q, gamma = dots[:, : self.m, None], dots[:, self.m :, None], self.gamma[:, None, None]
+        u = torch.bmm(self.inverse, p)
+        a = torch.bmm(self.inverse.transpose(1, 2), u + gamma * (torch.bmm(self.gram, u) - q))
+        weights = torch.cat([a, -gamma * u], 1).to(g.dtype)
+        return -(self.gamma.to(g.dtype)[:, None] * g + torch.bmm(weights.transpose(1, 2), self.pairs)[:, 0])
+
+
+@dataclass
+class Slot:
+    """The line search of one victim.
+
+    loss: of the last accepted point (inf before the first); t: step tried next; slope: g.d; tries: rejected steps
+    since; steepest: whether d is the negative gradient; mark: (evaluations, loss) where progress was last seen.
+    """
+
+    victim: int
+    loss: float = float("inf")
+    t: float = 0.0
+    slope: float = 0.0
+    tries: int = 0
+    steepest: bool = True
+    evaluations: int = 0
+    mark: tuple[int, float] = field(default=(0, float("inf")))
+
+    def judge(self, loss: float, finite: bool) -> bool:
+        """Return whether the tried point is accepted; shorten the step if not."""
+        self.evaluations += 1
+        if finite and (self.loss == float("inf") or loss <= self.loss + ARMIJO * self.t * self.slope):
+            self.loss, self.tries = loss, 0
+            return True
+        self.tries += 1
+        ratio = 0.1
+        if finite:
+            bend = 2 * (loss - self.loss - self.t * self.slope)
+            ratio = min(max(-self.slope * self.t / bend, 0.1), 0.5) if bend > 0 else 0.5
+        self.t *= ratio
+        return False
+
+    def verdict(self, settings: Settings, budget: int, stop: float) -> Reason | None:
+        """Return why the run ends, or None."""
+        if self.loss <= stop:
+            return "converged"
+        if self.loss == float("inf"):
+            return "not finite"
+        if self.evaluations >= budget:
+            return "budget"
+        if settings.patience and self.evaluations - self.mark[0] >= settings.patience:
+            if self.loss > (1 - settings.progress) * self.mark[1]:
+                return "stalled"
+            self.mark = (self.evaluations, self.loss)
+        return "line search" if self.steepest and self.tries >= TRIES else None
+
+
+class Run:
+    """The state of one `minimize`: the queue, the slots and their points."""
+
+    def __init__(self, function: Function, starts: Tensor, settings: Settings, budget: Tensor, stop: Tensor) -> None:
+        self.function, self.settings = function, settings
+        self.budget, self.stop = budget.tolist(), stop.tolist()
+        self.starts, self.queue = starts, list(range(len(starts)))
+        count = min(settings.slots, len(starts))
+        self.slots = [Slot(self.queue.pop(0)) for _ in range(count)]
+        self.z = starts[:count].clone()
+        self.g, self.d = torch.zeros_like(self.z), torch.zeros_like(self.z)
+        self.memory = Memory(count, starts.shape[1], settings.history, starts.dtype)
+        self.index = torch.arange(count)
+        self.end = starts.clone()
+        self.ended: dict[int, tuple[float, int, Reason]] = {}
+
+    def tick(self) -> None:
+        """Evaluate every slot's trial point once and move on."""
+        t = torch.tensor([slot.t for slot in self.slots], dtype=self.z.dtype)[:, None]
+        loss, gradient = self.function(torch.addcmul(self.z, t, self.d), self.index)
+        finite = (torch.isfinite(loss) & torch.isfinite(gradient.sum(1))).tolist()
+        fresh = [slot.loss == float("inf") for slot in self.slots]
+        taken = [slot.judge(*pair) for slot, *pair in zip(self.slots, loss.tolist(), finite, strict=True)]
+        if any(taken):
+            self.advance(taken, fresh, t, gradient)
+        self.give_up_history()
+        self.replace()
+
+    def advance(self, taken: list[bool], fresh: list[bool], t: Tensor, gradient: Tensor) -> None:
+        """Move the slots that accepted, learn from their steps and choose new directions."""
+        mask = torch.tensor(taken)[:, None]
+        new = gradient if all(taken) else torch.where(mask, gradient, self.g)
+        dots = self.memory.project(new)
+        step = t * self.d * mask
+        learn = torch.tensor([i for i, (a, b) in enumerate(zip(taken, fresh, strict=True)) if a and not b])
+        if len(learn):
+            g = new[learn]
+            self.memory.add(learn, step[learn], g - self.g[learn], g, dots)
+        self.z += step
+        self.memory.dots = torch.where(mask, dots, self.memory.dots)
+        self.g = new
+        d = self.memory.direction(new, self.memory.dots)
+        self.d = d if all(taken) else torch.where(mask, d, self.d)
+        slopes = (self.g * self.d).sum(1).tolist()
+        for i, slot in enumerate(self.slots):
+            if taken[i]:
+                slot.slope, slot.t, slot.steepest = slopes[i], 1.0, fresh[i]
+                if fresh[i]:
+                    slot.t, slot.mark = self.first_step(i), (slot.evaluations, slot.loss)
+                elif not slopes[i] < 0:
+                    self.restart(i)
+
+    def first_step(self, i: int) -> float:
+        """Return min(1, 1 / ||g||_1), the step along the negative gradient."""
+        return min(1.0, 1.0 / max(float(self.g[i].abs().sum()), 1e-30))
+
+    def restart(self, i: int) -> None:
+        """Drop the pairs of slot `i` and go down the gradient."""
+        self.memory.forget(i)
+        self.d[i] = -self.g[i]
+        slot = self.slots[i]
+        slot.slope, slot.t, slot.tries, slot.steepest = -float(self.g[i] @ self.g[i]), self.first_step(i), 0, True
+
+    def give_up_history(self) -> None:
+        """Go down the gradient where a quasi-Newton direction has led nowhere."""
+        for i, slot in enumerate(self.slots):
+            if slot.tries >= TRIES and not slot.steepest:
+                self.restart(i)
+
+    def replace(self) -> None:
+        """Write down the runs that ended, refill their slots from the queue, drop the slots that stay empty."""
+        alive = []
+        for i, slot in enumerate(self.slots):
+            reason = slot.verdict(self.settings, self.budget[slot.victim], self.stop[slot.victim])
+            if reason is None:
+                alive.append(i)
+                continue
+            self.end[slot.victim] = self.z[i]
+            self.ended[slot.victim] = (slot.loss, slot.evaluations, reason)
+            if self.queue:
+                self.slots[i] = Slot(self.queue.pop(0))
+                self.index = self.index.clone()
+                self.index[i] = self.slots[i].victim
+                self.memory.forget(i)
+                self.z[i], self.d[i], self.g[i] = self.starts[self.slots[i].victim], 0, 0
+                alive.append(i)
+        if len(alive) < len(self.slots):
+            rows = torch.tensor(alive, dtype=torch.int64)
+            self.slots = [self.slots[i] for i in alive]
+            self.z, self.g, self.d, self.index = self.z[rows], self.g[rows], self.d[rows], self.index[rows]
+            self.memory.keep(rows)
+
+
+def minimize(
+    function: Function, starts: Tensor, *, budget: Tensor, stop: Tensor, settings: Settings | None = None
+) -> Minima:
+    """Minimize V independent functions of n variables.
+
+    Args:
+        function: (z [S, n], index [S] int64) -> loss [S] and gradient [S, n]; row i belongs to victim index[i].
+        starts: [V, n] start points, float32 or float64.
+        budget: [V] int64, gradient evaluations a victim may spend.
+        stop: [V], loss at which a victim counts as converged.
+        settings: optimizer settings.
+
+    Returns:
+        The last accepted points, which are the best ones: accepted losses never rise. A start whose loss or gradient
+        is not finite is returned as it is, with loss inf.
+    """
+    victims = len(starts)
+    if victims:
+        with torch.no_grad():
+            run = Run(function, starts.detach(), settings or Settings(), budget, stop)
+            while run.slots:
+                run.tick()
+    ended = [run.ended[v] for v in range(victims)] if victims else []
+    return Minima(
+        run.end if victims else starts.clone(),
+        torch.tensor([loss for loss, _, _ in ended], dtype=torch.float64),
+        torch.tensor([count for _, count, _ in ended], dtype=torch.int64),
+        tuple(reason for _, _, reason in ended),
+    )

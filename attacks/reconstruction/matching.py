@@ -1,0 +1,272 @@
+"""Gradient matching for many victims: find the batch whose simulated update is the observed one.
+
+Every attack that "makes simulate match observed" runs through `match_gradients`: it takes Evidence, chooses the fast
+chain where the network allows and autograd elsewhere, adds a prior where there is one, and minimizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.lbfgs import Function, Reason, Settings, minimize
+from torch import Tensor
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.federation.plan import Plan
+
+Prior = Callable[[Tensor], Tensor]
+"""Images [S, N, *shape] to a differentiable penalty [S]."""
+
+
+class Objective(Protocol):
+    """D [S] of S guesses x [S, N, *shape], y [S, N, C], nuisance [S, E], and its gradient by each."""
+
+    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        """Return D, dD/dx, dD/dy and dD/dnuisance."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Points in the space of unknowns of V victims: where a search begins, or where it ended.
+
+    Attributes:
+        x: images [V, N, *shape], N examples each, all slots of a unit together. Its dtype is that of the search.
+        y: fixed labels [V, N, C] (soft ones too), or logits of unknown labels when `joint`.
+        joint: whether labels are unknowns: softmax of the logits.
+        nuisance: [V, E] the evidence's nuisance unknowns, flat, in its order; None for no such unknowns, or, in a
+            start, for zeros.
+    """
+
+    x: Tensor
+    y: Tensor
+    joint: bool
+    nuisance: Tensor | None = None
+
+    @property
+    def extra(self) -> Tensor:
+        """The nuisance unknowns [V, E], E = 0 for none."""
+        return self.x.new_zeros(len(self.x), 0) if self.nuisance is None else self.nuisance
+
+    def at(self, rows: Sequence[int]) -> Starts:
+        """Return the points of the victims `rows`."""
+        keep = torch.tensor(rows, dtype=torch.int64)
+        return Starts(self.x[keep], self.y[keep], self.joint, self.extra[keep])
+
+    def to(self, dtype: torch.dtype) -> Starts:
+        """Return the points in `dtype`."""
+        return Starts(self.x.to(dtype), self.y.to(dtype), self.joint, self.extra.to(dtype))
+
+    def flat(self) -> Tensor:
+        """Return the unknowns [V, n]: images, nuisance, logits."""
+        parts = [self.x.flatten(1), self.extra.to(self.x), self.y.flatten(1).to(self.x)]
+        return torch.cat(parts if self.joint else parts[:2], 1)
+
+    def moved(self, z: Tensor, index: Tensor) -> Starts:
+        """Return the victims `index` [S] at z [S, n], the inverse of `flat`."""
+        pixels, extra = self.x[0].numel(), self.extra.shape[1]
+        x = z[:, :pixels].view(-1, *self.x.shape[1:])
+        y = z[:, pixels + extra :].view(-1, *self.y.shape[1:]) if self.joint else self.y[index].to(z)
+        return Starts(x, y, self.joint, z[:, pixels : pixels + extra])
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels [V, N, C], soft where unknown."""
+        return torch.softmax(self.y, -1) if self.joint else self.y
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What was found.
+
+    Attributes:
+        ends: images (not clipped), labels and nuisance unknowns where the searches ended.
+        mismatch: [V] float64, the minimized function: by default the discrepancy relative to that of an all-zero
+            simulation; plus the prior, if any.
+        evaluations: [V] int64 gradient evaluations.
+        reasons: why each search ended.
+    """
+
+    ends: Starts
+    mismatch: Tensor
+    evaluations: Tensor
+    reasons: tuple[Reason, ...]
+
+    @property
+    def x(self) -> Tensor:
+        """The images [V, N, *shape]."""
+        return self.ends.x
+
+    @property
+    def y(self) -> Tensor:
+        """The labels [V, N, C], soft where they were unknown."""
+        return self.ends.labels
+
+
+@dataclass(frozen=True)
+class ImagePrior:
+    """Smoothed total variation and a soft box, for images [S, N, channels, height, width].
+
+    Attributes:
+        tv: weight of the mean over pixels of sqrt(dx^2 + dy^2 + eps^2), summed over a victim's batch.
+        box: weight of the mean squared distance of pixels to [low, high].
+        eps: where total variation turns from quadratic to linear, in units of the data.
+    """
+
+    tv: float = 0.0
+    box: float = 0.0
+    eps: float = 1e-2
+    low: float = 0.0
+    high: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the penalty [S]."""
+        total = torch.zeros(len(x), dtype=x.dtype)
+        if self.tv:
+            down, right = x[..., 1:, :-1] - x[..., :-1, :-1], x[..., :-1, 1:] - x[..., :-1, :-1]
+            rough = (down**2 + right**2 + self.eps**2).sqrt()
+            total = total + self.tv * rough.flatten(2).mean(2).sum(1)
+        if self.box:
+            outside = torch.relu(x - self.high) + torch.relu(self.low - x)
+            total = total + self.box * (outside**2).flatten(2).mean(2).sum(1)
+        return total
+
+
+class SimulatedObjective:
+    """D through `Evidence.simulate` and `Evidence.discrepancy`, differentiated twice by autograd: for any network."""
+
+    def __init__(self, evidences: Sequence[Evidence]) -> None:
+        self.evidences = evidences
+
+    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        """Return D [S], dD/dx, dD/dy and dD/dnuisance."""
+        parts = [self._one(self.evidences[v], *row) for v, *row in zip(index.tolist(), x, y, nuisance, strict=True)]
+        return tuple(torch.stack(column) for column in zip(*parts, strict=True))
+
+    @staticmethod
+    def _one(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            unknowns = [part.detach().clone().requires_grad_() for part in (x, y, nuisance)]
+            units = len(evidence.unit)
+            named, offset = {}, 0
+            for name, shape in evidence.nuisance.items():
+                named[name] = unknowns[2][offset : offset + math.prod(shape)].view(shape)
+                offset += math.prod(shape)
+            simulated = evidence.simulate(
+                unknowns[0].unflatten(0, (units, -1)), unknowns[1].unflatten(0, (units, -1)), **named
+            )
+            loss = evidence.discrepancy(simulated)
+            gradients = torch.autograd.grad(loss, unknowns, allow_unused=True, materialize_grads=True)
+        return loss.detach(), *gradients
+
+
+class FastObjective:
+    """D through a chain of layers; its evidence has no nuisance unknowns."""
+
+    def __init__(self, chain: ChainObjective) -> None:
+        self.chain = chain
+
+    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]."""
+        return *self.chain(x, y, index), nuisance
+
+
+def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
+    """Return D of victims whose evidence shares one `simulate`: by a chain where possible, else by autograd.
+
+    Args:
+        evidences: V pieces of evidence with the same `simulate` and `params`.
+        plan: the public plan.
+        batch: examples N of each, over all slots of its unit.
+        dtype: of the computation.
+    """
+    first = evidences[0]
+    steps = None
+    if first.params is not None and not first.nuisance and set(first.observed) == set(first.params):
+        steps = compile_chain(plan, first.params, dtype)
+    if steps is None:
+        return SimulatedObjective(evidences)
+    weights = None if first.weight is None else [e.weight for e in evidences if e.weight is not None]
+    return FastObjective(ChainObjective(steps, plan.loss, [e.observed for e in evidences], weights, batch))
+
+
+def usable(evidence: Evidence) -> bool:
+    """Return whether the observation is finite and not zero: whether there is anything to match."""
+    finite = all(bool(torch.isfinite(value).all()) for value in evidence.observed.values())
+    return finite and float(evidence.scale()) > 0
+
+
+def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
+    """Return the indices of evidence that can be attacked in one batch, in order of first appearance."""
+    found: dict[tuple[int, int, bool, int], list[int]] = {}
+    for i, e in enumerate(evidences):
+        found.setdefault((id(e.simulate), id(e.params), e.weight is None, len(e.unit)), []).append(i)
+    return list(found.values())
+
+
+def match_gradients(
+    evidences: Sequence[Evidence],
+    starts: Starts,
+    plan: Plan,
+    *,
+    budget: Tensor,
+    stop: Tensor,
+    unit: Tensor | None = None,
+    prior: Prior | None = None,
+    settings: Settings | None = None,
+) -> Matches:
+    """Minimize D / unit + prior for V victims from given starts.
+
+    Args:
+        evidences: V usable pieces of evidence (see `usable`); those that share `simulate` run in one batch.
+        starts: where to begin, and whether labels are unknown.
+        plan: the public plan.
+        budget: [V] gradient evaluations allowed.
+        stop: [V] value of the minimized function at which a victim is done.
+        unit: [V] what D is divided by: None for `Evidence.scale()` (the function is the relative mismatch);
+            2 std^2 makes it the negative log-likelihood under Gaussian noise.
+        prior: penalty on the images, added as it is.
+        settings: of the optimizer.
+    """
+    if unit is None:
+        unit = torch.stack([e.scale().double() for e in evidences])
+    if starts.nuisance is None:
+        size = sum(math.prod(shape) for shape in evidences[0].nuisance.values())
+        starts = replace(starts, nuisance=starts.x.new_zeros(len(evidences), size))
+    z, counts = starts.flat(), torch.zeros(len(evidences), dtype=torch.int64)
+    loss = torch.zeros(len(evidences), dtype=torch.float64)
+    reasons: list[Reason] = ["stalled"] * len(evidences)
+    for rows in groups(evidences):
+        some = objective([evidences[i] for i in rows], plan, starts.x.shape[1], z.dtype)
+        function = _function(some, starts.at(rows), unit[rows].to(z.dtype), prior)
+        found = minimize(function, z[rows], budget=budget[rows], stop=stop[rows].double(), settings=settings)
+        z[rows], loss[rows], counts[rows] = found.z, found.loss, found.evaluations
+        for i, reason in zip(rows, found.reasons, strict=True):
+            reasons[i] = reason
+    return Matches(starts.moved(z, torch.arange(len(z))), loss, counts, tuple(reasons))
+
+
+def _function(objective: Objective, starts: Starts, unit: Tensor, prior: Prior | None) -> Function:
+    """Return the flat function that the optimizer sees: unpacks z, adds the prior, packs the gradient."""
+
+    def function(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        point = starts.moved(z, index)
+        y = point.labels
+        loss, gx, gy, gn = objective(point.x, y, point.extra, index)
+        gq = y * (gy - (y * gy).sum(-1, keepdim=True)) if starts.joint else gy
+        gradient = replace(point, x=gx, y=gq, nuisance=gn).flat() / unit[index][:, None]
+        loss = loss / unit[index]
+        if prior is not None:
+            with torch.enable_grad():
+                leaf = point.x.detach().requires_grad_()
+                value = prior(leaf)
+                (slope,) = torch.autograd.grad(value.sum(), leaf)
+            loss = loss + value.detach()
+            gradient[:, : slope[0].numel()] += slope.flatten(1)
+        return loss, gradient
+
+    return function

@@ -1,0 +1,101 @@
+"""What a reconstruction attack begins with: one victim's evidence, question and random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from ppbench.attacks.reconstruction.matching import Starts, usable
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.evidence import Evidence
+from ppbench.federation.plan import Plan
+
+Start = Literal["grey", "normal", "pattern"]
+Label = Literal["joint", "inferred"]
+PATCH = 8
+
+
+@dataclass(frozen=True)
+class Victim:
+    """One challenge, the evidence on it (None where there is none), and a generator for this victim alone."""
+
+    evidence: Evidence | None
+    challenge: Challenge
+    plan: Plan
+    generator: torch.Generator
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Shape (N, *shape) of what is asked: N examples over all slots of the unit."""
+        return (len(self.challenge.unit) * self.challenge.batch, *self.plan.spec.shape)
+
+    def image(self, start: Start) -> Tensor:
+        """Return a start image [N, *shape] float32: "grey" .5 + .02 N(0, 1), "normal", or "pattern".
+
+        A pattern is one N(0, 1) patch of 8 x 8 pixels an image, tiled; inputs that are no images get "normal".
+        """
+        if start == "pattern" and len(self.size) == 4:
+            high, wide = self.size[2:]
+            patch = torch.randn(*self.size[:2], PATCH, PATCH, generator=self.generator)
+            tiles = patch.repeat(1, 1, -(-high // PATCH), -(-wide // PATCH))
+            return tiles[:, :, :high, :wide].contiguous()
+        noise = torch.randn(self.size, generator=self.generator)
+        return 0.5 + 0.02 * noise if start == "grey" else noise
+
+    def logits(self) -> Tensor:
+        """Return start logits [N, C] float32: .1 N(0, 1)."""
+        return 0.1 * torch.randn(self.size[0], self.plan.spec.classes, generator=self.generator)
+
+    def labels(self, label: Label) -> Tensor | None:
+        """Return one-hot labels [N, C] float32 that are granted, or inferred when asked for; None: unknown.
+
+        For one example the label is the only negative entry of the head's bias gradient (iDLG); for a batch,
+        `ppbench.attacks.label.recovery` counts the classes.
+        """
+        if self.challenge.y is not None:
+            return self.challenge.y.flatten(0, 1).float()
+        evidence = self.evidence
+        if label == "joint" or evidence is None or "head.bias" not in evidence.observed:
+            return None
+        bias = evidence.observed["head.bias"]
+        if self.size[0] == 1:
+            return one_hot(bias.argmin()[None], self.plan.spec.classes).float()
+        if evidence.params is None:
+            return None
+        from ppbench.attacks.label.recovery import recover_labels
+
+        weight = evidence.observed["head.weight"]
+        found = recover_labels(self.plan, evidence.params, weight, bias, self.size[0], self.generator)
+        return one_hot(found, self.plan.spec.classes).float()
+
+    def failure(self, start: Start) -> Guess:
+        """Return the guess of an attacker who has nothing to match: a start image."""
+        return Guess(x=self.image(start))
+
+
+def batches(victims: Sequence[Victim]) -> list[list[int]]:
+    """Return indices of the victims with usable evidence, by what must agree for one search: N, labels granted."""
+    found: dict[tuple[int, bool, tuple[tuple[int, ...], ...]], list[int]] = {}
+    for i, victim in enumerate(victims):
+        if victim.evidence is not None and usable(victim.evidence):
+            shapes = tuple(victim.evidence.nuisance.values())
+            found.setdefault((victim.size[0], victim.challenge.y is not None, shapes), []).append(i)
+    return list(found.values())
+
+
+def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
+    """Return fresh starts for victims of one of `batches`.
+
+    Labels are unknowns for all of them as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
+    """
+    x = torch.stack([victim.image(start) for victim in victims]).to(dtype)
+    known = [victim.labels(label) for victim in victims]
+    given = [y for y in known if y is not None]
+    joint = len(given) < len(victims)
+    y = torch.stack([victim.logits() for victim in victims] if joint else given).to(dtype)
+    return Starts(x, y, joint)
