@@ -58,7 +58,7 @@ def best_threshold(scores: Tensor, member: Tensor) -> float | None:
 
     Best is the largest balanced accuracy (mean of the shares of members and of non-members decided rightly); of
     equally good thresholds the middle one. Thresholds lie halfway between neighboring distinct scores, so equal
-    scores are always decided alike.
+    scores are always decided alike; -inf, which decides "member" for all, stands beside them.
 
     Args:
         scores: [K] float64, finite.
@@ -67,7 +67,7 @@ def best_threshold(scores: Tensor, member: Tensor) -> float | None:
     values = scores.unique()
     if len(values) < 2 or member.all() or not member.any():
         return None
-    cuts = (values[1:] + values[:-1]) / 2
+    cuts = torch.cat([values.new_tensor([-torch.inf]), (values[1:] + values[:-1]) / 2])
     inside = (scores[member][:, None] >= cuts).double().mean(0)
     outside = (scores[~member][:, None] < cuts).double().mean(0)
     balanced = (inside + outside) / 2
