@@ -31,10 +31,11 @@ _CAP: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def claims(defense: str) -> tuple[Claim, ...]:
-    """Return the paper's CAP figures for "dp", "ppdl" (its fraction .30) or "spn", all on DLNet."""
+    """Return the paper's CAP figures for "dp", "ppdl" (at theta .3) or "spn", all on DLNet."""
     found = []
     for dataset, values in _CAP[defense].items():
         for index, value in enumerate(values):
             metric, batch = _METRICS[index // 3], (1, 4, 8)[index % 3]
-            found.append(Claim(f"cap_{metric}", float(value), dataset, "dlnet", batch, _TABLES[dataset]))
+            when = (("theta", 0.3),) if defense == "ppdl" else ()
+            found.append(Claim(f"cap_{metric}", float(value), dataset, "dlnet", batch, _TABLES[dataset], when))
     return tuple(found)

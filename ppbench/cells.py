@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ppbench import __version__
 from ppbench.adversary.attack import Attack, Challenge, Guess
@@ -29,7 +30,7 @@ from ppbench.records.schema import (
     Scalar,
     ThreatModel,
 )
-from ppbench.records.store import Images, Store, Timing
+from ppbench.records.store import Store
 from ppbench.task.task import Task, describe, make_task
 from ppbench.train import Trained, federation, train
 
@@ -222,13 +223,13 @@ class Bench:
             reason=failure or reason,
             environment=environment(self.config),
         )
-        self.store.save(record, Timing(seconds={"attack": seconds, "training": self.trained.seconds}), _images(scored))
+        self.store.save(record, seconds=seconds, tensors=_images(scored))
 
 
-def _images(scored: Scored) -> Images | None:
+def _images(scored: Scored) -> dict[str, Tensor] | None:
     if scored.guess is None or scored.truth is None or scored.guess.dim() != 4:
         return None
-    return Images(scored.guess.float().numpy(), scored.truth.float().numpy())
+    return {"guess": scored.guess, "truth": scored.truth}
 
 
 def finished(store: Store, cell: Cell) -> bool:

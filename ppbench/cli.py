@@ -98,7 +98,7 @@ def evaluate(
     """Evaluate a defense: train, attack, score, record, and say what was found."""
     from ppbench.config import configure
     from ppbench.evaluate import evaluate as run
-    from ppbench.options import assignments, names, numbers, sizes, resolve_device
+    from ppbench.options import assignments, names, numbers, resolve_device, sizes
     from ppbench.terminal import Bars, as_json, report
 
     settings, model_options = assignments(set_ or [])

@@ -11,12 +11,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.view import THREATS
+from ppbench.controls import CONTROLS
 from ppbench.errors import UsageError, unknown
 from ppbench.federation.contract import Defense
 from ppbench.records.schema import Scalar, Strict
 from ppbench.registry import load, load_all, plugins
 
-CONTROLS = ("none", "full_noise")
 Stage = Literal["init", "final"]
 
 

@@ -11,6 +11,7 @@ from scipy import stats
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Record, TraceScore
 
+CONTROLS = ("none", "full_noise")
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
 ALARM = 0.01  # probability of a false alarm over all cells of `full_noise` together
 

@@ -83,7 +83,8 @@ def evaluate(
     records = tuple(store.load(cell.id) for _, some in plan for cell in some)
     checks = tuple(check_controls(records))
     verdict = tuple(sentences(asked.defense, records))
-    write_board(store)
+    if todo or not store.html_path.is_file():
+        write_board(store)
     return Evaluation(asked, records, checks, verdict, store.out, sum(len(some) for _, some in todo))
 
 

@@ -80,7 +80,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Claim:
-    """A number that a paper prints about its defense."""
+    """A number that a paper prints about its defense. when: parameters (name, value) that it holds for."""
 
     metric: str
     value: float
@@ -88,6 +88,7 @@ class Claim:
     model: str
     batch: int | None
     source: str
+    when: tuple[tuple[str, float], ...] = ()
 
 
 Round = Generator[Step, Mapping[int, Tree], Server]

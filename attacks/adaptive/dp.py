@@ -1,0 +1,182 @@
+"""The attack that knows the noise: maximum a-posteriori images under the public noise law (Balunovic et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from ppbench.attacks.reconstruction.lbfgs import Settings
+from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Starts, match_gradients, usable
+from ppbench.defenses.dp_sgd import DPSGD
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Noise
+
+REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
+RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
+
+
+@dataclass(frozen=True)
+class AdaptiveDP(Attack):
+    """Maximum a-posteriori images and labels: the public noise law as likelihood, total variation and box as prior.
+
+    Gaussian noise gives a squared distance over 2 std^2; Laplace noise an absolute one, by reweighting squares with
+    1 / |residual|. On DP-SGD the attacker also searches the factor by which clipping shrank the gradient: the one at
+    which the simulated gradient has the bound's norm.
+
+    Attributes:
+        budget: gradient evaluations a victim, over all restarts and reweightings.
+        restarts: starts besides the first; the best posterior counts.
+        roughness: typical magnitude of an image's gradient, in units of the data range: scale of the Laplace prior.
+        box: weight of leaving the data range, relative to the likelihood of one unit of noise.
+    """
+
+    budget: int = 1800
+    restarts: int = 2
+    roughness: float = 0.1
+    box: float = 100.0
+
+    name: ClassVar[str] = "adaptive_dp"
+    kind: ClassVar[Kind] = "reconstruction"
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"dp", "dp_sgd"})
+    reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence with the noise law of the defense."""
+        noise = view.defense.noise(view.plan)
+        return [replace(e, noise=noise) for e in view.defense.evidence(view)]
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge; zero or non-finite observations get their start image."""
+        found = {e.unit: e for e in self.evidence(view)}
+        spec, low, high = view.plan.spec, *view.plan.data_range
+        guesses, places, chosen, starts = [], [], [], []
+        for place, asked in enumerate(challenges):
+            count = len(asked.unit) * asked.batch
+            draws = torch.randn(self.restarts + 1, count, *spec.shape, generator=generator)
+            images = (low + high) / 2 + 0.02 * (high - low) * draws
+            logits = 0.1 * torch.randn(self.restarts + 1, count, spec.classes, generator=generator)
+            guesses.append(Guess(x=images[0], y=logits[0].argmax(-1)))
+            evidence = found.get(asked.unit)
+            if evidence is not None and usable(evidence):
+                places.append(place)
+                chosen.append(evidence)
+                starts.append((images, logits))
+        for count in {len(images[0]) for images, _ in starts}:
+            rows = [row for row, (images, _) in enumerate(starts) if len(images[0]) == count]
+            results = self._best(view, [chosen[r] for r in rows], [starts[r] for r in rows])
+            for row, guess in zip(rows, results, strict=True):
+                guesses[places[row]] = guess
+        return guesses
+
+    def _best(self, view: View, evidence: list[Evidence], starts: list[tuple[Tensor, Tensor]]) -> list[Guess]:
+        """Return for each victim the best of its restarts by the posterior."""
+        tries = self.restarts + 1
+        many = [e for e in evidence for _ in range(tries)]
+        start = Starts(torch.cat([x for x, _ in starts]), torch.cat([y for _, y in starts]), joint=True)
+        found = self._search(view, many, start)
+        score = torch.nan_to_num(found.mismatch, nan=torch.inf).view(-1, tries)
+        guesses = []
+        for victim, choice in enumerate(score.argmin(1).tolist()):
+            row = victim * tries + choice
+            spent = int(found.evaluations[victim * tries : (victim + 1) * tries].sum())
+            labels = found.y[row].argmax(-1)
+            guesses.append(
+                Guess(found.x[row].float(), labels, confidence=float(score[victim, choice]), evaluations=spent)
+            )
+        return guesses
+
+    def _search(self, view: View, evidence: list[Evidence], start: Starts) -> Matches:
+        """Run the passes: one for Gaussian noise, more where the likelihood or the scale must be found."""
+        noise = evidence[0].noise
+        clipped = view.defense if isinstance(view.defense, DPSGD) else None
+        laplace = noise is not None and noise.law == "laplace"
+        passes = 1 + (REWEIGHTINGS if laplace else 0) + (RESCALINGS if clipped else 0)
+        share = max(1, self.budget // (passes * (self.restarts + 1)))
+        spent, factor, best = torch.zeros(len(evidence), dtype=torch.int64), torch.ones(len(evidence)), None
+        for turn in range(passes):
+            if clipped:
+                factor = shrinkage(evidence, start, clipped.clip)
+            current = [scaled(e, float(f)) for e, f in zip(evidence, factor, strict=True)]
+            if laplace and best is not None and turn > 0:
+                current = [reweighted(e, start, row) for row, e in enumerate(current)]
+            best = self._match(view, current, start, factor, share)
+            spent += best.evaluations
+            start = Starts(best.x, best.y.clamp(min=1e-6).log(), joint=True)
+        assert best is not None  # there is at least one pass
+        return replace(best, evaluations=spent)
+
+    def _match(self, view: View, evidence: list[Evidence], start: Starts, factor: Tensor, budget: int) -> Matches:
+        low, high = view.plan.data_range
+        noise = evidence[0].noise
+        victims = len(evidence)
+        if noise is None:  # nothing but the data: exact matching
+            unit, prior, stop = None, None, 1e-8
+        else:
+            unit = 2 * (noise.std * factor.double()) ** 2
+            pixels = math.prod(view.plan.spec.shape)
+            image = len(view.plan.spec.shape) == 3
+            smooth = pixels / (self.roughness * (high - low)) if image else 0.0
+            prior, stop = ImagePrior(smooth, self.box * pixels, low=low, high=high), 0.0
+        return match_gradients(
+            evidence,
+            start,
+            view.plan,
+            budget=torch.full((victims,), budget),
+            stop=torch.full((victims,), stop, dtype=torch.float64),
+            unit=unit,
+            prior=prior,
+            settings=Settings(),
+        )
+
+
+def scaled(evidence: Evidence, factor: float) -> Evidence:
+    """Return evidence whose observation is multiplied by `factor`."""
+    if factor == 1.0:
+        return evidence
+    return replace(evidence, observed={n: v * factor for n, v in evidence.observed.items()})
+
+
+def _simulated(evidence: Evidence, start: Starts, row: int) -> dict[str, Tensor]:
+    """Return the simulated update at a present guess, without history."""
+    units = len(evidence.unit)
+    x, y = start.x[row], torch.softmax(start.y[row], -1).to(start.x.dtype)
+    with torch.enable_grad():
+        simulated = evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)))
+    return {name: value.detach() for name, value in simulated.items()}
+
+
+def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
+    """Return by how much clipping shrank each gradient, at least 1: norm of the simulated gradient over `clip`.
+
+    Exact for one example; for a batch, the common factor under which its mean gradient would have been clipped.
+    """
+    norms = []
+    for row, one in enumerate(evidence):
+        simulated = _simulated(one, start, row)
+        norms.append(float(Layout.of(simulated).pack(simulated).norm()))
+    return (torch.tensor(norms) / clip).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1.0)
+
+
+def reweighted(evidence: Evidence, start: Starts, row: int) -> Evidence:
+    """Return evidence whose weighted squares touch a Laplace likelihood at the present guess.
+
+    |r| / b = r^2 / (2 |r0| b) + const at r = r0; relative to r^2 / (2 std^2) with std^2 = 2 b^2 that is a weight of
+    std^2 / (|r0| b) = 2 b / |r0|.
+    """
+    noise: Noise | None = evidence.noise
+    assert noise is not None  # only called under a Laplace law
+    scale = noise.std / math.sqrt(2)
+    simulated = _simulated(evidence, start, row)
+    weight = {
+        n: 2 * scale / (v.float() - evidence.observed[n]).abs().clamp(min=0.1 * scale) for n, v in simulated.items()
+    }
+    return replace(evidence, weight=weight)

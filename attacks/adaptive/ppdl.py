@@ -1,0 +1,31 @@
+"""The attack that knows that unsent entries are unknown, not zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.defenses.ppdl import PPDL
+
+from ppbench.adversary.evidence import Evidence, plain_evidence
+from ppbench.adversary.view import View
+
+
+@dataclass(frozen=True)
+class AdaptivePPDL(DLG):
+    """DLG on the visible support: entries that were not sent carry no weight; which were sent is in the message."""
+
+    name: ClassVar[str] = "adaptive_ppdl"
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
+    reference: ClassVar[str] = "this project; DLG of Zhu, Liu and Han 2019 with a mask"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence, weighted 1 where an entry was sent and 0 elsewhere."""
+        found = plain_evidence(view)
+        if not isinstance(view.defense, PPDL) or view.threat.startswith("client/"):
+            return found
+        sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
+        defense = view.defense
+        return [replace(e, weight=defense.support(sent[e.unit[0]], e.observed)) for e in found]

@@ -1,0 +1,98 @@
+"""The board of a folder: CSV, HTML and figures, all derived from its records and rebuilt from them at any time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from ppbench.controls import CONTROLS, check_controls
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Claim, Defense
+from ppbench.leaderboard.boards import boards
+from ppbench.leaderboard.figures import ppc_png, ppc_svg
+from ppbench.leaderboard.html import figures, write_html
+from ppbench.leaderboard.table import write_csv
+from ppbench.records.files import write_atomic
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.registry import load
+from ppbench.verdict import sentences
+
+
+@lru_cache
+def _claims(defense: str) -> tuple[Claim, ...]:
+    try:
+        plugin: type[Defense] = load("defenses", defense)
+    except UsageError:  # records of a defense that is not installed here stay readable
+        return ()
+    return plugin.claimed
+
+
+def claimed(record: Record) -> str:
+    """Return what the defense's paper claims for this cell, as "CAP 0.69 (Table 8)", or "" where it says nothing.
+
+    A claim holds for a data set, a model, a batch size and, where it names them, parameters of the defense.
+    """
+    config = record.config
+    for claim in _claims(config.defense.id):
+        fits = (
+            claim.metric == f"cap_{config.attack.kind}"
+            and claim.dataset == config.data.name.rpartition(":")[2]
+            and claim.model == config.model.id
+            and claim.batch == config.batch_size
+            and all(config.defense.parameters.get(name) == value for name, value in claim.when)
+        )
+        if fits:
+            return f"CAP {claim.value:.2f} ({claim.source})"
+    return ""
+
+
+def evaluations(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records by what their rows share: data, model, federation, threat and seed, in words."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        config = record.config
+        about = f"{config.data.name}, {config.model.id}, {config.federation.rounds} rounds, seed {config.seed}"
+        key = f"{about}, data {config.data.sha256[:8]}, {config.federation.model_dump_json()}"
+        found.setdefault(key, []).append(record)
+    return found
+
+
+def summary(records: Sequence[Record]) -> tuple[list[str], list[str]]:
+    """Return what was found and what the controls say, in sentences, evaluation by evaluation."""
+    verdict: list[str] = []
+    reliability: list[str] = []
+    several = len(evaluations(records)) > 1
+    for key, some in evaluations(records).items():
+        about = f"[{', '.join(key.split(', ')[:4])}] " if several else ""
+        for defense in sorted({r.config.defense.id for r in some} - set(CONTROLS)):
+            verdict += [f"{about}{sentence}" for sentence in sentences(defense, some)]
+        reliability += [f"{about}{check.sentence}" for check in check_controls(some)]
+    return verdict, reliability
+
+
+def write_board(store: Store) -> list[Path]:
+    """Write leaderboard.csv, leaderboard.html and figures/ of a folder from its records; return what was written.
+
+    Raises:
+        UsageError: a record or an artifact is corrupt, there is none, or the folder cannot be written.
+    """
+    records = store.load_all()
+    if not records:
+        raise UsageError(f"{store.out} holds no records; run ppbench evaluate --out {store.out} first.")
+    verdict, reliability = summary(records)
+    write_csv(records, store.csv_path, claims=claimed)
+    write_html(records, store.html_path, verdict=verdict, reliability=reliability, claims=claimed, images=store.images)
+    written = [store.csv_path, store.html_path]
+    folder = store.out / "figures"
+    folder.mkdir(exist_ok=True)
+    for board in boards(records, claimed):
+        for ppc in figures(board, records):
+            words = f"ppc {board.setting.data} {board.setting.model} {board.setting.threat} {ppc.title} {ppc.distance}"
+            name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+            for suffix, data in ((".svg", ppc_svg(ppc).encode()), (".png", ppc_png(ppc))):
+                write_atomic(folder / f"{name}{suffix}", data)
+                written.append(folder / f"{name}{suffix}")
+    return written
