@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params
 
 FEATURE_WEIGHT = 1e3
+RELAX = 0.01
 SETTINGS = Settings(history=60)
 
 
@@ -130,7 +132,8 @@ def match_backbone(
     """Return images that explain features and backbone gradient together, cotangents free (spec 9.3, 9.4).
 
     Unknown are x_i and one cotangent w_i in R^D an example; the objective is that of `BackboneObjective` plus
-    smoothness TV. The start is `start` with the cotangents of an undefended client.
+    smoothness TV. The start is `start` with the cotangents of an undefended client. A prior that helps on the way keeps
+    the end from being exact, so half of the budget goes to `smoothness`, the rest to a hundredth of it.
 
     Args:
         plan: the public plan.
@@ -150,15 +153,19 @@ def match_backbone(
     unit = cotangent_unit(objective, start, first)[:, None, None].clamp(min=1e-12)
     pixels, weight = start[0].numel(), smoothness / (plan.data_range[1] - plan.data_range[0])
 
-    def joint(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def joint(z: Tensor, index: Tensor, smooth: float) -> tuple[Tensor, Tensor]:
         x, w = z[:, :pixels].reshape(-1, *start.shape[1:]), z[:, pixels:].reshape(-1, *phi.shape[1:])
         loss, by_x, by_w = objective(x, w * unit[index], index)
         rough, slope = total_variation(x.flatten(0, 1))
-        loss = loss + weight * rough.view(len(x), -1).sum(1)
-        by_x = by_x + weight * slope.view_as(x)
+        loss = loss + smooth * rough.view(len(x), -1).sum(1)
+        by_x = by_x + smooth * slope.view_as(x)
         return loss, torch.cat([by_x.flatten(1), (by_w * unit[index]).flatten(1)], 1)
 
-    starts = torch.cat([start.flatten(1), (first / unit).flatten(1)], 1)
-    limits, stops = torch.full((len(start),), budget), torch.full((len(start),), stop)
-    found = minimize(joint, starts, budget=limits, stop=stops, settings=SETTINGS)
-    return Images(found.z[:, :pixels].reshape(start.shape), found.loss, found.evaluations)
+    z = torch.cat([start.flatten(1), (first / unit).flatten(1)], 1)
+    stops, loss = torch.full((len(start),), stop), torch.full((len(start),), torch.inf, dtype=torch.float64)
+    spent = torch.zeros(len(start), dtype=torch.int64)
+    phases = [(weight, budget // 2), (weight * RELAX, budget)] if weight else [(0.0, budget)]
+    for smooth, until in phases:
+        found = minimize(partial(joint, smooth=smooth), z, budget=until - spent, stop=stops, settings=SETTINGS)
+        z, loss, spent = found.z, found.loss, spent + found.evaluations
+    return Images(z[:, :pixels].reshape(start.shape), loss, spent)

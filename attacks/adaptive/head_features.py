@@ -57,7 +57,8 @@ class System:
         a = (m @ self.logits + self.bias).softmax(-1) - self.onehot
         wide = torch.cat([m, torch.ones_like(m[..., :1])], -1)
         gap: Tensor = a.mT @ wide / len(self.onehot) - self.target
-        return (gap / self.target.norm().clamp(min=TINY)).flatten(1)
+        relative: Tensor = gap / self.target.norm().clamp(min=TINY)
+        return relative.flatten(1)
 
     def jacobian(self, m: Tensor) -> Tensor:
         """Return d residual / d m as [S, C * (B + 1), B * B] for m [S, B, B]."""

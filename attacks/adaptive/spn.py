@@ -1,9 +1,9 @@
 """The attack that knows SPN: labels and features from the untouched public head, then images from both gradients.
 
 SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head, but the public head's gradient holds no
-trace of it. So: labels from the bias gradient, exact features from the head's gradient, an image for each feature vector, and at
-last the backbone's gradient with the total cotangent at the features as an unknown. No secret is needed, and nothing is
-particular to SPN's loss: it works on every upload that decodes to a gradient at public weights.
+trace of it. So: labels from the bias gradient, exact features from the head's gradient, an image for each feature
+vector, and at last the backbone's gradient with the total cotangent at the features as an unknown. No secret is
+needed, and nothing is particular to SPN's loss: it works on every upload that decodes to a gradient at public weights.
 """
 
 from __future__ import annotations
