@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Install a wheel into an empty environment and use it from a folder that has its own attacks/ and defenses/.
+# Usage: tests/wheel_test.sh PYTHON   (PYTHON has the package `build`)
+set -euo pipefail
+python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$python" -m build -q --outdir "$work/dist" "$root"
+"$python" - "$work/dist" <<'PY'
+import sys, tarfile, zipfile
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+wheel = zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
+sdist = tarfile.open(next(folder.glob("*.tar.gz"))).getnames()
+need = ["ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
+missing = [name for name in need if name not in wheel]
+assert not missing, f"the wheel lacks {missing}"
+assert not [n for n in wheel if n.split("/")[0] in ("tests", "attacks", "defenses", "leaderboards")], "stray top level"
+for part in ("leaderboards", "tests", "docs"):
+    assert any(f"/{part}/" in name for name in sdist), f"the sdist lacks {part}/"
+PY
+
+python3 -m venv "$work/venv"
+"$work/venv/bin/pip" install -q "$work"/dist/*.whl
+mkdir -p "$work/mine/attacks" "$work/mine/defenses"
+echo 'raise ImportError("a stranger'"'"'s folder must not be imported")' | tee "$work/mine/attacks/__init__.py" > "$work/mine/defenses/__init__.py"
+cd "$work/mine"
+"$work/venv/bin/ppbench" list
+"$work/venv/bin/python" -m ppbench.cli evaluate --defense spn --grid 0.1 --rounds 1 --clients 2 --victims 2 --attack-batch 1 \
+  --stage init --attack dlg,label_recovery --set dlg.budget=20 --workers 1
+"$work/venv/bin/ppbench" verify ppbench-results
+echo "wheel test passed"
