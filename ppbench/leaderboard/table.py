@@ -10,8 +10,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from ppbench.metrics.cap import METRIC_OF, Cap, record_distance, series_cap, series_key
+from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
-from ppbench.records.store import write_atomic
 
 Claims = Callable[[Record], str]
 """What a paper prints about the defense of a record, in words; "" where it prints nothing comparable."""

@@ -11,12 +11,9 @@ give equal bytes.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +27,7 @@ from safetensors import numpy as safe
 
 from ppbench import __version__
 from ppbench.errors import UsageError
+from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
 from ppbench.records.schema import Artifact, Record, Strict
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 MARKER = "ppbench.json"
 RESULTS_SCHEMA = "ppbench.results/1"
 _CELL = re.compile(r"[0-9a-f]{32}")
-_LEFTOVER = re.compile(rf"(?:{re.escape(MARKER)}|[0-9a-f]{{32}}\.[a-z.]+|leaderboard\.\w+)~([\w-]+)\.(\d+)\.tmp")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Timing(Strict):
@@ -64,53 +60,6 @@ def canonical(model: BaseModel) -> bytes:
     """Return the JSON of `model` as written to disk: sorted keys, shortest float repr, one final newline."""
     data = model.model_dump(mode="json", by_alias=True)
     return (json.dumps(data, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _host() -> str:
-    return re.sub(r"[^\w-]", "-", socket.gethostname()) or "host"
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing
-    between.
-
-    Raises:
-        UsageError: no space left, or the folder cannot be written; no temporary file is left behind.
-    """
-    temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
-    try:
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as cause:
-        raise _unwritable(path, len(data), cause) from cause
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable; only POSIX systems can open a folder for that."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _unwritable(path: Path, size: int, cause: OSError) -> UsageError:
-    if cause.errno in _FULL:
-        return UsageError(
-            f"No space is left to write {path.name} ({size} bytes) in {path.parent}; "
-            "free some and run the same command again: finished cells are kept."
-        )
-    reason = cause.strerror or type(cause).__name__
-    return UsageError(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
 
 
 class Store:
@@ -144,7 +93,7 @@ class Store:
             raise UsageError(f"{self.out} is a file; give a folder, new or empty or made by ppbench.")
         marker = self.out / MARKER
         if not marker.is_file():
-            foreign = sorted(p.name for p in self.out.iterdir() if not _LEFTOVER.fullmatch(p.name))
+            foreign = sorted(p.name for p in self.out.iterdir() if not leftover(p.name))
             if foreign:
                 raise UsageError(
                     f"{self.out} holds files that are not ppbench's (such as {foreign[0]!r}) and no {MARKER}; "
@@ -170,13 +119,13 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
-            raise _unwritable(self.folder, 0, cause) from cause
+            raise unwritable(self.folder, 0, cause) from cause
         if not (self.out / MARKER).is_file():
             marker = json.dumps({"schema": RESULTS_SCHEMA, "version": __version__}, sort_keys=True) + "\n"
             write_atomic(self.out / MARKER, marker.encode())
         for folder in (self.out, self.folder):
             for path in folder.iterdir():
-                if _abandoned(path.name):
+                if abandoned(path.name):
                     path.unlink(missing_ok=True)
 
     def has(self, cell_id: str) -> bool:
@@ -297,17 +246,3 @@ def _pack(arrays: Mapping[str, Array]) -> bytes:
 
 def _artifact(name: str, data: bytes) -> Artifact:
     return Artifact(path=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), kind="reconstructions")
-
-
-def _abandoned(name: str) -> bool:
-    """Return whether `name` is a temporary file of a process of this machine that no longer runs."""
-    found = _LEFTOVER.fullmatch(name)
-    if found is None or os.name != "posix" or found[1] != _host():
-        return False
-    try:
-        os.kill(int(found[2]), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        return False
-    return False

@@ -1,0 +1,240 @@
+"""Static figures: the privacy-preserving characteristic (SVG, PNG) and strips of reconstructed images (PNG).
+
+Equal input gives equal bytes: no dates, no process-wide state, ids from a fixed salt. Names of defenses and
+attacks are drawn as plain text, never as formulas.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib
+import numpy as np
+import seaborn
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from ppbench.metrics.cap import DistanceName, PpcPoint
+
+INK = "#010203"
+"""Color of text and axes; the inline form replaces it by `currentColor`, so that it reads on dark pages too.
+"""
+SHOWN = 10
+"""Images on a strip: the first of the victims' list, not the best."""
+_REGIONS = (("#2ca25f", 0.0, math.log10(2)), (None, math.log10(2), math.log10(11)), ("#de2d26", math.log10(11), 99.0))
+_TILE, _GAP = 64, 4
+_MARKERS = "os^Dv<>Ph*"
+_LABELS: dict[DistanceName, str] = {
+    "recon/1": "relative RMSE (recon/1)",
+    "recon_unit/1": "relative RMSE, at most 1 (recon_unit/1)",
+    "label/1": "1 - label accuracy (label/1)",
+    "trace/1": "1 - tracing accuracy (trace/1)",
+    "mia/1": "2 (1 - ASR) (mia/1)",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One attack over the control values. adaptive: drawn solid and filled; plain ones dashed and hollow."""
+
+    attack: str
+    adaptive: bool
+    points: tuple[PpcPoint, ...]
+
+
+@dataclass(frozen=True)
+class Ppc:
+    """A figure of the privacy-preserving characteristic.
+
+    Attributes:
+        title: what it is about.
+        control: name of the control parameter.
+        distance: which distance the right axis shows.
+        lines: at least one, each with at least one point; accuracies are those of the first line to have a
+            control.
+    """
+
+    title: str
+    control: str
+    distance: DistanceName
+    lines: tuple[Line, ...]
+
+
+def _style() -> Any:
+    """Return the rcParams of all figures; passed to `rc_context`, so nothing process-wide changes."""
+    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    return {
+        **seaborn.axes_style("ticks"),
+        **dict.fromkeys(ink, INK),
+        "svg.fonttype": "none",
+        "svg.hashsalt": "ppbench",
+        "text.parse_math": False,
+        "axes.formatter.use_mathtext": False,
+        "font.size": 9,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "legend.frameon": False,
+    }
+
+
+def _whiskers(values: Sequence[tuple[float, float | None, float | None]]) -> NDArray[np.float64]:
+    """Return [2, n] distances from (value, low, high) to the ends of the intervals; 0 where there is none."""
+    ends = [(v - (v if lo is None else lo), (v if hi is None else hi) - v) for v, lo, hi in values]
+    return np.abs(np.array(ends, dtype=np.float64)).T
+
+
+def _draw(ppc: Ppc) -> Figure:
+    """Return the figure: accuracy on the left axis, distances on the right, regions where ratios are known."""
+    points = [point for line in ppc.lines for point in line.points]
+    by_ratio = all(point.ratio is not None for point in points)
+    grid = sorted({point.control for point in points})
+    figure = Figure(figsize=(5.4, 3.5), layout="constrained")
+    left = figure.subplots()
+    right = left.twinx()
+
+    def at(point: PpcPoint) -> float:
+        known = point.x()
+        return known if by_ratio and known is not None else float(grid.index(point.control))
+
+    one_each = {point.control: point for point in reversed(points)}
+    _accuracy(left, sorted(one_each.values(), key=at), at)
+    palette = seaborn.color_palette("colorblind")
+    for index, line in enumerate(ppc.lines):
+        color, marker = palette[(index + 1) % len(palette)], _MARKERS[index % len(_MARKERS)]
+        shown = sorted(line.points, key=at)
+        values = [(p.distance.value, p.distance.low, p.distance.high) for p in shown]
+        right.errorbar(
+            [at(p) for p in shown],
+            [p.distance.value for p in shown],
+            yerr=_whiskers(values),
+            color=color,
+            marker=marker,
+            markersize=5,
+            markerfacecolor=color if line.adaptive else "none",
+            linestyle="-" if line.adaptive else "--",
+            linewidth=1.5,
+            capsize=2,
+            label=f"{line.attack[:40]} ({'adaptive' if line.adaptive else 'plain'})",
+        )
+    right.set_ylim(0, max(1.05, 1.1 * right.get_ylim()[1] if right.get_ylim()[1] > 1.05 else 1.05))
+    _axes(figure, left, right, ppc, grid, by_ratio)
+    return figure
+
+
+def _accuracy(axis: Any, points: Sequence[PpcPoint], at: Any) -> None:
+    values = [(p.accuracy, p.accuracy_low, p.accuracy_high) for p in points]
+    axis.errorbar(
+        [at(p) for p in points],
+        [p.accuracy for p in points],
+        yerr=_whiskers(values),
+        color=INK,
+        linewidth=2,
+        capsize=2,
+        label="accuracy (left axis)",
+    )
+
+
+def _axes(figure: Figure, left: Any, right: Any, ppc: Ppc, grid: Sequence[float], by_ratio: bool) -> None:
+    left.set_ylim(0, 1.02)
+    left.set_ylabel("accuracy")
+    right.set_ylabel(_LABELS[ppc.distance])
+    if by_ratio:
+        low, high = left.get_xlim()
+        for color, start, stop in _REGIONS:
+            if color is not None and stop > low and start < high:
+                left.axvspan(max(start, low), min(stop, high), color=color, alpha=0.13, linewidth=0, zorder=0)
+        left.set_xlim(low, high)
+        left.set_xlabel("log10(r + 1), r = gradient / perturbation")
+    else:  # evenly spaced: grids mix decades with steps, and 0 has no place on a logarithmic axis
+        left.set_xticks(range(len(grid)), [f"{value:g}" for value in grid])
+        left.set_xlabel(ppc.control[:60])
+    left.set_title(ppc.title[:80], fontsize=10)
+    handles = [axis.get_legend_handles_labels() for axis in (left, right)]
+    figure.legend(
+        [h for some, _ in handles for h in some],
+        [label for _, some in handles for label in some],
+        loc="outside lower center",
+        ncols=2,
+        fontsize=8,
+    )
+
+
+def ppc_svg(ppc: Ppc, *, inline: bool = False) -> str:
+    """Return the figure as SVG.
+
+    Args:
+        ppc: what to draw.
+        inline: for pasting into HTML: no prolog, no metadata, no namespace declarations (so nothing that
+            looks like an address), page-colored ink, a label for screen readers, and ids of its own.
+    """
+    with matplotlib.rc_context(_style() | {"svg.hashsalt": f"ppbench {ppc}"}):
+        buffer = io.StringIO()
+        _draw(ppc).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    svg = buffer.getvalue()
+    if not inline:
+        return svg.replace(INK, "#222222")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    head, rest = svg.split(">", 1)
+    view = re.search(r'viewBox="[^"]*"', head)
+    label = escape(f"{ppc.title}: accuracy and distance over {ppc.control}", quote=True)
+    # matplotlib numbers its groups alike in every figure; a page may hold each id once.
+    rest = re.sub(r'<g id="[A-Za-z]+_\d+">', "<g>", rest)
+    return f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>{rest}'.replace(INK, "currentColor")
+
+
+def ppc_png(ppc: Ppc, dpi: int = 150) -> bytes:
+    """Return the figure as PNG on white, `dpi` dots an inch."""
+    with matplotlib.rc_context(_style()):
+        buffer = io.BytesIO()
+        _draw(ppc).savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _tile(image: NDArray[np.float32], scale: int) -> NDArray[np.uint8]:
+    """Return one image [C, H, W] as RGBA [H * scale, W * scale, 4]; one that is not finite as a checkerboard."""
+    if not np.isfinite(image).all():
+        rows, columns = np.indices(image.shape[1:])
+        grey = np.where((rows + columns) % 2, 110, 150)[..., None].repeat(3, axis=2)
+    else:
+        channels = image if len(image) == 3 else image.mean(axis=0, keepdims=True).repeat(3, axis=0)
+        grey = np.rint(channels.clip(0, 1) * 255).transpose(1, 2, 0)
+    opaque = np.concatenate([grey, np.full((*grey.shape[:2], 1), 255)], axis=2).astype(np.uint8)
+    return np.asarray(opaque.repeat(scale, axis=0).repeat(scale, axis=1))
+
+
+def strip(
+    guess: NDArray[np.float32], truth: NDArray[np.float32], data_range: tuple[float, float] = (0.0, 1.0)
+) -> bytes:
+    """Return a PNG with up to SHOWN originals above their reconstructions, pixels enlarged, gaps transparent.
+
+    Args:
+        guess: reconstructions [n, C, H, W], n >= 1; clipped here, and a checkerboard where not finite.
+        truth: originals, of the same shape, in the same order.
+        data_range: values drawn as black and as white.
+
+    Raises:
+        ValueError: not images, none at all, or shapes that differ.
+    """
+    if guess.shape != truth.shape or guess.ndim != 4 or not len(guess):
+        raise ValueError(f"a strip needs images [n, C, H, W], not {guess.shape} beside {truth.shape}")
+    low, high = data_range
+    scale = max(1, _TILE // max(guess.shape[2:]))
+    height, width = guess.shape[2] * scale, guess.shape[3] * scale
+    count = min(len(guess), SHOWN)
+    canvas = np.zeros((2 * height + _GAP, count * (width + _GAP) - _GAP, 4), dtype=np.uint8)
+    for row, images in enumerate((truth, guess)):
+        top = row * (height + _GAP)
+        for index in range(count):
+            start = index * (width + _GAP)
+            scaled = (images[index].astype(np.float64) - low) / (high - low)
+            canvas[top : top + height, start : start + width] = _tile(scaled.astype(np.float32), scale)
+    buffer = io.BytesIO()
+    Image.fromarray(canvas, "RGBA").save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()

@@ -1,0 +1,83 @@
+"""Files that are written whole or not at all, and what killed processes leave of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from pathlib import Path
+
+from ppbench.errors import UsageError
+
+_TEMPORARY = re.compile(r"(?:ppbench\.json|[0-9a-f]{32}\.[a-z.]+|leaderboard\.\w+)~([\w-]+)\.(\d+)\.tmp")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _host() -> str:
+    return re.sub(r"[^\w-]", "-", socket.gethostname()) or "host"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing
+    between.
+
+    Raises:
+        UsageError: no space left, or the folder cannot be written; no temporary file is left behind.
+    """
+    temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
+    try:
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as cause:
+        raise unwritable(path, len(data), cause) from cause
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable; only POSIX systems can open a folder for that."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def unwritable(path: Path, size: int, cause: OSError) -> UsageError:
+    """Return the sentence for a file of `size` bytes that the system would not let us write."""
+    if cause.errno in _FULL:
+        return UsageError(
+            f"No space is left to write {path.name} ({size} bytes) in {path.parent}; "
+            "free some and run the same command again: finished cells are kept."
+        )
+    reason = cause.strerror or type(cause).__name__
+    return UsageError(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
+
+
+def leftover(name: str) -> bool:
+    """Return whether `name` is a temporary file that `write_atomic` made for a results folder, here or
+    elsewhere.
+    """
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def abandoned(name: str) -> bool:
+    """Return whether `name` is a temporary file of a process of this machine that no longer runs."""
+    found = _TEMPORARY.fullmatch(name)
+    if found is None or os.name != "posix" or found[1] != _host():
+        return False
+    try:
+        os.kill(int(found[2]), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
