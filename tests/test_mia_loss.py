@@ -80,7 +80,6 @@ def test_planted_leak_an_overfit_model_is_found_out() -> None:
 
 
 def test_null_an_untrained_model_gives_chance() -> None:
-    x, y, _ = candidates()
     areas = []
     for seed in range(20):
         member = torch.randperm(2 * COUNT, generator=torch.Generator().manual_seed(seed)) < COUNT

@@ -34,7 +34,7 @@ class Victim:
 
     Attributes:
         place: its position among the challenges.
-        params: the public weights of its evidence, the evidence's own object.
+        params: the public weights of its evidence, as the evidence has them.
         observed: the observed gradient, float32.
         weight: precision of its entries, or None.
         features: what the head told.
@@ -87,16 +87,19 @@ class AdaptiveSPN(Attack):
         """
         found = {evidence.unit: evidence for evidence in view.defense.evidence(view)}
         guesses: list[Guess] = []
-        groups: dict[tuple[int, int, bool, bool], list[Victim]] = {}
+        groups: list[list[Victim]] = []
         for place, asked in enumerate(challenges):
             evidence = found.get(asked.unit)
             labels = _labels(evidence, view.plan, asked, generator)
             guesses.append(_grey(view.plan, labels))
             victim = self._victim(place, evidence, labels, generator)
             if victim is not None:
-                shared = (id(victim.params), len(labels), victim.weight is None, victim.features.exact)
-                groups.setdefault(shared, []).append(victim)
-        for victims in groups.values():
+                alike = next((group for group in groups if _alike(group[0], victim)), None)
+                if alike is None:
+                    groups.append([victim])
+                else:
+                    alike.append(victim)
+        for victims in groups:
             for victim, guess in zip(victims, self._guess(view.plan, victims, generator), strict=True):
                 guesses[victim.place] = guess
         return guesses
@@ -151,6 +154,18 @@ class AdaptiveSPN(Attack):
             consistency=self.consistency,
             smoothness=self.joint_tv if phi.shape[1] > 1 else 0.0,
         )
+
+
+def _alike(a: Victim, b: Victim) -> bool:
+    """Return whether two victims can share one batch of evaluations: same public weights, batch size, knowledge.
+
+    Weights are compared by value: every probe has its own copy of the broadcast.
+    """
+    if (len(a.features.labels), a.features.exact) != (len(b.features.labels), b.features.exact):
+        return False
+    if (a.weight is None) != (b.weight is None):
+        return False
+    return a.params is b.params or all(torch.equal(value, b.params[name]) for name, value in a.params.items())
 
 
 def _labels(evidence: Evidence | None, plan: Plan, asked: Challenge, generator: torch.Generator) -> Tensor:

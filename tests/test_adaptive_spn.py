@@ -1,0 +1,314 @@
+"""The adaptive attack on SPN: what the head leaks, the backbone objective against autograd, planted leak and null."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
+from ppbench.attacks.adaptive.feature_inversion import invert_features, total_variation
+from ppbench.attacks.adaptive.head_features import System, class_starts, recover_features
+from ppbench.attacks.adaptive.spn import AdaptiveSPN
+from ppbench.defenses.none import NoDefense
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.task.net import initial, net_spec
+
+SPEC = net_spec("dlnet", (1, 8, 8), 10)
+PLAN = Plan(SPEC, 8)
+BITS = 64
+QUICK = AdaptiveSPN(inversion_budget=200, joint_budget=600)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return `count` digits [count, 1, 8, 8] in [0, 1] and their labels."""
+    data = load_digits()
+    chosen = torch.randperm(len(data.images), generator=generator(seed))[:count]
+    return torch.tensor(data.images, dtype=torch.float32)[chosen][:, None] / 16, torch.tensor(data.target)[chosen]
+
+
+def spn_gradient(
+    plan: Plan, params: Params, x: Tensor, labels: Tensor, alpha2: float, seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[Params, Tensor]:
+    """Return the public gradient of CE + alpha2 * polarization with secret head and code of `seed`, and the features."""
+    g = generator(seed)
+    public = {name: value.to(dtype).requires_grad_() for name, value in params.items()}
+    phi = plan.net.features(public, x.to(dtype))
+    head = (torch.rand(BITS, phi.shape[1] + 1, generator=g).to(dtype) * 2 - 1) * 0.3
+    code = (torch.randint(0, 2, (plan.spec.classes, BITS), generator=g) * 2 - 1).to(dtype)
+    polarization = (1 - (phi @ head[:, :-1].T + head[:, -1]) * code[labels]).clamp(min=0).sum(1)
+    loss = (torch.nn.functional.cross_entropy(plan.net.head(public, phi), labels, reduction="none")).mean()
+    grads = torch.autograd.grad(loss + alpha2 * polarization.mean(), list(public.values()))
+    return {name: grad.detach() for name, grad in zip(public, grads, strict=True)}, phi.detach().double()
+
+
+@dataclass(frozen=True)
+class World:
+    """A server's view of one round, the questions, and the truth."""
+
+    view: View
+    challenges: list[Challenge]
+    x: list[Tensor]
+    labels: list[Tensor]
+
+
+def world(victims: int, batch: int, alpha2: float, seed: int = 0, plan: Plan = PLAN) -> World:
+    params = initial(plan.spec, seed)
+    mail, xs, ys, challenges = [], [], [], []
+    for client in range(victims):
+        x, y = digits(batch, 100 * seed + client)
+        grads, _ = spn_gradient(plan, params, x, y, alpha2, client)
+        mail += [
+            Envelope(0, 1, 0, SERVER, client, 0, Model(params)),
+            Envelope(0, 1, 0, client, SERVER, 0, Update(grads)),
+        ]
+        xs.append(x)
+        ys.append(y)
+        challenges.append(Challenge((Slot(0, client),), batch))
+    return World(View("server/1", SERVER, plan, NoDefense(), tuple(mail), ()), challenges, xs, ys)
+
+
+def changed(scene: World, change: Callable[[Tensor], Tensor]) -> View:
+    """Return the view with every uploaded tensor replaced by `change(tensor)`."""
+    mail = []
+    for e in scene.view.mail:
+        if isinstance(e.message, Update):
+            e = replace(e, message=Update({n: change(v) for n, v in e.message.params.items()}))
+        mail.append(e)
+    return View("server/1", SERVER, scene.view.plan, NoDefense(), tuple(mail), ())
+
+
+def psnr(guess: Tensor, x: Tensor) -> list[float]:
+    """Return for each true image the PSNR in dB of the reconstruction nearest to it."""
+    error = ((guess.clamp(0, 1)[:, None] - x[None]) ** 2).flatten(2).mean(2).amin(0)
+    return (-10 * error.clamp(min=1e-12).log10()).tolist()
+
+
+def median(values: list[float]) -> float:
+    return float(torch.tensor(values).median())
+
+
+# -- the head --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
+def test_one_example_gives_its_features_exactly(alpha2: float, dtype: torch.dtype, tolerance: float) -> None:
+    for seed in range(5):
+        params, (x, y) = initial(SPEC, seed), digits(1, seed)
+        grads, phi = spn_gradient(PLAN, params, x, y, alpha2, seed, dtype)
+        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, generator(0))
+        assert found.exact and float((found.value - phi).norm() / phi.norm()) < tolerance
+
+
+@pytest.mark.parametrize("batch", [2, 4, 8])
+def test_a_batch_of_distinct_labels_gives_every_feature(batch: int) -> None:
+    plan = Plan(net_spec("dlnet", (1, 16, 16), 10), 2)
+    for seed in range(4):
+        params, g = initial(plan.spec, seed), generator(seed)
+        x, y = torch.rand(batch, 1, 16, 16, generator=g), torch.arange(batch)
+        grads, phi = spn_gradient(plan, params, x, y, 0.5, seed, torch.float64)
+        # weights stay float32 in the message; the client computed with the same numbers in float64
+        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, generator(0))
+        assert found.exact
+        assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-8
+
+
+def test_the_head_gradient_does_not_depend_on_the_defense() -> None:
+    params, (x, y) = initial(SPEC, 0), digits(4, 0)
+    reference, _ = spn_gradient(PLAN, params, x, y, 0.0, 0)
+    for alpha2 in (1e-4, 0.1, 0.5):
+        grads, _ = spn_gradient(PLAN, params, x, y, alpha2, 7)
+        assert torch.equal(grads["head.weight"], reference["head.weight"])
+        assert not torch.equal(grads["features.0.weight"], reference["features.0.weight"])
+
+
+def test_batches_too_large_or_noisy_fall_back_to_the_class_means() -> None:
+    params, (x, y) = initial(SPEC, 0), digits(12, 0)
+    grads, _ = spn_gradient(PLAN, params, x, y, 0.1, 0)
+    weight, bias = grads["head.weight"], grads["head.bias"]
+    large = recover_features(params, weight, bias, y, generator(0))
+    assert not large.exact and torch.equal(large.value, class_starts(weight, bias, y))
+    noise = torch.randn(weight.shape, generator=generator(1))
+    noisy = recover_features(params, weight + noise, bias, y[:4], generator(0), restarts=4)
+    assert not noisy.exact and torch.equal(noisy.value, class_starts(weight + noise, bias, y[:4]))
+
+
+def test_jacobian_of_the_closed_system() -> None:
+    g = generator(0)
+    draw = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5, 4), (3, 5), (5,), (2, 3, 3))]
+    system = System(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
+    expected = torch.stack(
+        [torch.autograd.functional.jacobian(lambda m: system.residual(m[None])[0], m).flatten(1) for m in draw[3]]
+    )
+    torch.testing.assert_close(system.jacobian(draw[3]), expected)
+
+
+# -- the backbone ----------------------------------------------------------------------------------------------------
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.sampled_from(["sigmoid", "tanh"]))
+@settings(max_examples=12, deadline=None)
+def test_fast_objective_equals_double_backward(
+    seed: int, victims: int, batch: int, masked: bool, activation: str
+) -> None:
+    plan = Plan(net_spec("dlnet", (2, 8, 8), 4, {"activation": activation}), 2)
+    params, g = initial(plan.spec, seed), generator(seed)
+    width = plan.net.feature_count
+    seen = [{n: torch.randn(v.shape, generator=g) for n, v in params.items()} for _ in range(victims)]
+    weights = [{n: torch.rand(v.shape, generator=g).round() for n, v in params.items()} for _ in range(victims)]
+    phi = torch.rand(victims, batch, width, generator=g, dtype=torch.float64)
+    fast = backbone_objective(plan, params, seen, phi, weights=weights if masked else None)
+    assert isinstance(fast, ChainBackbone)
+    x = torch.rand(victims, batch, 2, 8, 8, generator=g, dtype=torch.float64)
+    w = torch.randn(victims, batch, width, generator=g, dtype=torch.float64)
+    index = torch.arange(victims).flip(0)
+    for part, reference in zip(fast(x, w, index), AutogradBackbone(plan, params, fast.known)(x, w, index), strict=True):
+        torch.testing.assert_close(part, reference, rtol=1e-9, atol=1e-11)
+
+
+def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
+    params, (x, y) = initial(SPEC, 0), digits(3, 0)
+    weights = {n: v.double() for n, v in params.items()}
+    phi = PLAN.net.features(weights, x.double())
+    w = torch.randn(phi.shape, generator=generator(0), dtype=torch.float64)
+    public = {n: v.requires_grad_() for n, v in weights.items() if n.startswith("features.")}
+    grads = torch.autograd.grad((w * PLAN.net.features(public, x.double())).sum(), list(public.values()))
+    seen = dict(zip(public, grads, strict=True))
+    objective = backbone_objective(PLAN, params, [seen], phi.detach()[None])
+    index = torch.zeros(1, dtype=torch.int64)
+    assert float(objective(x.double()[None], w[None], index)[0]) < 1e-10
+    assert float(objective(x.double().flip(0)[None], w[None], index)[0]) > 1e-4
+
+
+def test_networks_without_a_fast_form_take_double_backward() -> None:
+    plan = Plan(net_spec("alexnet", (3, 32, 32), 10), 2)
+    params = initial(plan.spec, 0)
+    phi = torch.rand(1, 1, plan.net.feature_count)
+    objective = backbone_objective(plan, params, [params], phi)
+    assert isinstance(objective, AutogradBackbone)
+    loss, by_x, by_w = objective(torch.rand(1, 1, 3, 32, 32), torch.rand_like(phi), torch.zeros(1, dtype=torch.int64))
+    assert loss.shape == (1,) and by_x.shape == (1, 1, 3, 32, 32) and by_w.shape == phi.shape
+
+
+def test_total_variation_and_its_gradient() -> None:
+    x = torch.randn(2, 3, 5, 4, generator=generator(0), dtype=torch.float64).requires_grad_()
+    direct = (x[:, :, 1:] - x[:, :, :-1]).abs().mean((1, 2, 3)) + (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
+    value, slope = total_variation(x.detach())
+    torch.testing.assert_close(value, direct.detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(direct.sum(), x)[0])
+    flat, none = total_variation(torch.randn(2, 7, generator=generator(0)))
+    assert not flat.any() and not none.any()
+
+
+def test_feature_inversion_beats_grey_and_keeps_victims_apart() -> None:
+    params, (x, _) = initial(SPEC, 0), digits(4, 0)
+    phi = PLAN.net.features(params, x).detach()
+    found = invert_features(PLAN, params, phi.view(2, 2, -1), generator(0), budget=200, smoothness=0.003)
+    assert found.x.shape == (2, 2, 1, 8, 8) and found.loss.shape == (2,)
+    error = ((found.x.view(4, -1).clamp(0, 1)[:, None] - x.flatten(1)) ** 2).mean(2)
+    assert torch.equal(error.argmin(1), torch.arange(4))
+    assert bool((error.diagonal() < 0.6 * ((x - 0.5) ** 2).flatten(1).mean(1)).all())
+
+
+# -- the attack ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
+def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2: float) -> None:
+    scene = world(6, 1, alpha2)
+    guesses = QUICK.run(scene.view, scene.challenges, generator(0))
+    assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) > 35
+    assert all(torch.equal(guess.y, y) for guess, y in zip(guesses, scene.labels, strict=True))
+    assert all(guess.confidence < 1e-3 and 0 < guess.evaluations <= 800 for guess in guesses)
+
+
+def test_batches_are_broken_too() -> None:
+    scene = world(2, 4, 0.1, seed=2)
+    alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, generator(0))
+    joint = QUICK.run(scene.view, scene.challenges, generator(0))
+    quality = [median([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)]) for some in (alone, joint)]
+    assert quality[0] > 10 and quality[1] > quality[0] + 3
+    assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))
+
+
+def test_null_pure_noise_gives_no_image_and_no_confidence() -> None:
+    scene, g = world(6, 1, 0.1), generator(9)
+    noise = changed(scene, lambda v: torch.randn(v.shape, generator=g))
+    guesses = QUICK.run(noise, scene.challenges, generator(0))
+    grey = median([psnr(torch.full_like(x, 0.5), x)[0] for x in scene.x])
+    assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) < grey + 2
+    assert all(guess.confidence > 1e-3 for guess in guesses)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
+def test_useless_observations_give_finite_guesses(value: float, batch: int) -> None:
+    scene = world(2, batch, 0.1)
+    spoilt = changed(scene, lambda v: torch.full_like(v, value))
+    for guess in QUICK.run(spoilt, scene.challenges, generator(0)):
+        assert guess.x.shape == (batch, 1, 8, 8) and bool(guess.x.isfinite().all()) and guess.y.shape == (batch,)
+
+
+def test_a_zero_backbone_gradient_leaves_the_image_from_the_features() -> None:
+    scene = world(1, 1, 0.1)
+    headless = changed(scene, lambda v: v if v.shape[0] == 10 else torch.zeros_like(v))
+    (guess,) = QUICK.run(headless, scene.challenges, generator(0))
+    assert bool(guess.x.isfinite().all()) and psnr(guess.x, scene.x[0])[0] > 9
+
+
+def test_one_broken_upload_does_not_spoil_the_others_and_unseen_slots_are_answered() -> None:
+    scene = world(3, 1, 0.1)
+    mail = list(scene.view.mail)
+    mail[3] = replace(mail[3], message=Update({n: v * torch.nan for n, v in mail[3].message.params.items()}))
+    view = View("server/1", SERVER, PLAN, NoDefense(), tuple(mail), ())
+    guesses: list[Guess] = QUICK.run(view, [*scene.challenges, Challenge((Slot(5, 0),), 2)], generator(0))
+    assert psnr(guesses[0].x, scene.x[0])[0] > 30 and psnr(guesses[2].x, scene.x[2])[0] > 30
+    assert guesses[1].confidence is None and guesses[3].x.shape == (2, 1, 8, 8)
+
+
+def test_same_generator_same_guess() -> None:
+    scene = world(2, 2, 0.5)
+    attack = AdaptiveSPN(inversion_budget=40, joint_budget=40)
+    first, again = (attack.run(scene.view, scene.challenges, generator(4)) for _ in range(2))
+    assert all(torch.equal(a.x, b.x) and a.confidence == b.confidence for a, b in zip(first, again, strict=True))
+
+
+def test_cifar_victims_fall_at_the_strength_of_the_paper() -> None:
+    """SPN's own setting: CIFAR-10 (JPEG), DLNet U(-.3, .3), alpha2 .1, batch 1."""
+    folder = os.environ.get("PPBENCH_TEST_DATA")
+    path = Path(folder or ".") / "cifar10" / "test.parquet"
+    if folder is None or not path.is_file():
+        pytest.skip("PPBENCH_TEST_DATA names no folder with cifar10/test.parquet")
+    import numpy as np
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    rows = next(pq.ParquetFile(path).iter_batches(batch_size=3)).to_pylist()
+    pixels = [np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")) for row in rows]
+    plan, mail, challenges, xs = Plan(net_spec("dlnet", (3, 32, 32), 10), 3), [], [], []
+    params = initial(plan.spec, 0)
+    for client, row in enumerate(rows):
+        x = torch.tensor(pixels[client]).permute(2, 0, 1)[None].float() / 255
+        grads, _ = spn_gradient(plan, params, x, torch.tensor([row["label"]]), 0.1, client)
+        mail += [
+            Envelope(0, 1, 0, SERVER, client, 0, Model(params)),
+            Envelope(0, 1, 0, client, SERVER, 0, Update(grads)),
+        ]
+        challenges.append(Challenge((Slot(0, client),), 1))
+        xs.append(x)
+    view = View("server/1", SERVER, plan, NoDefense(), tuple(mail), ())
+    guesses = AdaptiveSPN(joint_budget=1000).run(view, challenges, generator(0))
+    assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, xs, strict=True)]) > 25
