@@ -94,11 +94,11 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     weight, bias = params.get(f"{key}.weight"), params.get(f"{key}.bias")
     if type(module) is nn.Linear and weight is not None and len(shape) == 1:
         return Dense(key, weight, bias, first)
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return Flatten(shape)
     if len(shape) != 3:
         return None
     size = (shape[1], shape[2])
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flatten(shape)
     if type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad:
         return AveragePool(module, size) if module.divisor_override is None else None
     if not isinstance(module, nn.Conv2d) or weight is None or isinstance(module.padding, str):

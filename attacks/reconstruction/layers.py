@@ -115,18 +115,18 @@ class ReLU(Activation):
 
 
 class Flatten:
-    """Images [N, C, H, W] to features [V, B, D]."""
+    """Images [N, C, H, W] to features [V, B, D]; features stay as they are. shape: of one input."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
         """Return [V, B, D]."""
-        return a.reshape(memo.victims, -1, a[0].numel())
+        return a if len(self.shape) == 1 else a.reshape(memo.victims, -1, a[0].numel())
 
     def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
-        """Return [N, C, H, W]."""
-        return cotangent.reshape(-1, *self.shape)
+        """Return the cotangent in the shape of the input."""
+        return cotangent if len(self.shape) == 1 else cotangent.reshape(-1, *self.shape)
 
 
 class AveragePool:

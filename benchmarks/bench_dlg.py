@@ -1,0 +1,171 @@
+"""What a broken victim costs: our DLG against the plain reference loop, at equal stopping loss.
+
+Both attack the same images on the same network in one process on one core, interleaved, so that a busy machine slows
+both. Network: LeNet of the DLG release, 100 classes, weights from U(-.5, .5), batch 1. A victim is broken above 20 dB
+PSNR; the time of failures counts. `extra_info` holds seconds a broken victim, broken share and median dB of both, and
+the ratio. Reference: N(0, 1) start, joint label. Ours: grey start; label and slots as the test's name says.
+
+    OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=... pytest benchmarks/bench_dlg.py --benchmark-only
+
+PPBENCH_TEST_DATA names a folder with cifar10/train.parquet; without it images are the digits of scikit-learn, enlarged
+to 32x32 and colored, and extra_info says so. PPBENCH_BENCH_VICTIMS changes the number of victims from 20.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import runpy
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from ppbench.attacks.reconstruction.dlg import DLG, IDLG
+from ppbench.defenses.none import NoDefense
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.nn.functional import interpolate, one_hot
+
+from ppbench.adversary.attack import Challenge
+from ppbench.adversary.evidence import simulation
+from ppbench.adversary.view import View
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.task.net import initial, net_spec
+
+# pytest imports this file without its folder on the path
+reference_dlg = runpy.run_path(str(Path(__file__).with_name("reference_dlg.py")))["reference_dlg"]
+VICTIMS = int(os.environ.get("PPBENCH_BENCH_VICTIMS", "20"))
+CLASSES = 100
+
+
+@dataclass
+class Tally:
+    """One method's seconds and PSNR over the victims."""
+
+    seconds: float = 0.0
+    psnr: list[float] = field(default_factory=list)
+
+    def broken(self) -> int:
+        return sum(value > 20 for value in self.psnr)
+
+    def cost(self) -> float:
+        """Seconds a broken victim; inf when none is."""
+        return self.seconds / self.broken() if self.broken() else float("inf")
+
+    def report(self, name: str) -> dict[str, float]:
+        return {
+            f"{name}_seconds_per_broken_victim": round(self.cost(), 3),
+            f"{name}_broken_share": self.broken() / len(self.psnr),
+            f"{name}_median_db": round(statistics.median(self.psnr), 1),
+        }
+
+
+def images() -> tuple[Tensor, Tensor, str]:
+    """Return images [V, 3, 32, 32] in [0, 1], labels [V] and where they are from."""
+    path = Path(os.environ.get("PPBENCH_TEST_DATA", "")) / "cifar10" / "train.parquet"
+    if "PPBENCH_TEST_DATA" in os.environ and path.is_file():
+        rows = next(pyarrow.parquet.ParquetFile(path).iter_batches(VICTIMS)).to_pydict()
+        arrays = [np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB")) for cell in rows["img"]]
+        x = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
+        return x, torch.tensor(rows["label"]), "CIFAR-10 (JPEG)"
+    digits = load_digits()
+    grey = torch.from_numpy(digits.images[:VICTIMS]).float()[:, None] / 16
+    x = interpolate(grey, size=(32, 32), mode="bilinear") * torch.tensor([1.0, 0.8, 0.6]).view(1, 3, 1, 1)
+    return (
+        x,
+        torch.from_numpy(digits.target[:VICTIMS]),
+        "digits of scikit-learn, enlarged and colored: NOT natural images",
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The network and the victims' gradients."""
+
+    plan: Plan
+    params: Params
+    x: Tensor
+    observed: list[Params]
+    source: str
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    x, labels, source = images()
+    spec = net_spec("lenet", (3, 32, 32), CLASSES)
+    plan, params = Plan(spec, clients=1), initial(spec, seed=0)
+    simulate = simulation(plan, params)
+    y = one_hot(labels, CLASSES).float()
+    observed = []
+    for i in range(len(x)):
+        gradient = simulate(x[i][None, None], y[i][None, None])
+        observed.append({name: value.detach() for name, value in gradient.items()})
+    return Target(plan, params, x, observed, source)
+
+
+def psnr(guess: Tensor, truth: Tensor) -> float:
+    if not bool(torch.isfinite(guess).all()):
+        return 0.0
+    return float(-10 * torch.log10(((guess.clamp(0, 1) - truth) ** 2).mean().clamp(min=1e-12)))
+
+
+def ours(target: Target, attack: DLG, rows: range, tally: Tally) -> None:
+    """Attack the victims `rows` in one call, from a server's view of their uploads."""
+    model = Model(target.params)
+    mail = []
+    for i in rows:
+        mail.append(Envelope(i, 1, 0, SERVER, 0, 0, model))
+        mail.append(Envelope(i, 1, 0, 0, SERVER, 0, Update(target.observed[i])))
+    view = View("server/1", SERVER, target.plan, NoDefense(), tuple(mail), ())
+    challenges = [Challenge((Slot(i, 0),), batch=1) for i in rows]
+    begin = time.perf_counter()
+    guesses = attack.run(view, challenges, torch.Generator().manual_seed(rows.start))
+    tally.seconds += time.perf_counter() - begin
+    tally.psnr += [psnr(guess.x[0], target.x[i]) for i, guess in zip(rows, guesses, strict=True)]
+
+
+def reference(target: Target, stop: float, row: int, tally: Tally) -> None:
+    generator = torch.Generator().manual_seed(1000 + row)
+    begin = time.perf_counter()
+    guess = reference_dlg(target.plan, target.params, target.observed[row], stop, generator)
+    tally.seconds += time.perf_counter() - begin
+    tally.psnr.append(psnr(guess[0], target.x[row]))
+
+
+def compare(target: Target, attack: DLG, together: int) -> tuple[Tally, Tally]:
+    """Run both on all victims, `together` at once for ours, then the reference on the same ones."""
+    mine, theirs = Tally(), Tally()
+    for first in range(0, len(target.x), together):
+        rows = range(first, min(first + together, len(target.x)))
+        ours(target, attack, rows, mine)
+        for row in rows:
+            reference(target, attack.stop, row, theirs)
+        print(f"{len(mine.psnr)} victims: ours {mine}, reference {theirs}", flush=True)
+    return mine, theirs
+
+
+def measured(benchmark: object, target: Target, attack: DLG, together: int) -> None:
+    torch.set_num_threads(1)
+    mine, theirs = benchmark.pedantic(compare, (target, attack, together), rounds=1, iterations=1)  # type: ignore[attr-defined]
+    ratio = theirs.cost() / mine.cost()
+    found = {"ratio": round(ratio, 2), **mine.report("ours"), **theirs.report("reference")}
+    found |= {"victims": len(target.x), "stop": attack.stop, "images": target.source}
+    benchmark.extra_info.update(found)  # type: ignore[attr-defined]
+    print(found, flush=True)
+
+
+def test_joint_label_one_victim_at_a_time_stop_1e_5(benchmark: object, target: Target) -> None:
+    measured(benchmark, target, DLG(stop=1e-5, absolute=True, slots=1), 1)
+
+
+def test_label_inferred_eight_victims_at_once_stop_1e_4(benchmark: object, target: Target) -> None:
+    measured(benchmark, target, IDLG(stop=1e-4, absolute=True, slots=8), 8)

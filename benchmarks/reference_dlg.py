@@ -1,0 +1,51 @@
+"""The plain loop of deep leakage from gradients, as the yardstick of `bench_dlg.py`.
+
+torch.optim.LBFGS with learning rate 1 and its defaults (20 evaluations a step at most, history 100, no line search), an
+N(0, 1) start for image and label logits, autograd's double backward, float32 (Zhu, Liu and Han, NeurIPS 2019).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+
+OUTER = 300
+
+
+def reference_dlg(plan: Plan, params: Params, observed: Params, stop: float, generator: torch.Generator) -> Tensor:
+    """Return the reconstruction [1, *shape] of one image from its gradient.
+
+    Args:
+        plan: the public plan.
+        params: the public weights.
+        observed: the gradient of the image's loss.
+        stop: squared distance of gradients at which the loop ends; it is looked at after each outer step. A loss that
+            is not finite ends it too.
+        generator: source of the start.
+    """
+    x = torch.randn(1, *plan.spec.shape, generator=generator).requires_grad_()
+    q = torch.randn(1, plan.spec.classes, generator=generator).requires_grad_()
+    optimizer = torch.optim.LBFGS([x, q])
+    weights = {name: value.detach().requires_grad_() for name, value in params.items()}
+    last = math.inf
+
+    def closure() -> Tensor:
+        nonlocal last
+        optimizer.zero_grad()
+        loss = plan.example_loss(plan.net(weights, x), torch.softmax(q, -1)).mean()
+        simulated = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        distance = sum(((g - observed[n]) ** 2).sum() for n, g in zip(weights, simulated, strict=True))
+        distance.backward(inputs=[x, q])
+        last = distance.item()
+        return distance.detach()
+
+    for _ in range(OUTER):
+        optimizer.step(closure)
+        if not last > stop:
+            break
+    return x.detach()

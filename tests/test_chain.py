@@ -1,0 +1,158 @@
+"""The chain's value and gradient against autograd's double backward, over random networks, batches and weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.matching import SimulatedObjective
+from torch import Tensor, nn
+
+from ppbench.adversary.evidence import Evidence, simulation
+from ppbench.federation.plan import Plan
+from ppbench.federation.wire import Slot
+from ppbench.task.net import Classifier, Net, NetSpec, net_spec
+
+CLASSES = 4
+
+
+@dataclass(frozen=True)
+class HandPlan(Plan):
+    """A plan around a module that is no plugin."""
+
+    module: Classifier | None = None
+
+    @property
+    def net(self) -> Net:
+        assert self.module is not None
+        return Net(self.spec, self.module)
+
+
+def plan_of(features: nn.Sequential, shape: tuple[int, ...], loss: str = "cross_entropy") -> tuple[HandPlan, dict]:
+    """A plan and float64 parameters for hand-made features."""
+    width = features(torch.zeros(1, *shape)).shape[1]
+    module = Classifier(features, nn.Linear(width, CLASSES))
+    params = {name: p.detach().double().clone() for name, p in module.named_parameters()}
+    return HandPlan(NetSpec("hand", shape, CLASSES), 1, loss=loss, module=module), params
+
+
+def check(plan: Plan, params: dict[str, Tensor], batch: int, weighted: bool, seed: int, victims: int = 2) -> None:
+    """Compare value and both gradients of the chain with autograd, victim by victim."""
+    g = torch.Generator().manual_seed(seed)
+    shape = plan.spec.shape
+    simulate = simulation(plan, params)
+
+    def batch_of(count: int) -> tuple[Tensor, Tensor]:
+        x = torch.rand(count, batch, *shape, generator=g, dtype=torch.float64)
+        return x, torch.softmax(torch.randn(count, batch, CLASSES, generator=g, dtype=torch.float64), -1)
+
+    evidence = []
+    for v in range(victims):
+        x, y = batch_of(1)
+        observed = {name: value.detach() for name, value in simulate(x, y).items()}
+        weight = {n: torch.rand(o.shape, generator=g, dtype=o.dtype).round(decimals=1) for n, o in observed.items()}
+        evidence.append(Evidence((Slot(v, 0),), observed, simulate, params, weight if weighted else None))
+    steps = compile_chain(plan, params, torch.float64)
+    assert steps is not None
+    weights = [e.weight for e in evidence if e.weight is not None] if weighted else None
+    chain = ChainObjective(steps, plan.loss, [e.observed for e in evidence], weights, batch)
+    x, y = batch_of(victims + 1)
+    index = torch.tensor([*reversed(range(victims)), 0])
+    mine = chain(x, y, index)
+    theirs = SimulatedObjective(evidence)(x, y, x.new_zeros(len(x), 0), index)
+    for a, b in zip(mine, theirs, strict=False):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    data=st.data(),
+    channels=st.integers(1, 3),
+    size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
+    convolutions=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    weighted=st.booleans(),
+    loss=st.sampled_from(["cross_entropy", "squared"]),
+)
+def test_random_convolutional_networks(data, channels, size, convolutions, batch, weighted, loss) -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    inside = channels
+    for _ in range(convolutions):
+        kernel, stride, padding, bias = data.draw(
+            st.tuples(
+                st.sampled_from([1, 3, (3, 2)]), st.sampled_from([1, 2, (1, 2)]), st.integers(1, 2), st.booleans()
+            )
+        )
+        outside = data.draw(st.integers(1, 4))
+        layers.append(nn.Conv2d(inside, outside, kernel, stride, padding, bias=bias))
+        layers.append(data.draw(st.sampled_from([nn.Sigmoid, nn.Tanh, nn.ReLU]))())
+        inside = outside
+    if data.draw(st.booleans()):
+        small = min(nn.Sequential(*layers)(torch.zeros(1, channels, *size)).shape[2:]) < 2
+        layers.append(nn.AvgPool2d(2, data.draw(st.sampled_from([1, 2])), data.draw(st.integers(int(small), 1))))
+    layers.append(nn.Flatten())
+    if data.draw(st.booleans()):
+        width = nn.Sequential(*layers)(torch.zeros(1, channels, *size)).shape[1]
+        layers += [nn.Linear(width, 5), nn.Tanh()]
+    plan, params = plan_of(nn.Sequential(*layers), (channels, *size), loss)
+    check(plan, params, batch, weighted, seed=data.draw(st.integers(0, 99)))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("shape", [(6,), (1, 3, 3)])
+def test_multilayer_perceptrons_on_flat_inputs_and_images(batch: int, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    width = int(torch.Size(shape).numel())
+    layers = [nn.Flatten()] if len(shape) == 3 else []
+    features = nn.Sequential(*layers, nn.Linear(width, 8), nn.Sigmoid(), nn.Linear(8, 5), nn.ReLU())
+    plan, params = plan_of(features, shape)
+    check(plan, params, batch, weighted=False, seed=0)
+
+
+@pytest.mark.parametrize(("model", "shape"), [("dlnet", (1, 8, 8)), ("lenet", (3, 12, 12)), ("mlp", (7,))])
+def test_registered_models_take_the_fast_path(model: str, shape: tuple[int, ...]) -> None:
+    from ppbench.task.net import initial
+
+    plan = Plan(net_spec(model, shape, CLASSES), 1)
+    params = {name: value.double() for name, value in initial(plan.spec, 0).items()}
+    check(plan, params, 2, weighted=True, seed=1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(2, 2, 3, groups=2),
+        nn.Conv2d(2, 2, 3, dilation=2),
+        nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(2, 2, 3, padding="same"),
+        nn.MaxPool2d(2),
+        nn.GroupNorm(1, 2),
+        nn.AvgPool2d(3, 2, ceil_mode=True),
+    ],
+    ids=lambda layer: type(layer).__name__ + str(id(layer))[-2:],
+)
+def test_layers_without_a_fast_form_are_refused_not_approximated(layer: nn.Module) -> None:
+    features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), layer, nn.Flatten())
+    plan, params = plan_of(features, (1, 8, 8))
+    assert compile_chain(plan, params, torch.float64) is None
+
+
+def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one() -> None:
+    torch.manual_seed(2)
+    plan, params = plan_of(nn.Sequential(nn.Linear(6, 5), nn.Sigmoid()), (6,))
+    x, y = torch.rand(1, 1, 6, dtype=torch.float64), torch.eye(CLASSES, dtype=torch.float64)[None, :1]
+    observed = {name: value.detach() for name, value in simulation(plan, params)(x, y).items()}
+    noisy = {name: value + 1e-3 * torch.randn_like(value) for name, value in observed.items()}
+    steps = compile_chain(plan, params, torch.float64)
+    assert steps is not None
+    exact = ChainObjective(steps, plan.loss, [observed], None, 1)
+    assert all(goal.rows is None for goal in exact.targets)
+    assert all(goal.rows is not None for goal in ChainObjective(steps, plan.loss, [noisy], None, 1).targets)
+    loss, gx, _ = exact(x, y, torch.tensor([0]))
+    assert float(loss) < 1e-25
+    assert float(gx.abs().max()) < 1e-12
