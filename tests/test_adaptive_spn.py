@@ -48,7 +48,7 @@ def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
 def spn_gradient(
     plan: Plan, params: Params, x: Tensor, labels: Tensor, alpha2: float, seed: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Params, Tensor]:
-    """Return the public gradient of CE + alpha2 * polarization with secret head and code of `seed`, and the features."""
+    """Return the public gradient of CE + alpha2 * polarization (secret head and code of `seed`), and the features."""
     g = generator(seed)
     public = {name: value.to(dtype).requires_grad_() for name, value in params.items()}
     phi = plan.net.features(public, x.to(dtype))
@@ -70,20 +70,20 @@ class World:
     labels: list[Tensor]
 
 
-def world(victims: int, batch: int, alpha2: float, seed: int = 0, plan: Plan = PLAN) -> World:
-    params = initial(plan.spec, seed)
-    mail, xs, ys, challenges = [], [], [], []
-    for client in range(victims):
-        x, y = digits(batch, 100 * seed + client)
-        grads, _ = spn_gradient(plan, params, x, y, alpha2, client)
-        mail += [
-            Envelope(0, 1, 0, SERVER, client, 0, Model(params)),
-            Envelope(0, 1, 0, client, SERVER, 0, Update(grads)),
-        ]
-        xs.append(x)
-        ys.append(y)
-        challenges.append(Challenge((Slot(0, client),), batch))
-    return World(View("server/1", SERVER, plan, NoDefense(), tuple(mail), ()), challenges, xs, ys)
+def world_of(plan: Plan, params: Params, batches: list[tuple[Tensor, Tensor]], alpha2: float) -> World:
+    mail, challenges = [], []
+    for client, (x, y) in enumerate(batches):
+        upload = Update(spn_gradient(plan, params, x, y, alpha2, client)[0])
+        mail.append(Envelope(0, 1, 0, SERVER, client, 0, Model(params)))
+        mail.append(Envelope(0, 1, 0, client, SERVER, 0, upload))
+        challenges.append(Challenge((Slot(0, client),), len(x)))
+    view = View("server/1", SERVER, plan, NoDefense(), tuple(mail), ())
+    return World(view, challenges, [x for x, _ in batches], [y for _, y in batches])
+
+
+def world(victims: int, batch: int, alpha2: float, seed: int = 0) -> World:
+    batches = [digits(batch, 100 * seed + client) for client in range(victims)]
+    return world_of(PLAN, initial(SPEC, seed), batches, alpha2)
 
 
 def changed(scene: World, change: Callable[[Tensor], Tensor]) -> View:
@@ -182,7 +182,7 @@ def test_fast_objective_equals_double_backward(
 
 
 def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
-    params, (x, y) = initial(SPEC, 0), digits(3, 0)
+    params, (x, _) = initial(SPEC, 0), digits(3, 0)
     weights = {n: v.double() for n, v in params.items()}
     phi = PLAN.net.features(weights, x.double())
     w = torch.randn(phi.shape, generator=generator(0), dtype=torch.float64)
@@ -298,17 +298,9 @@ def test_cifar_victims_fall_at_the_strength_of_the_paper() -> None:
 
     rows = next(pq.ParquetFile(path).iter_batches(batch_size=3)).to_pylist()
     pixels = [np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")) for row in rows]
-    plan, mail, challenges, xs = Plan(net_spec("dlnet", (3, 32, 32), 10), 3), [], [], []
-    params = initial(plan.spec, 0)
-    for client, row in enumerate(rows):
-        x = torch.tensor(pixels[client]).permute(2, 0, 1)[None].float() / 255
-        grads, _ = spn_gradient(plan, params, x, torch.tensor([row["label"]]), 0.1, client)
-        mail += [
-            Envelope(0, 1, 0, SERVER, client, 0, Model(params)),
-            Envelope(0, 1, 0, client, SERVER, 0, Update(grads)),
-        ]
-        challenges.append(Challenge((Slot(0, client),), 1))
-        xs.append(x)
-    view = View("server/1", SERVER, plan, NoDefense(), tuple(mail), ())
-    guesses = AdaptiveSPN(joint_budget=1000).run(view, challenges, generator(0))
-    assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, xs, strict=True)]) > 25
+    images = [torch.tensor(image).permute(2, 0, 1)[None].float() / 255 for image in pixels]
+    batches = [(x, torch.tensor([row["label"]])) for x, row in zip(images, rows, strict=True)]
+    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 3)
+    scene = world_of(plan, initial(plan.spec, 0), batches, 0.1)
+    guesses = AdaptiveSPN(joint_budget=1000).run(scene.view, scene.challenges, generator(0))
+    assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, images, strict=True)]) > 25

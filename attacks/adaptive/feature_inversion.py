@@ -16,7 +16,7 @@ from ppbench.federation.tree import Params
 
 FEATURE_WEIGHT = 1e3
 RELAX = 0.01
-SETTINGS = Settings(history=60)
+SETTINGS = Settings(history=60, progress=0.03)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def match_backbone(
 
     Unknown are x_i and one cotangent w_i in R^D an example; the objective is that of `BackboneObjective` plus
     smoothness TV. The start is `start` with the cotangents of an undefended client. A prior that helps on the way keeps
-    the end from being exact, so half of the budget goes to `smoothness`, the rest to a hundredth of it.
+    the end from being exact, so half of the budget at most is spent with it, the rest with a hundredth of it.
 
     Args:
         plan: the public plan.
