@@ -94,7 +94,9 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
         for follows in sources if attack.kind == "tracing" else [None]:
             cell = CellConfig(
                 suite="evaluate/1",
-                threat_model=ThreatModel(id=group.threat, sees=THREATS[group.threat], knows_defense=attack.adaptive),
+                threat_model=ThreatModel(
+                    id=group.threat, sees=THREATS[group.threat], knows_defense=attack.knows(defense.name)
+                ),
                 defense=DefenseInfo(
                     id=defense.name, version=defense.version, parameters=_scalars(defense), control=control
                 ),
@@ -103,7 +105,7 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                     version=attack.version,
                     kind=attack.kind,
                     parameters=_scalars(attack),
-                    adaptive=attack.adaptive,
+                    adaptive=attack.knows(defense.name),
                     follows=follows,
                 ),
                 federation=fed,

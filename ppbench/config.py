@@ -190,7 +190,7 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
         attack = _instance("attack", factory, name, own)
         if not isinstance(attack, Attack):
             raise UsageError(f"The plugin {name!r} is no Attack; subclass ppbench.Attack.")
-        if attack.targets is not None and config.defense not in attack.targets:
+        if attack.targets is not None and config.defense not in attack.targets and not attack.general:
             if not everything:
                 targets = ", ".join(sorted(attack.targets))
                 raise UsageError(f"Attack {name!r} is built for {targets}, not for {config.defense!r}; leave it out.")

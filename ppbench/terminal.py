@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -18,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ppbench.controls import CONTROLS
 from ppbench.evaluate import Evaluation
 from ppbench.records.schema import Record
 from ppbench.verdict import Line, figure, lines
@@ -78,30 +80,47 @@ def report(result: Evaluation) -> None:
 
 
 def _table(rows: list[Line]) -> Table:
-    table = Table(title="Median PSNR in dB, labels and tracing as shares, each with its 95 % interval", title_style="")
-    for name in ("defense", "control", "stage", "batch", "accuracy", "plain attack", "worst case", "by", "labels"):
-        table.add_column(name, overflow="fold")
-    table.add_column("tracing")
-    table.add_column("member AUC")
-    previous = None
-    for row in rows:
-        if previous is not None and (row.defense, row.control) != previous:
-            table.add_section()
-        previous = (row.defense, row.control)
+    """Return a table that fits 100 columns: a value with its 95 % interval below it."""
+    table = Table(
+        title="Median PSNR in dB (higher leaks more), labels, tracing and membership AUC; 95 % intervals below",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    for name in (
+        "defense",
+        "stage",
+        "batch",
+        "accuracy",
+        "plain attack",
+        "worst case",
+        "labels",
+        "tracing",
+        "member AUC",
+    ):
+        table.add_column(name, no_wrap=name == "defense")
+    shown = [row for row in rows if row.defense not in CONTROLS or row.batch == min(r.batch for r in rows)]
+    for row in shown:
         table.add_row(
-            escape(row.defense),
-            row.control,
+            f"{escape(row.defense)}\n{row.control}",
             row.stage,
             str(row.batch),
             row.status if row.accuracy is None else f"{row.accuracy:.3f}",
-            figure(row.plain, "psnr_median", ".1f"),
-            figure(row.worst, "psnr_median", ".1f"),
-            row.worst.config.attack.id if row.worst is not None else "-",
-            figure(row.labels, "label_accuracy", ".2f"),
-            figure(row.tracing, "tracing_accuracy", ".2f"),
-            figure(row.membership, "auc", ".2f"),
+            _entry(row.plain, "psnr_median", ".1f"),
+            _entry(row.worst, "psnr_median", ".1f"),
+            _entry(row.labels, "label_accuracy", ".2f", named=False),
+            _entry(row.tracing, "tracing_accuracy", ".2f", named=False),
+            _entry(row.membership, "auc", ".2f", named=False),
         )
     return table
+
+
+def _entry(record: Record | None, name: str, form: str, named: bool = True) -> str:
+    value, _, interval = figure(record, name, form).partition(" ")
+    if record is None or not interval:
+        return value
+    attack = f" {record.config.attack.id}" if named else ""
+    return f"{value}{escape(attack)}\n{escape(interval)}"
 
 
 def as_json(result: Evaluation) -> dict[str, Any]:

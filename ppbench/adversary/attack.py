@@ -72,6 +72,7 @@ class Attack:
         threats: threat models whose views it can use.
         adaptive: whether it knows the defense's mechanism.
         targets: defenses it is built for; None for all.
+        general: whether an attack with targets is worth running on other defenses too, where it counts as plain.
         reference: where it comes from.
     """
 
@@ -81,7 +82,12 @@ class Attack:
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1")
     adaptive: ClassVar[bool] = False
     targets: ClassVar[frozenset[str] | None] = None
+    general: ClassVar[bool] = False
     reference: ClassVar[str] = ""
+
+    def knows(self, defense: str) -> bool:
+        """Return whether the attack knows the mechanism of the defense called `defense`."""
+        return self.adaptive and (self.targets is None or defense in self.targets)
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the attack matches. The scorer checks it at the truth. Default: the defense's plain evidence."""

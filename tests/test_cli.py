@@ -1,0 +1,219 @@
+"""The command line, as a user meets it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import ppbench.registry as registry
+from ppbench import cli
+from ppbench.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+QUICK = ["--grid", "0.1", "--clients", "2", "--rounds", "1", "--victims", "2", "--attack-batch", "1", "--stage", "init"]
+
+
+def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["ppbench", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    text = capsys.readouterr()
+    return int(stop.value.code or 0), text.out, text.err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["evaluate", "--help"], ["--version"]])
+def test_help_and_list_do_not_import_torch(words):
+    code = (
+        "import sys; sys.argv = ['ppbench', *%r]\nfrom ppbench import cli\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'sklearn', 'pandas', 'matplotlib'} & set(sys.modules)\nassert not heavy, heavy"
+    ) % (words,)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_list_names_every_plugin_with_a_sentence(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "list")
+    assert code == 0
+    lines = [line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  ")]
+    for group in registry.GROUPS:
+        for name, plugin in registry.plugins(group).items():
+            if plugin.distribution == "ppbench":
+                assert any(line[0] == name and len(line) == 2 for line in lines), name
+    assert "broken" not in out
+
+
+def test_evaluate_prints_json_and_only_json(monkeypatch, capsys, tmp_path):
+    words = [
+        "evaluate",
+        "--defense",
+        "spn",
+        *QUICK,
+        "--attack",
+        "label_recovery",
+        "--out",
+        str(tmp_path / "o"),
+        "--json",
+    ]
+    code, out, _ = call(monkeypatch, capsys, *words, "--workers", "1")
+    assert code == 0
+    result = json.loads(out)
+    assert {c["defense"] for c in result["cells"]} == {"none", "full_noise", "spn"}
+    code, out, _ = call(monkeypatch, capsys, "verify", str(tmp_path / "o"))
+    assert code == 0 and "agrees" in out
+    code, out, _ = call(monkeypatch, capsys, "leaderboard", str(tmp_path / "o"))
+    assert code == 0 and "leaderboard.html" in out
+
+
+def test_evaluate_says_in_words_what_was_found(monkeypatch, capsys, tmp_path):
+    words = ["evaluate", "--defense", "spn", *QUICK, "--attack", "dlg,label_recovery", "--out", str(tmp_path / "o")]
+    code, out, _ = call(monkeypatch, capsys, *words, "--workers", "1", "--set", "dlg.budget=60")
+    assert code == 0
+    for words in ("spn at alpha2=0.1", "accuracy", "Labels recovered", "control none", "control full_noise"):
+        assert words in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["evaluate", "--defense", "spm"], "did you mean 'spn'"),
+        (["evaluate", "--defense", "spn", "--grid", "a,b"], "--grid"),
+        (["evaluate", "--defense", "spn", "--attack-batch", "1,x"], "--attack-batch"),
+        (["evaluate", "--defense", "spn", "--set", "alpha2"], "--set"),
+        (["evaluate", "--defense", "spn", "--grid", "-1"], "alpha2=-1.0"),
+        (["evaluate", "--defense", "spn", "--preset", "fast"], "preset"),
+        (["evaluate", "--defense", "spn", "--stage", "middle"], "stage"),
+        (["evaluate", "--defense", "spn", "--device", "tpu"], "device"),
+        (["leaderboard", "/no/such/folder"], "/no/such/folder"),
+        (["verify", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_bad_input_exits_with_2_and_one_sentence(words, sentence, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert code == 2
+    assert sentence in err and out == ""
+    assert len(err.strip().splitlines()) == 1 and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch, capsys, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code, _, err = call(
+        monkeypatch, capsys, "evaluate", "--defense", "spn", "--device", "cuda", "--out", str(tmp_path / "o")
+    )
+    assert code == 2 and "no GPU" in err
+
+
+# -- plugins -------------------------------------------------------------------------------------------------------
+class FakeEntry:
+    def __init__(self, name: str, value: str, dist: str, group: str = "ppbench.attacks"):
+        self.name, self.value, self.group = name, value, group
+        self.dist = type("Dist", (), {"name": dist})()
+
+    def load(self):
+        return metadata.EntryPoint(self.name, self.value, self.group).load()
+
+
+@pytest.fixture
+def strangers(monkeypatch):
+    """Install entry points of other packages beside ours."""
+    real = metadata.entry_points
+
+    def install(*entries: FakeEntry):
+        monkeypatch.setattr(
+            metadata, "entry_points", lambda group: [*real(group=group), *(e for e in entries if e.group == group)]
+        )
+        registry.plugins.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    registry.plugins.cache_clear()
+
+
+def test_a_broken_plugin_is_named_and_does_not_take_the_program_down(strangers):
+    strangers(FakeEntry("bad", "no_such_package_xyz:Attack", "stranger"))
+    with pytest.warns(UserWarning, match=r"'bad'.*'stranger'.*no_such_package_xyz"):
+        loaded = registry.load_all("attacks")
+    assert "bad" not in loaded and "dlg" in loaded
+    with pytest.raises(UsageError, match="repair or uninstall"):
+        registry.load("attacks", "bad")
+    assert registry.summary(registry.plugins("attacks")["bad"]).startswith("broken")
+
+
+def test_a_stranger_cannot_take_our_names(strangers):
+    strangers(FakeEntry("dlg", "os:getcwd", "stranger"))
+    with pytest.warns(UserWarning, match="stranger"):
+        plugin = registry.plugins("attacks")["dlg"]
+    assert plugin.distribution == "ppbench"
+
+
+def test_a_strangers_defense_enters_by_the_same_door(strangers, tmp_path, monkeypatch):
+    module = tmp_path / "stranger_defense.py"
+    module.write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom ppbench import Defense\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Defense):\n    '''Scales the upload.'''\n    name: ClassVar[str] = 'mine'\n"
+        "    def upload(self, ctx, me, result):\n"
+        "        return super().upload(ctx, me, {n: v * 0.5 for n, v in result.items()})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    strangers(FakeEntry("mine", "stranger_defense:Mine", "stranger", "ppbench.defenses"))
+    from ppbench.evaluate import evaluate
+
+    options = {
+        "clients": 2,
+        "rounds": 1,
+        "victims": 2,
+        "attack_batch": (1,),
+        "stages": ("init",),
+        "attacks": ("label_recovery",),
+    }
+    found = evaluate(defense="mine", **options, out=tmp_path / "o", workers=1)
+    assert {r.config.defense.id for r in found.records} == {"none", "full_noise", "mine"}
+
+
+# -- structure ----------------------------------------------------------------------------------------------------
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def test_the_arrows_between_packages_hold():
+    for path in (ROOT / "ppbench").rglob("*.py"):
+        bad = [m for m in imports(path) if m.startswith(("ppbench.defenses", "ppbench.attacks", "attacks", "defenses"))]
+        assert not bad, f"{path}: {bad}"
+    for path in (ROOT / "defenses").rglob("*.py"):
+        assert not [m for m in imports(path) if m.startswith("ppbench.attacks")], path
+    for path in [
+        *(ROOT / "defenses").rglob("*.py"),
+        *(ROOT / "attacks").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+    ]:
+        assert not [m for m in imports(path) if m.split(".")[0] in ("attacks", "defenses")], path
+
+
+def test_no_pickle_and_no_unsafe_load():
+    for folder in ("ppbench", "attacks", "defenses"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            assert "torch.load(" not in text and "import pickle" not in text, path
+
+
+def test_modules_stay_under_300_lines():
+    for folder in ("ppbench", "attacks", "defenses"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 300, path

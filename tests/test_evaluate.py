@@ -1,0 +1,297 @@
+"""The whole line on a tiny federation: one seed one result, resumption after a kill, controls, failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppbench.adversary.attack import Attack, Guess
+from ppbench.adversary.isolate import isolated
+from ppbench.adversary.victims import choose_victims
+from ppbench.config import configure
+from ppbench.controls import check_controls
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
+from ppbench.evaluate import evaluate
+from ppbench.records.store import Store
+from ppbench.records.verify import verify
+from ppbench.registry import load
+from ppbench.seeds import Seeds
+
+TINY = {
+    "defense": "spn",
+    "grid": (0.1,),
+    "clients": 3,
+    "rounds": 2,
+    "victims": 3,
+    "candidates": 40,
+    "attack_batch": (1, 2),
+    "attacks": ("dlg", "label_recovery", "tracing", "mia_loss"),
+    "settings": {"dlg.budget": 150},
+}
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """Return every file of a folder but timing and cached trainings."""
+    files = [p for p in out.rglob("*") if p.is_file() and "cache" not in p.parts and ".timing" not in p.name]
+    return {str(p.relative_to(out)): p.read_bytes() for p in files}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return evaluate(**TINY, out=tmp_path_factory.mktemp("first") / "out", workers=1)
+
+
+def test_the_cells_are_those_asked_for(first):
+    cells = {(r.config.defense.id, r.config.attack.id, r.config.stage, r.config.batch_size) for r in first.records}
+    for defense in ("none", "full_noise", "spn"):
+        for stage in ("init", "final"):
+            for batch in (1, 2):
+                for attack in ("dlg", "label_recovery", "tracing"):
+                    assert (defense, attack, stage, batch) in cells
+        assert (defense, "mia_loss", "final", 1) in cells
+        assert (defense, "mia_loss", "init", 1) not in cells
+    assert all(r.status == "complete" for r in first.records)
+    assert len(first.records) == len({r.cell_id for r in first.records}) == 3 * (12 + 1)
+
+
+def test_every_metric_has_n_and_an_interval_or_a_reason(first):
+    for record in first.records:
+        assert record.metrics
+        for metric in record.metrics:
+            assert metric.n > 0
+            assert metric.value is not None or metric.reason
+            if metric.value is not None and metric.low is not None:
+                assert metric.low <= metric.value <= metric.high
+
+
+def test_each_record_verifies_and_tampering_is_found(first, tmp_path):
+    from ppbench.leaderboard.board import claimed
+
+    assert verify(first.out, claimed) == []
+    target = sorted((first.out / "records").glob("*.json"))[0]
+    target = next(p for p in sorted((first.out / "records").glob("*.json")) if ".timing" not in p.name)
+    before = target.read_text()
+    target.write_text(before.replace('"seed": 0', '"seed": 1', 1))
+    try:
+        assert verify(first.out, claimed)
+    finally:
+        target.write_text(before)
+    assert verify(first.out, claimed) == []
+
+
+def test_the_same_seed_gives_the_same_files_on_one_and_on_two_workers(first, tmp_path):
+    again = evaluate(**TINY, out=tmp_path / "again", workers=2)
+    one, two = results(first.out), results(again.out)
+    assert sorted(one) == sorted(two)
+    assert [name for name in one if one[name] != two[name]] == []
+
+
+def test_another_seed_gives_other_cells(first, tmp_path):
+    ids = {r.cell_id for r in first.records}
+    other = configure(**{**TINY, "seed": 1, "attacks": ("label_recovery",), "stages": ("init",)})
+    found = evaluate(other, out=tmp_path / "o", workers=1)
+    assert not ids & {r.cell_id for r in found.records}
+
+
+def test_a_second_run_computes_nothing_and_says_the_same(first):
+    again = evaluate(**TINY, out=first.out, workers=1)
+    assert again.computed == 0
+    assert again.verdict == first.verdict
+    assert [r.model_dump() for r in again.records] == [r.model_dump() for r in first.records]
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_records(first, tmp_path):
+    """Kill the program with SIGKILL at several moments; the records at last equal those of an undisturbed run."""
+    out = tmp_path / "killed"
+    code = f"from ppbench.evaluate import evaluate; evaluate(**{TINY!r}, out={str(out)!r}, workers=2)"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for wanted in (1, 5, 14):  # records on disk when the blow falls
+        process = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__':\n  {code}"], env=env)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if len(list((out / "records").glob("*[0-9a-f].json"))) >= wanted:
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    time.sleep(1.2)  # orphaned workers end by themselves
+    assert len(list((out / "records").glob("*[0-9a-f].json"))) < len(first.records), "killed too late to prove anything"
+    evaluate(**TINY, out=out, workers=1)
+    assert results(out) == results(first.out)
+
+
+def test_weak_attacks_make_the_evaluation_unreliable(tmp_path):
+    weak = {**TINY, "settings": {"dlg.budget": 1}, "attacks": ("dlg",), "stages": ("init",), "attack_batch": (1,)}
+    found = evaluate(**weak, out=tmp_path / "weak", workers=1)
+    assert not found.reliable
+    check = {c.control: c for c in found.checks}["none"]
+    assert check.ok is False and "does NOT break" in check.sentence
+    assert "nreliable" in (tmp_path / "weak" / "leaderboard.html").read_text()
+
+
+def test_the_controls_hold_for_the_real_attacks(first):
+    checks = {c.control: c.ok for c in check_controls(first.records)}
+    assert checks["full_noise"] is True
+
+
+@dataclass(frozen=True)
+class Peeking(Attack):
+    """Finds everything on any defense: as if it saw the truth."""
+
+    name = "peeking"
+    kind = "label"
+    labels: dict = field(default_factory=dict)
+
+    def run(self, view, challenges, generator):
+        return [Guess(y=torch.zeros(c.batch, dtype=torch.int64)) for c in challenges]
+
+
+def test_an_attack_that_breaks_pure_noise_raises_the_alarm(first):
+    records = [
+        r for r in first.records if r.config.defense.id == "full_noise" and r.config.attack.id == "label_recovery"
+    ]
+    known = [
+        r.model_copy(update={"victims": [v.model_copy(update={"label": True}) for v in r.victims * 5]}) for r in records
+    ]
+    check = {c.control: c for c in check_controls(known)}["full_noise"]
+    assert check.ok is False and "label_recovery" in check.sentence
+
+
+@dataclass(frozen=True)
+class Crashing(Attack):
+    """Raises on everything."""
+
+    name = "crashing"
+    kind = "reconstruction"
+
+    def run(self, view, challenges, generator):
+        raise ZeroDivisionError("planted")
+
+
+def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, monkeypatch):
+    import ppbench.config as config
+
+    real = config.load
+    monkeypatch.setattr(config, "load", lambda group, name: Crashing if name == "crashing" else real(group, name))
+    small = {
+        **TINY,
+        "attacks": ("crashing", "label_recovery"),
+        "stages": ("init",),
+        "attack_batch": (1,),
+        "settings": {},
+    }
+    found = evaluate(**small, out=tmp_path / "out", workers=1)
+    failed = [r for r in found.records if r.status == "failed"]
+    assert len(failed) == 3 and all("ZeroDivisionError: planted" in (r.reason or "") for r in failed)
+    assert any(r.status == "complete" for r in found.records)
+    assert "planted" in (tmp_path / "out" / "leaderboard.html").read_text()
+    assert evaluate(**small, out=tmp_path / "out", workers=1).computed == 3
+
+
+def test_a_diverging_training_is_a_result(tmp_path):
+    options = {**TINY, "attacks": ("label_recovery",), "optimizer": "sgd", "lr": 1e38, "attack_batch": (1,)}
+    found = evaluate(**options, out=tmp_path / "out", workers=1)
+    final = [r for r in found.records if r.config.stage == "final" and r.config.defense.id == "spn"]
+    assert {r.status for r in final} == {"diverged"}
+    assert all(r.utility.accuracy is None and "not finite" in (r.reason or "") for r in final)
+    init = [r for r in found.records if r.config.stage == "init" and r.config.defense.id == "spn"]
+    assert {r.status for r in init} == {"complete"}
+    assert any("diverged" in sentence for sentence in found.verdict) or not found.verdict[0].startswith("spn at")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"defense": "spm"}, "no defense named 'spm'; did you mean 'spn'"),
+        ({"attacks": ("dgl",)}, "no attack named 'dgl'; did you mean 'dlg'"),
+        ({"dataset": "digit"}, "did you mean 'digits'"),
+        ({"model": "dlnett"}, "did you mean 'dlnet'"),
+        ({"settings": {"alpha": 1}}, "alpha2"),
+        ({"settings": {"dlg.budgets": 1}}, "budget"),
+        ({"settings": {"dgl.budget": 1}}, "dlg"),
+        ({"grid": (-1.0,)}, "alpha2=-1.0 cannot be used; it must be"),
+        ({"grid": (float("nan"),)}, "grid"),
+        ({"clients": 1}, "clients=1 cannot be used"),
+        ({"attack_batch": (0,)}, "at least 1 image"),
+        ({"attack_batch": (4000,)}, "fewer than the largest attacked batch"),
+        ({"threats": ("sever/1",)}, "server/1"),
+        ({"attacks": ("tracing",)}, "needs reconstructions"),
+        ({"attacks": ("adaptive_dp",)}, "built for dp, dp_sgd"),
+        ({"defense": "none", "grid": (1.0,)}, "no control parameter"),
+        ({"partition": "dirichlet:0"}, "dirichlet"),
+        ({"model_options": {"activation": "relu"}}, "activation"),
+        ({"dataset": "parquet:/does/not/exist"}, "/does/not/exist"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(change, sentence, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        evaluate(**{**TINY, **change}, out=tmp_path / "out")
+    text = str(caught.value)
+    assert sentence in text, text
+    assert "\n" not in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_someone_elses_folder_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match=r"thesis\.tex"):
+        evaluate(**TINY, out=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_client_and_eavesdropper_see_what_they_see(tmp_path):
+    options = {
+        **TINY,
+        "attacks": ("dlg", "label_recovery"),
+        "stages": ("init",),
+        "attack_batch": (1,),
+        "threats": ("client/1", "eavesdropper/1", "server/1"),
+    }
+    found = evaluate(**options, out=tmp_path / "out", workers=1)
+
+    def one(threat):
+        return next(
+            r
+            for r in found.records
+            if (r.config.threat_model.id, r.config.attack.id, r.config.defense.id) == (threat, "dlg", "none")
+        )
+
+    server, listener, client = one("server/1"), one("eavesdropper/1"), one("client/1")
+    assert [v.psnr for v in server.victims] == pytest.approx([v.psnr for v in listener.victims], abs=30)
+    assert len(client.victims) == 4, "two other clients in two probes"
+    assert {v.client for v in client.victims} == {1, 2}
+
+
+@pytest.mark.parametrize("attack", ["dlg", "label_recovery"])
+def test_an_attack_in_a_fresh_process_makes_the_same_guess(attack, federate, tmp_path):
+    run = federate(NoDefense())
+    victims = choose_victims(run.shards, "server/1", 2, 6, Seeds(0))
+    view = run.probe(victims.data).view("server/1")
+    made = load("attacks", attack)()
+    here = made.run(view, victims.challenges(), torch.Generator().manual_seed(7))
+    there = isolated(made, view, victims.challenges(), 7, tmp_path)
+    assert len(here) == len(there) == 3
+    for a, b in zip(here, there, strict=True):
+        assert (a.x is None) == (b.x is None)
+        if a.x is not None:
+            assert torch.equal(a.x, b.x)
+        assert torch.equal(a.y, b.y)
+        assert a.confidence == b.confidence
+
+
+def test_json_of_a_record_is_numbers_and_nulls(first):
+    store = Store(first.out)
+    for cell in store.ids():
+        raw = json.loads((store.folder / f"{cell}.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+        assert raw["cell_id"] == cell
+        assert "seconds" not in raw
