@@ -185,7 +185,7 @@ def ppc_svg(ppc: Ppc, *, inline: bool = False) -> str:
     view = re.search(r'viewBox="[^"]*"', head)
     label = escape(f"{ppc.title}: accuracy and distance over {ppc.control}", quote=True)
     # matplotlib numbers its groups alike in every figure; a page may hold each id once.
-    rest = re.sub(r'<g id="[A-Za-z]+_\d+">', "<g>", rest)
+    rest = re.sub(r'<g id="[\w.]+_\d+"', "<g", rest)
     return f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>{rest}'.replace(INK, "currentColor")
 
 

@@ -185,12 +185,14 @@ def render(
         Section(board, tuple(_strip(entry, images) for entry in board.entries), _drawings(board, records))
         for board in found
     ]
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
     environment.filters |= {"number": number, "percent": percent, "size": size, "span": span}
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     by_id = {record.cell_id: record for record in records}
-    return environment.get_template("page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         verdict=list(verdict),
         reliability=list(reliability),
         sections=sections,
@@ -204,6 +206,7 @@ def render(
         script_digest=digest,
         knows=lambda record: adaptive(record, records),
     )
+    return page.lstrip()
 
 
 def _environment(record: Record) -> str:

@@ -208,7 +208,8 @@ def text(value: str | float | bool | None) -> str:
         return str(value)
     if isinstance(value, float):
         return f"{value:.10g}"
-    return f"'{value}" if value.lstrip(" \n\v\f")[:1] in tuple("=+-@\t\r") else value
+    guarded = f"'{value}" if value.lstrip(" \n\v\f")[:1] in tuple("=+-@\t\r") else value
+    return guarded.replace("\r", " ")  # Python 3.11's csv does not quote a lone carriage return
 
 
 def csv_text(records: Sequence[Record], claims: Claims = no_claims) -> str:

@@ -91,7 +91,7 @@ def tpr_at(halves: Sequence[Half], fpr: float) -> Estimate:
     fewest = min(int((~half.member).sum()) for half in halves)
     if fpr * fewest < 1:
         needed = int(np.ceil(1 / fpr))
-        return refused(size, f"{fewest} non-members in a half; FPR {fpr:g} needs at least {needed}", fpr)
+        return refused(size, f"{fewest} non-members a half, FPR {fpr:.1%} needs {needed}", fpr)
     points = [operating_point(half, fpr) for half in halves]
     members = sum(int(half.member.sum()) for half in halves)
     value = float(np.mean([true for true, _ in points]))

@@ -1,0 +1,141 @@
+"""CAP and PPC: the paper's equation, versioned distances, grids with holes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppbench.metrics.cap import (
+    cap_value,
+    corrected_accuracy,
+    distance_of,
+    ppc_point,
+    record_distance,
+    series_cap,
+    series_key,
+)
+from ppbench.records.schema import Metric, Record
+
+KINDS = {"reconstruction": "rmse_mean", "label": "label_accuracy", "membership": "asr", "tracing": "tracing_accuracy"}
+
+
+def record(
+    value: float | None = 0.1, accuracy: float | None = 0.5, figure: float | None = 1.0, kind: str = "reconstruction",
+    status: str = "complete", ratio: float | None = None,
+) -> Record:  # fmt: skip
+    metric = dict(low=None, high=None, method="m", n=1, higher_is_safer=True)
+    interval = {} if figure is None else {"low": figure - 0.1, "high": figure + 0.1}
+    metrics = [
+        metric | {"name": KINDS[kind], "value": figure, "reason": None if figure is not None else "r"} | interval
+    ]
+    if kind == "reconstruction":
+        metrics.append(metric | {"name": "ratio_median", "value": ratio})
+    return Record.model_validate(
+        dict(
+            cell_id="x",
+            config=dict(
+                schema="ppbench.run/1", suite="s",
+                threat_model=dict(id="server/1", sees="", knows_defense=False),
+                defense=dict(id="dp", version="1", parameters={"sigma": value, "law": "gaussian"},
+                             control=None if value is None else dict(name="sigma", value=value)),
+                attack=dict(id="a", version="1", kind=kind, parameters={}, adaptive=False),
+                federation=dict(clients=2, rounds=1, schedule="parallel", upload="delta", local_epochs=1, batch=1,
+                                optimizer="sgd", lr=0.1, momentum=0, decay_at=[], decay=1, partition="iid",
+                                server_optimizer="sgd", server_lr=1, backend="loop", device="cpu", dtype="float32"),
+                data=dict(name="d", sha256="", train=1, test=1),
+                model=dict(id="m", options={}, shape=[1], classes=10, parameters=1, loss="cross_entropy"),
+                stage="init", batch_size=1, victims=1, seed=1,
+            ),
+            victims=[], metrics=metrics,
+            utility=dict(accuracy=accuracy, low=None if accuracy is None else accuracy - 0.1,
+                         high=None if accuracy is None else accuracy + 0.1, n=100, chance=0.1, curve=[]),
+            cost=dict(bytes_up=1, bytes_down=1, bytes_setup=0), privacy=dict(epsilon=None, delta=None),
+            status=status,
+            environment=dict(ppbench="", python="", torch="", device="", threads=1, dtype=""),
+        )
+    )  # fmt: skip
+
+
+def test_the_papers_equation() -> None:
+    assert cap_value([0.5, 0.5], [1, 0]) == 0.25
+    with pytest.raises(ValueError, match="CAP needs"):
+        cap_value([], [])
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9), st.randoms())
+def test_cap_with_a_bounded_distance_is_bounded_by_the_mean_accuracy(pairs: list, random: object) -> None:
+    accuracy, distance = zip(*pairs, strict=True)
+    value = cap_value(accuracy, distance)
+    assert 0 <= value <= math.fsum(accuracy) / len(pairs) + 1e-12
+    random.shuffle(pairs)
+    assert cap_value(*zip(*pairs, strict=True)) == pytest.approx(value)
+
+
+@given(st.floats(0, 1), st.floats(0.2, 1))
+def test_corrected_accuracy_is_a_share(accuracy: float, undefended: float) -> None:
+    assert 0 <= corrected_accuracy(accuracy, 0.1, undefended) <= 1
+
+
+def test_corrected_accuracy_gives_nothing_for_chance_and_all_for_no_loss() -> None:
+    assert corrected_accuracy(0.1, 0.1, 0.7) == 0 and corrected_accuracy(0.8, 0.1, 0.7) == 1
+    with pytest.raises(ValueError, match="not above chance"):
+        corrected_accuracy(0.1, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "figure", "name", "expected"),
+    [
+        ("reconstruction", 1.4, "recon/1", 1.4),
+        ("label", 0.3, "label/1", 0.7),
+        ("tracing", 0.1, "trace/1", 0.9),
+        ("membership", 0.75, "mia/1", 0.5),
+        ("membership", 0.4, "mia/1", 1.0),
+    ],
+)
+def test_distances_by_kind(kind: str, figure: float, name: str, expected: float) -> None:
+    found = record_distance(record(kind=kind, figure=figure))
+    assert found.name == name and found.value == pytest.approx(expected)
+    assert found.low <= found.value <= found.high
+
+
+def test_a_null_metric_has_no_distance() -> None:
+    null = Metric(name="asr", value=None, method="none", n=0, higher_is_safer=False, reason="r")
+    assert distance_of(null, "mia/1") is None
+    assert ppc_point(record(figure=None)) is None
+
+
+def test_a_series_is_everything_but_the_control_value() -> None:
+    assert series_key(record(0.1).config) == series_key(record(0.5).config)
+    assert series_key(record(0.1).config) != series_key(record(0.1, kind="label").config)
+    other = record(0.1).config.model_copy(update={"seed": 2})
+    assert series_key(other) != series_key(record(0.1).config)
+
+
+def test_cap_of_a_series_with_its_bracket_and_correction() -> None:
+    found = series_cap([record(0.1, 0.5, 1.0), record(0.2, 0.4, 0.5)], 0.7)
+    assert found.value == pytest.approx((0.5 + 0.2) / 2) and found.n == 2 and found.distance == "recon/1"
+    assert found.low == pytest.approx((0.4 * 0.9 + 0.3 * 0.4) / 2)
+    assert found.corrected == pytest.approx((0.4 / 0.6 + 0.3 / 0.6 * 0.5) / 2)
+    assert found.low < found.value < found.high
+    assert series_cap([record(0.1), record(0.2)], None).corrected is None
+
+
+def test_a_diverged_setting_is_worth_nothing_and_a_failed_one_refuses_the_cap() -> None:
+    good = record(0.1, 0.5, 1.0)
+    assert series_cap([good, record(0.2, None, None, status="diverged")], 0.7).value == pytest.approx(0.25)
+    refused = series_cap([good, record(0.2, 0.5, 1.0, status="failed")], 0.7)
+    assert refused.value is None and "1 of 2 settings" in refused.reason
+
+
+def test_one_setting_is_no_grid() -> None:
+    assert series_cap([record()], 0.7).value is None
+    assert series_cap([record(None), record(None)], 0.7).value is None
+
+
+def test_ppc_point_carries_the_ratio_where_it_is_known() -> None:
+    assert ppc_point(record(ratio=9.0)).x() == pytest.approx(1)
+    assert ppc_point(record()).x() is None
+    assert ppc_point(record(status="failed")) is None and ppc_point(record(accuracy=None)) is None

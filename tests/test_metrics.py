@@ -1,0 +1,222 @@
+"""Image, label, membership and tracing figures: invariants, planted leaks, nulls, failures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from ppbench.metrics.image import (
+    PSNR_CAP,
+    RMSE_RAW_CAP,
+    image_figures,
+    match,
+    psnr,
+    rmse_unit,
+)
+from ppbench.metrics.labels import matched_hits, multiset_chance, multiset_hits
+from ppbench.metrics.membership import Half, asr, auc, operating_point, tpr_at
+from ppbench.metrics.tracing import chance, tracing_accuracy
+
+
+def image(seed: int = 0, shape: tuple[int, ...] = (3, 16, 16)) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_an_exact_reconstruction_is_perfect() -> None:
+    x = image()
+    found = image_figures(x, x)
+    assert (found.psnr, found.rmse, found.rmse_raw) == (PSNR_CAP, 0, 0)
+    assert found.ssim == pytest.approx(1)
+
+
+@given(st.floats(1e-3, 0.4), st.integers(0, 50))
+@settings(max_examples=30, deadline=None)
+def test_psnr_follows_the_size_of_the_error(size: float, seed: int) -> None:
+    x = image(seed) * 0.2 + 0.4
+    sign = torch.where(image(seed + 1) < 0.5, -1.0, 1.0)
+    assert psnr(x + size * sign, x) == pytest.approx(-20 * np.log10(size), abs=1e-3)
+    assert psnr(2 * (x + size * sign), 2 * x, (0.0, 2.0)) == pytest.approx(-20 * np.log10(size), abs=1e-3)
+
+
+@given(st.integers(0, 100), st.floats(0.01, 1e6))
+@settings(max_examples=30, deadline=None)
+def test_figures_stay_in_their_bounds(seed: int, scale: float) -> None:
+    x = image(seed)
+    found = image_figures(scale * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), x)
+    assert 0 <= found.psnr <= PSNR_CAP and -1 <= found.ssim <= 1
+    assert 0 <= found.rmse <= found.rmse_raw + 1e-12
+    assert rmse_unit(found.rmse) <= 1
+
+
+def test_clipping_forgives_the_optimizer_but_the_raw_figure_does_not() -> None:
+    x = torch.ones(1, 8, 8)
+    found = image_figures(10 * x, x)
+    assert found.psnr == PSNR_CAP and found.rmse == 0 and found.rmse_raw == pytest.approx(9)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_reconstruction_that_is_not_finite_has_no_figures(bad: float) -> None:
+    x, guess = image(), image(1)
+    guess[0, 0, 0] = bad
+    found = image_figures(guess, x)
+    assert (found.psnr, found.rmse, found.rmse_raw, found.ssim) == (None,) * 4
+
+
+def test_a_huge_finite_reconstruction_stays_finite() -> None:
+    x = image().double()
+    assert image_figures(torch.full_like(x, 1e300), x).rmse_raw == RMSE_RAW_CAP
+
+
+def test_a_black_image_has_a_finite_relative_error() -> None:
+    x = torch.zeros(1, 8, 8)
+    assert image_figures(x, x).rmse == 0
+    assert image_figures(x + 1 / 255, x).rmse == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("shape", "known"), [((1, 8, 8), True), ((3, 7, 7), True), ((1, 6, 9), False), ((12,), False)])
+def test_ssim_is_null_below_its_window(shape: tuple[int, ...], known: bool) -> None:
+    assert (image_figures(image(1, shape), image(0, shape)).ssim is not None) is known
+
+
+def test_ssim_falls_with_structure_lost() -> None:
+    x = image()
+    near, far = image_figures(x + 0.05 * image(1), x), image_figures(image(2), x)
+    assert near.ssim > 0.9 > 0.3 > far.ssim
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        image_figures(image(0, (1, 8, 8)), image(0, (3, 8, 8)))
+    with pytest.raises(ValueError, match="shape"):
+        match(image(0, (2, 1, 8, 8)), image(0, (3, 1, 8, 8)))
+
+
+@given(st.permutations(range(6)), st.integers(0, 20))
+@settings(max_examples=30, deadline=None)
+def test_match_undoes_any_permutation(order: list[int], seed: int) -> None:
+    truth = image(seed, (6, 1, 8, 8))
+    guess = truth[order] + 0.05 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(seed))
+    found = match(guess, truth)
+    assert [order[index] for index in found] == list(range(6))
+
+
+@given(st.permutations(range(5)), st.sets(st.integers(0, 4), max_size=5))
+@settings(max_examples=30, deadline=None)
+def test_match_gives_failed_reconstructions_what_is_left(order: list[int], failed: set[int]) -> None:
+    truth = image(3, (5, 1, 8, 8))
+    guess = truth[order].clone()
+    for index in failed:
+        guess[index] = torch.nan
+    found = match(guess, truth)
+    assert sorted(found) == list(range(5))
+    assert all(order[index] == place for place, index in enumerate(found) if index not in failed)
+
+
+def test_match_clips_before_it_compares() -> None:
+    truth = torch.stack([torch.ones(1, 4, 4), torch.full((1, 4, 4), 0.6)])
+    guess = torch.stack([torch.full((1, 4, 4), 0.7), torch.full((1, 4, 4), 1e20)])
+    assert match(guess, truth) == [1, 0]
+
+
+def test_labels_as_multiset_and_along_a_matching() -> None:
+    assert multiset_hits([1, 1, 2], [1, 2, 3]) == [True, True, False]
+    assert multiset_hits([1, 1], [1, 1]) == [True, True] and multiset_hits([], [4]) == [False]
+    assert matched_hits([5, 6], [6, 6], [1, 0]) == [True, False]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.randoms())
+def test_multiset_hits_do_not_depend_on_order(truth: list[int], random: object) -> None:
+    guess = [(v + random.randint(0, 1)) % 4 for v in truth]
+    shuffled = random.sample(guess, len(guess))
+    assert sum(multiset_hits(guess, truth)) == sum(multiset_hits(shuffled, truth[::-1]))
+
+
+@pytest.mark.parametrize(("classes", "batch"), [(10, 1), (10, 8), (3, 4)])
+def test_multiset_chance_is_what_blind_guessing_gets(classes: int, batch: int) -> None:
+    rng = np.random.default_rng(0)
+    got = [
+        np.mean(multiset_hits(rng.integers(0, classes, batch).tolist(), rng.integers(0, classes, batch).tolist()))
+        for _ in range(6000)
+    ]
+    assert multiset_chance(classes, batch) == pytest.approx(np.mean(got), abs=0.02)
+    assert batch > 1 or multiset_chance(classes, batch) == pytest.approx(1 / classes)
+
+
+def half(score: np.ndarray, member: np.ndarray, cut: float = 0.5) -> Half:
+    return Half(member.astype(bool), score.astype(np.float64), score > cut)
+
+
+def member(n: int) -> np.ndarray:
+    return np.arange(n) % 2 == 1
+
+
+def test_random_binary_scores_give_chance_though_all_are_tied() -> None:
+    rng = np.random.default_rng(0)
+    halves = [half(rng.integers(0, 2, 2000), member(2000)) for _ in range(2)]
+    found = auc(halves, 0)
+    assert found.value == pytest.approx(0.5, abs=0.03) and found.interval.low < 0.5 < found.interval.high
+    assert asr(halves, 0).value == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_planted_leak_is_found() -> None:
+    halves = [half(member(200).astype(float), member(200)) for _ in range(2)]
+    assert auc(halves, 0).value == asr(halves, 0).value == tpr_at(halves, 0.01).value == 1
+
+
+@given(st.integers(0, 1000), st.floats(0.1, 50), st.floats(-50, 50))
+@settings(max_examples=25, deadline=None)
+def test_auc_is_scikit_learns_and_ignores_monotone_scales(seed: int, scale: float, shift: float) -> None:
+    rng = np.random.default_rng(seed)
+    score, truth = rng.integers(0, 9, 80).astype(float), member(80)
+    found = auc([half(score, truth)], 0).value
+    assert found == pytest.approx(roc_auc_score(truth, score))
+    assert auc([half(np.round(scale * 8) * score + np.round(shift), truth)], 0).value == pytest.approx(found)
+    assert auc([half(-score, truth)], 0).value == pytest.approx(1 - found)
+
+
+@given(st.integers(0, 500))
+@settings(max_examples=25, deadline=None)
+def test_membership_figures_do_not_depend_on_the_order_of_candidates(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    score, order = rng.normal(size=60) + member(60), rng.permutation(60)
+    one, two = half(score, member(60)), half(score[order], member(60)[order])
+    assert auc([one], 0).value == pytest.approx(auc([two], 0).value)
+    assert asr([one], 0).value == asr([two], 0).value
+    assert operating_point(one, 0.1) == operating_point(two, 0.1)
+
+
+def test_tpr_is_refused_where_not_one_false_positive_fits() -> None:
+    halves = [half(np.arange(198.0), member(198))] * 2
+    found = tpr_at(halves, 0.01)
+    assert found.value is None and "99 non-members" in found.reason and "100" in found.reason
+    enough = tpr_at([half(np.arange(200.0), member(200))] * 2, 0.01)
+    assert enough.value is not None and enough.realized_fpr <= 0.01
+
+
+def test_tpr_never_counts_more_false_positives_than_allowed_and_says_how_many() -> None:
+    score = np.r_[np.zeros(50), np.ones(50), np.ones(100)]
+    truth = np.r_[np.zeros(100), np.ones(100)]
+    found = tpr_at([half(score, truth)], 0.1)
+    assert found.value == 0 and found.realized_fpr == 0  # the only cut gives FPR 0.5
+
+
+def test_one_class_gives_null_with_the_reason() -> None:
+    lonely = half(np.arange(10.0), np.ones(10))
+    for found in (auc([lonely], 0), asr([lonely], 0), tpr_at([lonely], 0.5), auc([], 0)):
+        assert found.value is None and "no members or no non-members" in found.reason
+
+
+def test_tracing_perfect_and_chance() -> None:
+    owners = [i % 10 for i in range(200)]
+    assert tracing_accuracy(owners, owners, 10).value == 1
+    guess = np.random.default_rng(0).integers(0, 10, 200).tolist()
+    found = tracing_accuracy(owners, guess, 10)
+    assert found.interval.low < chance(10) == found.chance < found.interval.high
+    assert tracing_accuracy(owners, [-1] * 200, 10).value == 0
+    assert tracing_accuracy([], [], 10).value is None
+    with pytest.raises(ValueError, match="at least one client"):
+        chance(0)

@@ -1,0 +1,153 @@
+"""`verify` must find every figure that was changed by hand, and nothing where nothing was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppbench.errors import UsageError
+from ppbench.leaderboard.table import write_csv
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import ImageScore, Record
+from ppbench.records.store import Store
+from ppbench.records.verify import verify
+
+
+def record(sigma: float) -> Record:
+    scores = [
+        ImageScore(probe=i, client=0, index=0, psnr=10.0 + i / 3, rmse=0.5, rmse_raw=2.5, ssim=0.2, label=i % 2 == 0,
+                   confidence=0.1, at_truth=0.0, evaluations=10)
+        for i in range(9)
+    ]  # fmt: skip
+    interval = clopper_pearson(71, 100)
+    draft = Record.model_validate(
+        dict(
+            cell_id="",
+            config=dict(
+                schema="ppbench.run/1", suite="s", threat_model=dict(id="server/1", sees="all", knows_defense=False),
+                defense=dict(id="dp", version="1", parameters={"sigma": sigma},
+                             control=dict(name="sigma", value=sigma)),
+                attack=dict(id="dlg", version="1", kind="reconstruction", parameters={}, adaptive=False),
+                federation=dict(clients=4, rounds=1, schedule="parallel", upload="delta", local_epochs=1, batch=1,
+                                optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[], decay=1.0, partition="iid",
+                                server_optimizer="sgd", server_lr=1.0, backend="loop", device="cpu", dtype="float32"),
+                data=dict(name="d", sha256="", train=1, test=1),
+                model=dict(id="m", options={}, shape=[1], classes=10, parameters=1, loss="cross_entropy"),
+                stage="init", batch_size=1, victims=9, seed=1,
+            ),
+            victims=scores, metrics=aggregate(scores, classes=10, clients=4, seed=1),
+            utility=dict(accuracy=0.71, low=interval.low, high=interval.high, n=100, chance=0.1, curve=[]),
+            cost=dict(bytes_up=1.0, bytes_down=2.0, bytes_setup=0), privacy=dict(epsilon=None, delta=None, reason="r"),
+            status="complete",
+            environment=dict(ppbench="0", python="3", torch="2", device="cpu", threads=1, dtype="float32"),
+        )
+    )  # fmt: skip
+    return draft.model_copy(update={"cell_id": draft.config.cell_id()})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "out")
+    tensors = {"guess": np.ones((9, 1, 2, 2)), "truth": np.zeros((9, 1, 2, 2))}
+    kept = [made.save(record(sigma), seconds=1.0, tensors=tensors) for sigma in (0.1, 0.2)]
+    write_csv(kept, made.csv_path, claims=lambda _: "=CAP 0.6")
+    return made
+
+
+def edit(store: Store, change: Callable[[dict[str, Any]], object]) -> str:
+    cell = store.ids()[0]
+    path = store.folder / f"{cell}.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    return cell
+
+
+def test_an_honest_folder_has_no_problems(store: Store) -> None:
+    assert verify(store.out) == [] and verify(store.out, lambda _: "=CAP 0.6") == []
+    store.csv_path.unlink()
+    assert verify(store.out) == []
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "psnr_median.value": lambda d: d["metrics"][0].update(value=d["metrics"][0]["value"] - 1e-6),
+    "psnr_median.low": lambda d: d["metrics"][0].update(low=0.0),
+    "rmse_mean.n": lambda d: d["metrics"][3].update(n=1000),
+    "psnr_max.value": lambda d: d["victims"][8].update(psnr=1.0),
+    "label_accuracy.value": lambda d: d["victims"][0].update(label=False),
+    "metrics": lambda d: d["metrics"].pop(),
+    "configuration": lambda d: d["config"].update(seed=2),
+    "utility.low": lambda d: d["utility"].update(low=0.7),
+    "no share": lambda d: d["utility"].update(accuracy=0.7123),
+    "null without a reason": lambda d: d["utility"].update(accuracy=None),
+    "status": lambda d: d.update(reason="something"),
+    "without any victim": lambda d: d.update(victims=[]),
+    "one kind": lambda d: d["victims"].append(dict(kind="trace", index=0, owner=0, guess=0)),
+    "artifact": lambda d: d["artifacts"][0].update(path="../../secret"),
+    "not a whole record": lambda d: d.pop("victims"),
+}
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_a_changed_record_is_found_and_named(store: Store, words: str) -> None:
+    cell = edit(store, CHANGES[words])
+    problems = verify(store.out)
+    assert any(cell in problem and words in problem for problem in problems), problems
+    assert not any(store.ids()[1] in problem for problem in problems)
+
+
+def test_every_metric_is_recomputed(store: Store) -> None:
+    for index in range(len(record(0.1).metrics)):
+        edit(store, lambda d, i=index: d["metrics"][i].update(method="by hand"))
+    found = verify(store.out)
+    assert len([problem for problem in found if "by hand" in problem]) == len(record(0.1).metrics)
+
+
+def test_a_replaced_or_missing_artifact_is_found(store: Store) -> None:
+    first, second = (store.folder / f"{cell}.safetensors" for cell in store.ids())
+    first.write_bytes(first.read_bytes()[:-1] + b"\x01")
+    second.unlink()
+    found = " ".join(verify(store.out))
+    assert "SHA-256" in found and "missing" in found
+
+
+@pytest.mark.parametrize(
+    ("column", "old", "new"), [("psnr_median", "11.33333333", "9.9"), ("accuracy", "0.71", "0.91"), ("cap", "", "")]
+)
+def test_a_changed_table_is_found(store: Store, column: str, old: str, new: str) -> None:
+    text = store.csv_path.read_text()
+    header, first, *rest = text.split("\n")
+    cells = first.split(",")
+    place = header.split(",").index(column)
+    assert not old or cells[place] == old
+    cells[place] = new or "1"
+    store.csv_path.write_text("\n".join([header, ",".join(cells), *rest]))
+    assert any(f"line 2: {column} is" in problem for problem in verify(store.out))
+
+
+def test_missing_rows_stale_columns_and_changed_claims_are_found(store: Store) -> None:
+    text = store.csv_path.read_text()
+    store.csv_path.write_text("\n".join(text.split("\n")[:-2]) + "\n")
+    assert "1 rows" in verify(store.out)[0]
+    store.csv_path.write_text(text.replace("=CAP 0.6", "CAP 0.9"))
+    assert verify(store.out) == [] and verify(store.out, lambda _: "=CAP 0.6")
+    store.csv_path.write_text(text.replace("cell_id", "cell", 1))
+    assert verify(store.out)
+    store.csv_path.write_bytes(b"\xff\xfe")
+    assert "cannot be read" in verify(store.out)[0]
+
+
+def test_strays_are_named(store: Store) -> None:
+    (store.folder / "mine.json").write_text("{}")
+    assert any("mine.json" in problem for problem in verify(store.out))
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no ppbench results"):
+        verify(tmp_path / "nowhere")
