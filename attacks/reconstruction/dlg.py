@@ -54,7 +54,7 @@ class DLG(Attack):
     restarts: int = 0
     patience: int = 100
     dtype: Literal["float32", "float64"] = "float32"
-    history: int = 100
+    history: int = 150
     slots: int = 8
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:

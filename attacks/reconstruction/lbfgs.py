@@ -36,7 +36,7 @@ class Settings:
         progress: that share.
     """
 
-    history: int = 100
+    history: int = 150
     slots: int = 8
     patience: int = 100
     progress: float = 1e-3
@@ -104,12 +104,13 @@ class Memory:
             rows, s, y, g, sy = rows[good], s[good], y[good], g[good], sy[good]
         scale = sy.rsqrt()[:, None]
         j, m = self.place[rows], self.m
-        products = (dots[rows] - self.dots[rows]) * scale
+        products = dots - self.dots  # of all slots: taking some slots' matrices out would copy them
         s, y = s * scale.to(s.dtype), y * scale.to(y.dtype)
         self.inverse[rows, j, :] = 0
         self.inverse[rows, :, j] = 0
-        column = torch.bmm(self.inverse[rows], products[:, :m, None])[:, :, 0]
-        self.inverse[rows, :, j] = -column
+        column = torch.bmm(self.inverse, products[:, :m, None])[rows, :, 0]
+        products = products[rows] * scale
+        self.inverse[rows, :, j] = -column * scale
         self.inverse[rows, j, j] = 1
         square = (y * y).sum(1, dtype=torch.float64)
         self.gram[rows, :, j] = products[:, m:]
@@ -186,7 +187,7 @@ class Run:
         self.slots = [Slot(self.queue.pop(0)) for _ in range(count)]
         self.z = starts[:count].clone()
         self.g, self.d = torch.zeros_like(self.z), torch.zeros_like(self.z)
-        self.memory = Memory(count, starts.shape[1], settings.history, starts.dtype)
+        self.memory = Memory(count, starts.shape[1], min(settings.history, starts.shape[1]), starts.dtype)
         self.index = torch.arange(count)
         self.end = starts.clone()
         self.ended: dict[int, tuple[float, int, Reason]] = {}
