@@ -26,8 +26,6 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from ppbench.attacks.reconstruction.dlg import DLG, IDLG
-from ppbench.defenses.none import NoDefense
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import interpolate, one_hot
@@ -35,6 +33,8 @@ from torch.nn.functional import interpolate, one_hot
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.evidence import simulation
 from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.dlg import DLG, IDLG
+from ppbench.defenses.none import NoDefense
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params

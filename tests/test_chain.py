@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.matching import SimulatedObjective
 from torch import Tensor, nn
 
 from ppbench.adversary.evidence import Evidence, simulation
+from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.matching import SimulatedObjective
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
 from ppbench.task.net import Classifier, Net, NetSpec, net_spec

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ppbench.attacks.reconstruction.dlg import DLG, IDLG
-from ppbench.attacks.reconstruction.matching import ImagePrior, SimulatedObjective, Starts, match_gradients, objective
-from ppbench.attacks.reconstruction.search import Effort, search
-from ppbench.defenses.none import NoDefense
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.dlg import DLG, IDLG
+from ppbench.attacks.reconstruction.matching import ImagePrior, SimulatedObjective, Starts, match_gradients, objective
+from ppbench.attacks.reconstruction.search import Effort, search
+from ppbench.defenses.none import NoDefense
 from ppbench.errors import UsageError
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Plan
@@ -202,7 +202,7 @@ def test_nuisance_unknowns_are_found_with_the_image(digits: Data) -> None:
 def test_the_image_prior_pulls_into_the_box_and_smooths() -> None:
     rough = torch.tensor([[[[[-1.0, 2.0], [2.0, -1.0]]]]]).requires_grad_()
     box = ImagePrior(box=1.0)(rough)
-    assert float(box) == pytest.approx(1.0)
+    assert float(box.detach()) == pytest.approx(1.0)
     (slope,) = torch.autograd.grad(box.sum(), rough)
     assert bool((slope.sign() == torch.tensor([[[[[-1.0, 1.0], [1.0, -1.0]]]]])).all())
     flat = torch.full((1, 1, 1, 4, 4), 0.3)
@@ -258,3 +258,13 @@ def test_options_that_do_not_exist_are_named(options: dict[str, object], word: s
 
 def test_no_challenges_is_no_error() -> None:
     assert DLG().run(view([]), [], seed()) == []
+
+
+def test_a_guess_that_blows_up_has_no_confidence_and_grey_follows_the_data_range(digits: Data) -> None:
+    x, y = batches(digits, 1, 1)
+    wide = replace(PLAN, data_range=(-100.0, 300.0))
+    observed = gradients(x, y)
+    diverged = {n: torch.full_like(p, torch.nan) for n, p in PARAMS.items()}
+    (guess,) = DLG().run(view(observed, wide, diverged), ask(1), seed())
+    assert guess.confidence is None
+    assert float(guess.x.mean()) == pytest.approx(100, abs=10)

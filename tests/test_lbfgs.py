@@ -8,8 +8,9 @@ import scipy.optimize
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppbench.attacks.reconstruction.lbfgs import Memory, Settings, minimize
 from torch import Tensor
+
+from ppbench.attacks.reconstruction.lbfgs import Memory, Settings, minimize
 
 
 def quadratics(victims: int, size: int, condition: float = 1e3):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
 from torch import Tensor, nn
+
+from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
 
 
 class Affine:

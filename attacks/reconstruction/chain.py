@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+
 from ppbench.attacks.reconstruction.layers import (
     Activation,
     Affine,
@@ -27,8 +29,6 @@ from ppbench.attacks.reconstruction.layers import (
     Tanh,
     kept,
 )
-from torch import Tensor, nn
-
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params
 

@@ -7,18 +7,19 @@ stopping mismatch were used (the paper's: "normal", "joint").
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
-from ppbench.attacks.reconstruction.lbfgs import Settings
-from ppbench.attacks.reconstruction.search import Effort, search
-from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.lbfgs import Settings
+from ppbench.attacks.reconstruction.search import Effort, search
+from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
 from ppbench.errors import UsageError
 
 
@@ -27,7 +28,8 @@ class DLG(Attack):
     """Deep leakage from gradients: match the gradient over images and soft labels with L-BFGS.
 
     Attributes:
-        start: first images: "grey" .5 + .02 N(0, 1), "normal" N(0, 1) or "pattern" (one 8x8 patch, tiled).
+        start: first images: "grey" (.5 + .02 N(0, 1) for data in [0, 1]), "normal" N(0, 1) or "pattern" (one N(0, 1)
+            patch of 8x8 pixels, tiled).
         label: "joint": unknown, softmax of logits that start at .1 N(0, 1); "inferred": from the head's gradient
             before the search. Labels that a challenge grants are used in either case.
         budget: gradient evaluations a victim, restarts included. Failures below 1800 say nothing about a defense.
@@ -89,7 +91,7 @@ class DLG(Attack):
         found = search(evidences, lambda: draw(victims, self.start, self.label, dtype), victims[0].plan, effort, stop)
         labels = found.ends.labels.argmax(-1)
         return [
-            Guess(x=x.float(), y=y, confidence=mismatch, evaluations=count)
+            Guess(x=x.float(), y=y, confidence=mismatch if math.isfinite(mismatch) else None, evaluations=count)
             for x, y, mismatch, count in zip(
                 found.ends.x, labels, found.mismatch.tolist(), found.evaluations.tolist(), strict=True
             )

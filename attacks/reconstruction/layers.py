@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from ppbench.attacks.reconstruction.affine import Affine, Convolution, Dense
 from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
-from torch import Tensor, nn
 
 __all__ = [
     "Activation",

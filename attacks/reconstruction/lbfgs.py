@@ -285,15 +285,13 @@ def minimize(
         The last accepted points, which are the best ones: accepted losses never rise. A start whose loss or gradient
         is not finite is returned as it is, with loss inf.
     """
-    victims = len(starts)
-    if victims:
-        with torch.no_grad():
-            run = Run(function, starts.detach(), settings or Settings(), budget, stop)
-            while run.slots:
-                run.tick()
-    ended = [run.ended[v] for v in range(victims)] if victims else []
+    with torch.no_grad():
+        run = Run(function, starts.detach(), settings or Settings(), budget, stop)
+        while run.slots:
+            run.tick()
+    ended = [run.ended[v] for v in range(len(starts))]
     return Minima(
-        run.end if victims else starts.clone(),
+        run.end,
         torch.tensor([loss for loss, _, _ in ended], dtype=torch.float64),
         torch.tensor([count for _, count, _ in ended], dtype=torch.int64),
         tuple(reason for _, _, reason in ended),

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.lbfgs import Function, Reason, Settings, minimize
 from torch import Tensor
 
 from ppbench.adversary.evidence import Evidence
+from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.lbfgs import Function, Reason, Settings, minimize
 from ppbench.federation.plan import Plan
 
 Prior = Callable[[Tensor], Tensor]
@@ -241,9 +241,7 @@ def match_gradients(
     """
     if unit is None:
         unit = torch.stack([e.scale().double() for e in evidences])
-    if starts.nuisance is None:
-        size = sum(math.prod(shape) for shape in evidences[0].nuisance.values())
-        starts = replace(starts, nuisance=starts.x.new_zeros(len(evidences), size))
+    starts = _with_nuisance(starts, evidences[0])
     z, counts = starts.flat(), torch.zeros(len(evidences), dtype=torch.int64)
     loss = torch.zeros(len(evidences), dtype=torch.float64)
     reasons: list[Reason] = ["stalled"] * len(evidences)
@@ -255,6 +253,14 @@ def match_gradients(
         for i, reason in zip(rows, found.reasons, strict=True):
             reasons[i] = reason
     return Matches(starts.moved(z, torch.arange(len(z))), loss, counts, tuple(reasons))
+
+
+def _with_nuisance(starts: Starts, evidence: Evidence) -> Starts:
+    """Return `starts` with zeros for nuisance unknowns that it leaves out."""
+    if starts.nuisance is not None:
+        return starts
+    size = sum(math.prod(shape) for shape in evidence.nuisance.values())
+    return replace(starts, nuisance=starts.x.new_zeros(len(starts.x), size))
 
 
 def _function(objective: Objective, starts: Starts, unit: Tensor, prior: Prior | None) -> Function:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from ppbench.attacks.reconstruction.lbfgs import Settings
-from ppbench.attacks.reconstruction.matching import Matches, Prior, Starts, match_gradients
 from torch import Tensor
 
 from ppbench.adversary.evidence import Evidence
+from ppbench.attacks.reconstruction.lbfgs import Settings
+from ppbench.attacks.reconstruction.matching import Matches, Prior, Starts, match_gradients
 from ppbench.federation.plan import Plan
 
 EXACT = 1e-4

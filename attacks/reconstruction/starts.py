@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from ppbench.attacks.reconstruction.matching import Starts, usable
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.evidence import Evidence
+from ppbench.attacks.reconstruction.matching import Starts, usable
 from ppbench.federation.plan import Plan
 
 Start = Literal["grey", "normal", "pattern"]
@@ -35,17 +35,19 @@ class Victim:
         return (len(self.challenge.unit) * self.challenge.batch, *self.plan.spec.shape)
 
     def image(self, start: Start) -> Tensor:
-        """Return a start image [N, *shape] float32: "grey" .5 + .02 N(0, 1), "normal", or "pattern".
+        """Return a start image [N, *shape] float32: "grey", "normal" N(0, 1), or "pattern".
 
+        Grey is the middle of the data range plus .02 N(0, 1) of its width.
         A pattern is one N(0, 1) patch of 8 x 8 pixels an image, tiled; inputs that are no images get "normal".
         """
         if start == "pattern" and len(self.size) == 4:
-            high, wide = self.size[2:]
+            rows, columns = self.size[2:]
             patch = torch.randn(*self.size[:2], PATCH, PATCH, generator=self.generator)
-            tiles = patch.repeat(1, 1, -(-high // PATCH), -(-wide // PATCH))
-            return tiles[:, :, :high, :wide].contiguous()
+            tiles = patch.repeat(1, 1, -(-rows // PATCH), -(-columns // PATCH))
+            return tiles[:, :, :rows, :columns].contiguous()
         noise = torch.randn(self.size, generator=self.generator)
-        return 0.5 + 0.02 * noise if start == "grey" else noise
+        low, high = self.plan.data_range
+        return (low + high) / 2 + 0.02 * (high - low) * noise if start == "grey" else noise
 
     def logits(self) -> Tensor:
         """Return start logits [N, C] float32: .1 N(0, 1)."""
