@@ -41,7 +41,7 @@ class DLG(Attack):
         patience: evaluations within which the mismatch must fall by a thousandth, else the search has stalled.
         dtype: of the search. A float32 search that rounding stops short of `stop` goes on in float64.
         history: pairs that L-BFGS keeps.
-        slots: victims evaluated together.
+        slots: victims evaluated together, at most (8 images of 32x32 fill the cache; see `lbfgs.Settings`).
     """
 
     name: ClassVar[str] = "dlg"
@@ -57,7 +57,7 @@ class DLG(Attack):
     patience: int = 100
     dtype: Literal["float32", "float64"] = "float32"
     history: int = 150
-    slots: int = 8
+    slots: int = 32
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; each victim has a generator of its own, whatever runs beside it.

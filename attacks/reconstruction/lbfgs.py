@@ -22,6 +22,7 @@ Reason = Literal["converged", "budget", "stalled", "line search", "not finite"]
 ARMIJO = 1e-4
 CURVATURE = 1e-10
 TRIES = 20
+CACHE = 2**25
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class Settings:
 
     Attributes:
         history: pairs (s, y) kept.
-        slots: problems evaluated together; more saves overhead until the pairs no longer fit the cache.
+        slots: problems evaluated together, at most; fewer where their pairs would take more than `CACHE` bytes.
         patience: evaluations after which the loss must have fallen by the share `progress`, else the run has stalled;
             0 to never stop for it.
         progress: that share.
     """
 
     history: int = 150
-    slots: int = 8
+    slots: int = 32
     patience: int = 100
     progress: float = 1e-3
 
@@ -104,10 +105,9 @@ class Memory:
             rows, s, y, g, sy = rows[good], s[good], y[good], g[good], sy[good]
         scale = sy.rsqrt()[:, None]
         j, m = self.place[rows], self.m
-        products = dots - self.dots  # of all slots: taking some slots' matrices out would copy them
+        products = dots - self.dots  # all slots': picking slots would copy their matrices
         s, y = s * scale.to(s.dtype), y * scale.to(y.dtype)
-        self.inverse[rows, j, :] = 0
-        self.inverse[rows, :, j] = 0
+        self.inverse[rows, j, :], self.inverse[rows, :, j] = 0, 0
         column = torch.bmm(self.inverse, products[:, :m, None])[rows, :, 0]
         products = products[rows] * scale
         self.inverse[rows, :, j] = -column * scale
@@ -183,11 +183,13 @@ class Run:
         self.function, self.settings = function, settings
         self.budget, self.stop = budget.tolist(), stop.tolist()
         self.starts, self.queue = starts, list(range(len(starts)))
-        count = min(settings.slots, len(starts))
+        history = min(settings.history, starts.shape[1])
+        pairs = 2 * history * starts[:1].nbytes or 1
+        count = min(settings.slots, len(starts), max(1, CACHE // pairs))
         self.slots = [Slot(self.queue.pop(0)) for _ in range(count)]
         self.z = starts[:count].clone()
         self.g, self.d = torch.zeros_like(self.z), torch.zeros_like(self.z)
-        self.memory = Memory(count, starts.shape[1], min(settings.history, starts.shape[1]), starts.dtype)
+        self.memory = Memory(count, starts.shape[1], history, starts.dtype)
         self.index = torch.arange(count)
         self.end = starts.clone()
         self.ended: dict[int, tuple[float, int, Reason]] = {}
@@ -207,7 +209,7 @@ class Run:
     def advance(self, taken: list[bool], fresh: list[bool], t: Tensor, gradient: Tensor) -> None:
         """Move the slots that accepted, learn from their steps and choose new directions."""
         mask = torch.tensor(taken)[:, None]
-        new = gradient if all(taken) else torch.where(mask, gradient, self.g)
+        new = torch.where(mask, gradient, self.g)
         dots = self.memory.project(new)
         step = t * self.d * mask
         learn = torch.tensor([i for i, (a, b) in enumerate(zip(taken, fresh, strict=True)) if a and not b])
@@ -217,8 +219,7 @@ class Run:
         self.z += step
         self.memory.dots = torch.where(mask, dots, self.memory.dots)
         self.g = new
-        d = self.memory.direction(new, self.memory.dots)
-        self.d = d if all(taken) else torch.where(mask, d, self.d)
+        self.d = torch.where(mask, self.memory.direction(new, self.memory.dots), self.d)
         slopes = (self.g * self.d).sum(1).tolist()
         for i, slot in enumerate(self.slots):
             if taken[i]:
