@@ -64,7 +64,7 @@ def main() -> None:
     view = run.probe(victims.data).view("server/1")
     guesses = LabelRecovery().run(view, victims.challenges(), task.seeds.generator("attack"))
     hits = sum(int(g.y[0]) == int(victims.truth(u).y.argmax()) for g, u in zip(guesses, victims.units, strict=True))
-    print(f"{hits} of {len(guesses)} labels recovered; {view.mail[-1].nbytes} bytes in the last message")
+    print(f"{hits} of {len(guesses)} labels recovered; {next(view.exchanges()).answer.sign.numel()} signs an upload")
 
 
 if __name__ == "__main__":

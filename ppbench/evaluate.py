@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.cells import Group, cells, finished, groups
+from ppbench.cells import Cell, Group, cells, finished, groups
 from ppbench.config import EvaluateConfig, configure, points
 from ppbench.controls import Check, check_controls
 from ppbench.errors import UsageError
@@ -19,6 +19,7 @@ from ppbench.parallel import Job, Progress, Silent, run_jobs
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.task.task import Task, make_plan, make_task
+from ppbench.train import trained
 from ppbench.verdict import sentences
 
 
@@ -110,14 +111,16 @@ def _checked(config: EvaluateConfig) -> Task:
 
 
 def _compute(
-    config: EvaluateConfig, todo: list[tuple[Group, list]], out: Path, workers: int | None, progress: Progress
-) -> None:  # type: ignore[type-arg]
+    config: EvaluateConfig, todo: list[tuple[Group, list[Cell]]], out: Path, workers: int | None, progress: Progress
+) -> None:
     """Train the points that missing cells need, then run the missing cells."""
     if not todo:
         return
     count = workers if workers is not None else (1 if config.device == "cuda" else os.cpu_count() or 1)
-    trainings = [Job(point, None) for point in sorted({group.point for group, _ in todo})]
-    run_jobs(config, trainings, out, count, progress)
+    needed, every = sorted({group.point for group, _ in todo}), points(config)
+    trainings = [Job(p, None) for p in needed if not trained(make_task(config), every[p], config, out / "cache")]
+    if trainings:
+        run_jobs(config, trainings, out, count, progress)
     # Large batches first: they take longest, and the last job decides when a pool is done.
     order = sorted(todo, key=lambda pair: -pair[0].batch)
     run_jobs(config, [Job(group.point, group, len(some)) for group, some in order], out, count, progress)

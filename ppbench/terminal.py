@@ -22,7 +22,7 @@ from rich.table import Table
 from ppbench.controls import CONTROLS
 from ppbench.evaluate import Evaluation
 from ppbench.records.schema import Record
-from ppbench.verdict import Line, figure, lines
+from ppbench.verdict import Line, lines
 
 
 class Bars:
@@ -64,14 +64,16 @@ class Bars:
 def report(result: Evaluation) -> None:
     """Print the table, what was found, whether the controls hold, and where the files are."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)
     console.print(_table(lines(result.records)))
-    for sentence in result.verdict:
-        console.print(f"• {escape(sentence)}", highlight=False)
     for check in result.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         console.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
     if not result.reliable:
-        console.print("[bold red]EVALUATION UNRELIABLE[/]: a control failed, so nothing above may be trusted.")
+        console.print("[bold red]EVALUATION UNRELIABLE[/]: a control failed, so nothing below may be trusted.")
+    for sentence in result.verdict:
+        console.print(f"• {escape(sentence)}", highlight=False)
     failed = [r for r in result.records if r.status == "failed"]
     for record in failed:
         console.print(f"[red]failed:[/] {escape(record.reason or '')}", highlight=False)
@@ -80,47 +82,42 @@ def report(result: Evaluation) -> None:
 
 
 def _table(rows: list[Line]) -> Table:
-    """Return a table that fits 100 columns: a value with its 95 % interval below it."""
+    """Return a table of 96 columns: a value, and its 95 % interval below it."""
     table = Table(
-        title="Median PSNR in dB (higher leaks more), labels, tracing and membership AUC; 95 % intervals below",
+        title="Median PSNR in dB (higher leaks more); labels, tracing, membership AUC; 95 % intervals below",
         title_style="",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
     )
-    for name in (
-        "defense",
-        "stage",
-        "batch",
-        "accuracy",
-        "plain attack",
-        "worst case",
-        "labels",
-        "tracing",
-        "member AUC",
-    ):
-        table.add_column(name, no_wrap=name == "defense")
-    shown = [row for row in rows if row.defense not in CONTROLS or row.batch == min(r.batch for r in rows)]
-    for row in shown:
+    names = ("defense", "stage", "batch", "accuracy", "plain", "worst case", "by", "labels", "tracing", "member")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    smallest = min((row.batch for row in rows), default=1)
+    for row in rows:
+        if row.defense in CONTROLS and row.batch != smallest:
+            continue
         table.add_row(
             f"{escape(row.defense)}\n{row.control}",
             row.stage,
             str(row.batch),
-            row.status if row.accuracy is None else f"{row.accuracy:.3f}",
+            row.status if row.accuracy is None else f"{row.accuracy:.1%}",
             _entry(row.plain, "psnr_median", ".1f"),
             _entry(row.worst, "psnr_median", ".1f"),
-            _entry(row.labels, "label_accuracy", ".2f", named=False),
-            _entry(row.tracing, "tracing_accuracy", ".2f", named=False),
-            _entry(row.membership, "auc", ".2f", named=False),
+            row.worst.config.attack.id if row.worst is not None else "-",
+            _entry(row.labels, "label_accuracy", ".0%"),
+            _entry(row.tracing, "tracing_accuracy", ".0%"),
+            _entry(row.membership, "auc", ".2f"),
         )
     return table
 
 
-def _entry(record: Record | None, name: str, form: str, named: bool = True) -> str:
-    value, _, interval = figure(record, name, form).partition(" ")
-    if record is None or not interval:
-        return value
-    attack = f" {record.config.attack.id}" if named else ""
-    return f"{value}{escape(attack)}\n{escape(interval)}"
+def _entry(record: Record | None, name: str, form: str) -> str:
+    metric = record.metric(name) if record is not None else None
+    if metric is None or metric.value is None:
+        return "-"
+    if metric.low is None or metric.high is None:
+        return f"{metric.value:{form}}"
+    return f"{metric.value:{form}}\n{metric.low:{form}}-{metric.high:{form}}".replace("%-", "-")
 
 
 def as_json(result: Evaluation) -> dict[str, Any]:

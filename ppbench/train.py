@@ -44,6 +44,11 @@ def _name(task: Task, point: Point, config: EvaluateConfig) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def trained(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> bool:
+    """Return whether `cache` holds this training, finished."""
+    return (cache / _name(task, point, config) / "trained.json").is_file()
+
+
 def train(
     task: Task, point: Point, config: EvaluateConfig, cache: Path, after: Callable[[int], None] | None = None
 ) -> tuple[Federation, Trained]:

@@ -121,6 +121,8 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
         if row.stage == stage and row.batch == smallest and row.worst is not None:
             said.append(_pixels(row, undefended))
     said += _larger_batches(mine, stage, smallest)
+    if stage == "init":
+        said += _after_training(mine, rows, smallest)
     said += _labels(mine)
     said += _membership(mine, rows)
     said += _guarantee([r for r in records if r.config.defense.id == defense])
@@ -171,6 +173,27 @@ def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[str
             f"In batches of {batch}, pixels {verb} over the whole grid: at most {text} ({attack}, {top.control})."
         )
     return said
+
+
+def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> list[str]:
+    """Return what became of pixels after training, or that nothing can be said where `none` stands too."""
+    some = [row for row in mine if row.stage == "final" and row.batch == batch and row.worst is not None]
+    none = next((row for row in rows if (row.defense, row.stage, row.batch) == ("none", "final", batch)), None)
+    if not some:
+        return []
+    top = max(some, key=lambda row: value(row.worst, "psnr_median") or 0.0)
+    text = figure(top.worst, "psnr_median", ".1f", " dB")
+    undefended = value(none.worst, "psnr_median") if none is not None else None
+    beside = (
+        f"undefended {figure(none.worst, 'psnr_median', '.1f', ' dB')}" if none is not None else "undefended: not run"
+    )
+    if (value(top.worst, "psnr_median") or 0.0) >= HIDDEN:
+        return [f"After training, pixels still fall at {top.control or top.defense}: {text}; {beside}."]
+    if undefended is None or undefended < HIDDEN:
+        return [f"After training nothing can be said of pixels: the undefended ones stand as well ({beside})."]
+    return [
+        f"After training, pixels stay hidden over the whole grid from the attacks tried here: at most {text}; {beside}."
+    ]
 
 
 def _labels(rows: Sequence[Line]) -> list[str]:

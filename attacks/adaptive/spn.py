@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -76,7 +76,16 @@ class AdaptiveSPN(Attack):
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"spn"})
+    general: ClassVar[bool] = True
     reference: ClassVar[str] = "this project; features as in Phong et al. 2018 and Geiping et al. 2020"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence with weight on the public head alone: the part that SPN leaves exact."""
+        found = []
+        for e in view.defense.evidence(view):
+            weight = {n: torch.full_like(v, float(n.startswith("head."))) for n, v in e.observed.items()}
+            found.append(replace(e, weight=weight))
+        return found
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return reconstructions [U * B, *shape] and labels [U * B], aligned, challenge by challenge.

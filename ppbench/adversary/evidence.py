@@ -81,16 +81,17 @@ def plain_evidence(view: View) -> list[Evidence]:
     """
     if view.threat.startswith("client/"):
         return _difference_evidence(view)
-    shared: dict[tuple[int, ...], tuple[Simulate, Params]] = {}  # a broadcast is one set of tensors to all
+    shared: list[tuple[Params, Simulate]] = []  # one a model, not one a probe: attacks batch by identity
     found: list[Evidence] = []
     for exchange in view.exchanges():
         if not isinstance(exchange.asked, Model):
             continue
-        params = exchange.asked.params
-        key = tuple(id(value) for value in params.values())
-        if key not in shared:
-            shared[key] = simulation(view.plan, params), params
-        simulate, params = shared[key]
+        asked = exchange.asked.params
+        known = (pair for pair in shared if all(torch.equal(pair[0][n], v) for n, v in asked.items()))
+        params, simulate = next(known, (asked, None))
+        if simulate is None:
+            simulate = simulation(view.plan, params)
+            shared.append((params, simulate))
         observed = view.defense.decode(exchange.answer, params)
         found.append(Evidence((exchange.slot,), observed, simulate, params))
     return found
