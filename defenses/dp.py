@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from ppbench.defenses.fan2020 import PAPER, claims
 
+from ppbench.defenses.fan2020 import PAPER, claims
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.plan import Batch, Noise, Plan
 from ppbench.federation.tree import Params, Tree

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from ppbench.defenses.fan2020 import PAPER, claims
 from torch import Tensor
 
+from ppbench.defenses.fan2020 import PAPER, claims
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan

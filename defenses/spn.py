@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from ppbench.defenses.fan2020 import PAPER, claims
 from torch import Tensor
 
+from ppbench.defenses.fan2020 import PAPER, claims
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.messages import Hello

@@ -30,10 +30,10 @@ def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["evaluate", "--help"], ["--version"]])
 def test_help_and_list_do_not_import_torch(words):
     code = (
-        "import sys; sys.argv = ['ppbench', *%r]\nfrom ppbench import cli\n"
+        f"import sys; sys.argv = ['ppbench', *{words!r}]\nfrom ppbench import cli\n"
         "try: cli.main()\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'sklearn', 'pandas', 'matplotlib'} & set(sys.modules)\nassert not heavy, heavy"
-    ) % (words,)
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -161,7 +161,7 @@ def test_a_strangers_defense_enters_by_the_same_door(strangers, tmp_path, monkey
     module = tmp_path / "stranger_defense.py"
     module.write_text(
         "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom ppbench import Defense\n\n"
-        "@dataclass(frozen=True)\nclass Mine(Defense):\n    '''Scales the upload.'''\n    name: ClassVar[str] = 'mine'\n"
+        "@dataclass(frozen=True)\nclass Mine(Defense):\n    '''Halves.'''\n    name: ClassVar[str] = 'mine'\n"
         "    def upload(self, ctx, me, result):\n"
         "        return super().upload(ctx, me, {n: v * 0.5 for n, v in result.items()})\n"
     )

@@ -136,7 +136,9 @@ def test_the_server_mean_ignores_order_and_one_client_moves_it_by_its_update(fed
     server, defense = run.parties.server, run.defense
     ctx = context(run.plan, party=-1)
     generator = torch.Generator().manual_seed(0)
-    ups = {c: Update({n: torch.randn(p.shape, generator=generator) for n, p in server.params.items()}) for c in range(4)}
+    ups = {
+        c: Update({n: torch.randn(p.shape, generator=generator) for n, p in server.params.items()}) for c in range(4)
+    }
     one = defense.aggregate(ctx, server, ups)
     other = defense.aggregate(ctx, server, dict(reversed(ups.items())))
     for name, value in one.params.items():

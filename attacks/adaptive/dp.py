@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from ppbench.attacks.reconstruction.lbfgs import Settings
-from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Starts, match_gradients, usable
-from ppbench.defenses.dp_sgd import DPSGD
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.lbfgs import Settings
+from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Starts, match_gradients, usable
+from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ppbench.attacks.reconstruction.dlg import DLG
-from ppbench.defenses.ppdl import PPDL
-
 from ppbench.adversary.evidence import Evidence, plain_evidence
 from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.defenses.ppdl import PPDL
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,18 @@ def _walk(root: object) -> Iterator[tuple[str, object]]:
         queue.extend((f"{path}{step}", child) for step, child in _children(value))
 
 
+def _history(value: Any) -> Iterator[tuple[str, object]]:
+    """Yield what a tensor, or a node of its autograd graph (invisible to gc), refers to."""
+    if isinstance(value, Tensor):
+        for name in ("grad", "grad_fn", "_base"):
+            yield f".{name}", getattr(value, name) if name != "grad" or value.is_leaf else None
+        yield from ((f".{key}", item) for key, item in vars(value).items())
+        return
+    yield ".next_functions", [node for node, _ in value.next_functions]
+    yield from ((f".{name}", getattr(value, name)) for name in dir(value) if name.startswith("_saved_"))
+    yield ".variable", getattr(value, "variable", None)
+
+
 def _children(value: Any) -> Iterator[tuple[str, object]]:
     if isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
@@ -82,14 +94,8 @@ def _children(value: Any) -> Iterator[tuple[str, object]]:
         yield ".__func__", value.__func__
     elif isinstance(value, functools.partial):
         yield ".<partial>", (value.func, value.args, value.keywords)
-    elif isinstance(value, Tensor):
-        for name in ("grad", "grad_fn", "_base"):
-            yield f".{name}", getattr(value, name) if name != "grad" or value.is_leaf else None
-        yield from ((f".{key}", item) for key, item in vars(value).items())
-    elif hasattr(value, "next_functions"):  # a node of an autograd graph, invisible to gc
-        yield ".next_functions", [node for node, _ in value.next_functions]
-        yield from ((f".{name}", getattr(value, name)) for name in dir(value) if name.startswith("_saved_"))
-        yield ".variable", getattr(value, "variable", None)
+    elif isinstance(value, Tensor) or hasattr(value, "next_functions"):
+        yield from _history(value)
     elif isinstance(value, dict):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset | deque):
