@@ -62,7 +62,7 @@ def psnr(guess: Tensor, truth: Tensor) -> float:
     return float(-10 * torch.log10(((guess.clamp(0, 1) - truth) ** 2).mean().clamp(min=1e-12)))
 
 
-@pytest.mark.parametrize("attack", [DLG(), IDLG(), DLG(dtype="float64"), DLG(start="normal", restarts=2)])
+@pytest.mark.parametrize("attack", [DLG(), IDLG(), DLG(dtype="float64"), DLG(start="normal", restarts=4, hopeless=0.0)])
 def test_undefended_single_images_are_broken_with_their_labels(digits: Data, attack: DLG) -> None:
     x, y = batches(digits, 6, 1)
     guesses = attack.run(view(gradients(x, y)), ask(6), seed())
@@ -247,6 +247,8 @@ def test_restarts_share_the_budget_and_keep_the_best_mismatch(digits: Data) -> N
         ({"dtype": "float16"}, "dtype"),
         ({"budget": 0}, "budget"),
         ({"slots": 0}, "slots"),
+        ({"hopeless": -1.0}, "hopeless"),
+        ({"progress": 1.0}, "progress"),
         ({"stop": 0.0}, "stop"),
         ({"stop": float("nan")}, "stop"),
     ],

@@ -27,12 +27,14 @@ class Effort:
     Attributes:
         budget: gradient evaluations a victim, in all.
         restarts: fresh starts for victims whose search ended short of `stop` with evaluations left.
+        hopeless: value of the function that a search must have ended above to be worth another start.
         settings: of the optimizer.
         prior: penalty on the images, or None.
     """
 
     budget: int = 1800
     restarts: int = 0
+    hopeless: float = 0.0
     settings: Settings = field(default_factory=Settings)
     prior: Prior | None = None
 
@@ -65,8 +67,8 @@ def search(
         found = _precise(some, starts, plan, effort, effort.budget - spent[rows], stop[rows], scale)
         spent[rows] += found.evaluations
         best = found if best is None else _merge(best, rows, found, found.mismatch < best.mismatch[rows])
-        open_ = (best.mismatch > NEAR * stop) & (spent < effort.budget)
-        rows = [i for i, unfinished in enumerate(open_.tolist()) if unfinished]
+        again = (best.mismatch > (NEAR * stop).clamp(min=effort.hopeless)) & (spent < effort.budget)
+        rows = [i for i, unfinished in enumerate(again.tolist()) if unfinished]
         if not rows:
             break
     assert best is not None  # the loop runs at least once
