@@ -13,6 +13,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.lbfgs import Settings
 from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Starts, match_gradients, usable
 from ppbench.defenses.dp_sgd import DPSGD
@@ -33,14 +34,14 @@ class AdaptiveDP(Attack):
 
     Attributes:
         budget: gradient evaluations a victim, over all restarts and reweightings.
-        restarts: starts besides the first; the best posterior counts.
+        restarts: starts besides the first, where there is noise; the best posterior counts.
         roughness: typical magnitude of an image's gradient, in units of the data range: scale of the Laplace prior.
         box: weight of leaving the data range, relative to the likelihood of one unit of noise.
     """
 
     budget: int = 1800
     restarts: int = 2
-    roughness: float = 0.1
+    roughness: float = 0.3
     box: float = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
@@ -56,14 +57,18 @@ class AdaptiveDP(Attack):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; zero or non-finite observations get their start image."""
+        noisy, clipped = view.defense.noise(view.plan) is not None, isinstance(view.defense, DPSGD)
+        if not noisy and not clipped:
+            return Exact(budget=self.budget, source=self).run(view, challenges, generator)
         found = {e.unit: e for e in self.evidence(view)}
+        tries = 1 + (self.restarts if noisy else 0)
         spec, low, high = view.plan.spec, *view.plan.data_range
         guesses, places, chosen, starts = [], [], [], []
         for place, asked in enumerate(challenges):
             count = len(asked.unit) * asked.batch
-            draws = torch.randn(self.restarts + 1, count, *spec.shape, generator=generator)
+            draws = torch.randn(tries, count, *spec.shape, generator=generator)
             images = (low + high) / 2 + 0.02 * (high - low) * draws
-            logits = 0.1 * torch.randn(self.restarts + 1, count, spec.classes, generator=generator)
+            logits = 0.1 * torch.randn(tries, count, spec.classes, generator=generator)
             guesses.append(Guess(x=images[0], y=logits[0].argmax(-1)))
             evidence = found.get(asked.unit)
             if evidence is not None and usable(evidence):
@@ -79,10 +84,10 @@ class AdaptiveDP(Attack):
 
     def _best(self, view: View, evidence: list[Evidence], starts: list[tuple[Tensor, Tensor]]) -> list[Guess]:
         """Return for each victim the best of its restarts by the posterior."""
-        tries = self.restarts + 1
+        tries = len(starts[0][0])
         many = [e for e in evidence for _ in range(tries)]
         start = Starts(torch.cat([x for x, _ in starts]), torch.cat([y for _, y in starts]), joint=True)
-        found = self._search(view, many, start)
+        found = self._search(view, many, start, self.budget // tries)
         score = torch.nan_to_num(found.mismatch, nan=torch.inf).view(-1, tries)
         guesses = []
         for victim, choice in enumerate(score.argmin(1).tolist()):
@@ -94,13 +99,13 @@ class AdaptiveDP(Attack):
             )
         return guesses
 
-    def _search(self, view: View, evidence: list[Evidence], start: Starts) -> Matches:
+    def _search(self, view: View, evidence: list[Evidence], start: Starts, budget: int) -> Matches:
         """Run the passes: one for Gaussian noise, more where the likelihood or the scale must be found."""
         noise = evidence[0].noise
         clipped = view.defense if isinstance(view.defense, DPSGD) else None
         laplace = noise is not None and noise.law == "laplace"
         passes = 1 + (REWEIGHTINGS if laplace else 0) + (RESCALINGS if clipped else 0)
-        share = max(1, self.budget // (passes * (self.restarts + 1)))
+        share = max(1, budget // passes)
         spent, factor, best = torch.zeros(len(evidence), dtype=torch.int64), torch.ones(len(evidence)), None
         for turn in range(passes):
             if clipped:
@@ -118,8 +123,8 @@ class AdaptiveDP(Attack):
         low, high = view.plan.data_range
         noise = evidence[0].noise
         victims = len(evidence)
-        if noise is None:  # nothing but the data: exact matching
-            unit, prior, stop = None, None, 1e-8
+        if noise is None:  # clipped, not noisy
+            unit, prior, stop = None, None, 1e-10
         else:
             unit = 2 * (noise.std * factor.double()) ** 2
             pixels = math.prod(view.plan.spec.shape)
@@ -136,6 +141,17 @@ class AdaptiveDP(Attack):
             prior=prior,
             settings=Settings(),
         )
+
+
+@dataclass(frozen=True)
+class Exact(DLG):
+    """Gradient matching without noise, on the evidence of another attack (`source`)."""
+
+    source: Attack | None = None
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the evidence of `source`."""
+        return super().evidence(view) if self.source is None else self.source.evidence(view)
 
 
 def scaled(evidence: Evidence, factor: float) -> Evidence:
@@ -179,4 +195,6 @@ def reweighted(evidence: Evidence, start: Starts, row: int) -> Evidence:
     weight = {
         n: 2 * scale / (v.float() - evidence.observed[n]).abs().clamp(min=0.1 * scale) for n, v in simulated.items()
     }
+    if evidence.weight is not None:
+        weight = {n: v * evidence.weight[n] for n, v in weight.items()}
     return replace(evidence, weight=weight)

@@ -5,24 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ppbench.adversary.evidence import Evidence, plain_evidence
+from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
-from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.defenses.ppdl import PPDL
 
 
 @dataclass(frozen=True)
-class AdaptivePPDL(DLG):
-    """DLG on the visible support: entries that were not sent carry no weight; which were sent is in the message."""
+class AdaptivePPDL(AdaptiveDP):
+    """Gradient matching on the visible support: unsent entries carry no weight; which were sent is in the message.
+
+    Where the sent entries are noisy, the search is that of the posterior under the public noise law.
+    """
 
     name: ClassVar[str] = "adaptive_ppdl"
-    adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
-    reference: ClassVar[str] = "this project; DLG of Zhu, Liu and Han 2019 with a mask"
+    reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence, weighted 1 where an entry was sent and 0 elsewhere."""
-        found = plain_evidence(view)
+        """Return the plain evidence, weighted 1 where an entry was sent and 0 elsewhere, with the noise law."""
+        found = super().evidence(view)
         if not isinstance(view.defense, PPDL) or view.threat.startswith("client/"):
             return found
         sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
