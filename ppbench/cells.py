@@ -209,9 +209,7 @@ class Bench:
     ) -> None:
         task = self.task
         state = status or ("failed" if failure else "complete")
-        metrics = aggregate(
-            scored.victims, classes=task.plan.spec.classes, clients=task.plan.clients, seed=self.config.seed
-        )
+        metrics = aggregate(scored.victims, classes=task.plan.spec.classes, seed=self.config.seed)
         record = Record(
             cell_id=cell.id,
             config=cell.config,

@@ -145,8 +145,13 @@ def _pixels(row: Line, undefended: float | None) -> str:
             f"{head} hides pixels from an attacker who does not know of it (median PSNR {weak}) "
             f"but not from one who does ({strong}); {where}{tail}"
         )
+    if plain is not None and plain >= HIDDEN:
+        weak = row.plain.config.attack.id if row.plain is not None else "-"
+        beside = f"; who knows of it: {strong}" if row.adaptive else ""
+        text = f"{weak}: {figure(row.plain, 'psnr_median', '.1f', ' dB')}{beside}"
+        return f"{head} does not hide pixels, even from an attacker who does not know of it ({text}); {where}{tail}"
     if worst >= HIDDEN:
-        return f"{head} does not hide pixels, even from an attacker who does not know of it ({strong}); {where}{tail}"
+        return f"{head} does not hide pixels from an attacker who knows of it ({strong}); {where}{tail}"
     share = value(row.worst, "share_above_20db") or 0.0
     some = f", though {share:.0%} of the images still come out above 20 dB" if share > 0 else ""
     return f"{head} hides the median image from every attack tried here (best: {strong}){some}; {where}{tail}"

@@ -121,7 +121,7 @@ def record(
             ),
         )
     )  # fmt: skip
-    metrics = aggregate(draft.victims, classes=10, clients=10, seed=1)
+    metrics = aggregate(draft.victims, classes=10, seed=1)
     return draft.model_copy(update={"metrics": metrics})
 
 

@@ -32,7 +32,7 @@ def image(probe: int, psnr: float | None = 30.0, index: int = 0, **more: object)
 
 
 def metrics(victims: list[Victim], seed: int = 0) -> dict[str, Metric]:
-    return {m.name: m for m in aggregate(victims, classes=10, clients=4, seed=seed)}
+    return {m.name: m for m in aggregate(victims, classes=10, seed=seed)}
 
 
 def record(victims: list[Victim] | None = None, seed: int = 1, **more: object) -> Record:
@@ -50,7 +50,7 @@ def record(victims: list[Victim] | None = None, seed: int = 1, **more: object) -
     )  # fmt: skip
     draft = Record.model_validate(
         dict(
-            cell_id="", config=config, victims=scores, metrics=aggregate(scores, classes=10, clients=4, seed=seed),
+            cell_id="", config=config, victims=scores, metrics=aggregate(scores, classes=10, seed=seed),
             utility=dict(accuracy=None, low=None, high=None, n=10, chance=0.1, curve=[(1, 0.5)], reason="not trained"),
             cost=dict(bytes_up=1.5, bytes_down=2.0, bytes_setup=0),
             privacy=dict(epsilon=None, delta=None, reason="none"), status="complete",
@@ -88,7 +88,7 @@ def test_what_cannot_be_given_is_null_with_the_reason() -> None:
     for name in ("ssim_mean", "label_accuracy", "at_truth_median", "ratio_median"):
         assert found[name].value is None and found[name].reason
     assert metrics([image(i, ratio=float(i)) for i in range(3)])["ratio_median"].value == 1
-    assert aggregate([], classes=10, clients=4, seed=0) == []
+    assert aggregate([], classes=10, seed=0) == []
 
 
 def test_intervals_know_which_images_shared_a_batch() -> None:
@@ -143,7 +143,7 @@ def test_halves_are_scored_apart_and_averaged() -> None:
 
 def test_mixed_kinds_are_refused() -> None:
     with pytest.raises(UsageError, match="one kind"):
-        aggregate([image(0), TraceScore(index=0, owner=0, guess=0)], classes=2, clients=2, seed=0)
+        aggregate([image(0), TraceScore(index=0, owner=0, guess=0)], classes=2, seed=0)
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def record(sigma: float) -> Record:
                 model=dict(id="m", options={}, shape=[1], classes=10, parameters=1, loss="cross_entropy"),
                 stage="init", batch_size=1, victims=9, seed=1,
             ),
-            victims=scores, metrics=aggregate(scores, classes=10, clients=4, seed=1),
+            victims=scores, metrics=aggregate(scores, classes=10, seed=1),
             utility=dict(accuracy=0.71, low=interval.low, high=interval.high, n=100, chance=0.1, curve=[]),
             cost=dict(bytes_up=1.0, bytes_down=2.0, bytes_setup=0), privacy=dict(epsilon=None, delta=None, reason="r"),
             status="complete",

@@ -11,17 +11,6 @@ from collections.abc import Sequence
 from scipy import stats
 
 
-def matched_hits(guess: Sequence[int], truth: Sequence[int], order: Sequence[int]) -> list[bool]:
-    """Return for each true label whether the label of its matched reconstruction equals it.
-
-    Args:
-        guess: guessed labels [B], in the order of the reconstructions.
-        truth: true labels [B].
-        order: for each true image the index of its reconstruction, from `ppbench.metrics.image.match`.
-    """
-    return [guess[source] == label for source, label in zip(order, truth, strict=True)]
-
-
 def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
     """Return for each true label whether a guessed one is left for it: the labels are compared as multisets.
 

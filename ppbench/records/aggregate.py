@@ -28,7 +28,7 @@ SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction
 Figure = Callable[[ImageScore], float]
 
 
-def aggregate(victims: Sequence[Victim], *, classes: int, clients: int, seed: int) -> list[Metric]:
+def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Metric]:
     """Return a cell's metrics, each with n, a 95 % interval and its method.
 
     Image cells: psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean,
@@ -39,7 +39,6 @@ def aggregate(victims: Sequence[Victim], *, classes: int, clients: int, seed: in
     Args:
         victims: the per-victim scores, all of one kind.
         classes: number of classes C, for the chance level of labels.
-        clients: number of clients N, for the chance level of tracing.
         seed: the cell's seed; every bootstrap draws from (seed, name of the metric).
 
     Raises:
@@ -59,7 +58,7 @@ def aggregate(victims: Sequence[Victim], *, classes: int, clients: int, seed: in
     if members:
         return _members(members, seed)
     if traces:
-        figure = tracing_accuracy([v.owner for v in traces], [v.guess for v in traces], clients)
+        figure = tracing_accuracy([v.owner for v in traces], [v.guess for v in traces])
         return [_metric("tracing_accuracy", figure, False)]
     return []
 
