@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,9 +25,10 @@ class Check:
     sentence: str
 
 
-def best(records: Iterable[Record], name: str, key: Callable[[float], float] = float) -> Record | None:
-    """Return the complete record with the largest value of metric `name`, or None."""
-    found = [(key(m.value), r) for r in records if (m := r.metric(name)) is not None and m.value is not None]
+def best(records: Iterable[Record], name: str) -> Record | None:
+    """Return the record with the largest value of metric `name`, the first by attack's name of equal ones, or None."""
+    found = [(m.value, r) for r in records if (m := r.metric(name)) is not None and m.value is not None]
+    found.sort(key=lambda pair: (pair[1].config.attack.id, pair[1].cell_id))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 

@@ -71,7 +71,7 @@ def test_gradient_to_perturbation_ratio_is_inversely_proportional_to_alpha2(plan
         noisy = spn_gradient(plan, data, alpha2)
         names = [n for n in clean if n.startswith("features") and n.endswith("bias")]
         a, b = (torch.cat([v[n] for n in names]) for v in (clean, {n: noisy[n] - clean[n] for n in names}))
-        return float(a.norm() / b.norm())
+        return (a.norm() / b.norm()).item()
 
     products = [a * ratio(a) for a in (0.01, 0.1, 0.5)]
     assert products == pytest.approx([products[0]] * 3, rel=1e-9)

@@ -149,7 +149,8 @@ def boards(records: Sequence[Record], claims: Claims) -> list[Board]:
         groups[setting_of(record)].append(record)
     order: tuple[BoardKind, ...] = ("reconstruction", "membership", "tracing")
     keys = sorted(
-        groups, key=lambda s: (s.suite, s.data, s.model, order.index(s.kind), s.threat, s.stage, s.batch, str(s))
+        groups,
+        key=lambda s: (s.suite, s.data, s.model, order.index(s.kind), s.threat, s.stage != "init", s.batch, str(s)),
     )
     return [_board(key, groups[key], records, claims) for key in keys]
 
