@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
@@ -22,6 +23,7 @@ from ppbench.federation.plan import Noise
 
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
+CERTAIN = 100.0  # logit of a label whose softmax is 1 in float64
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class AdaptiveDP(Attack):
     box: float = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
+    version: ClassVar[str] = "2"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"dp", "dp_sgd"})
@@ -109,7 +112,7 @@ class AdaptiveDP(Attack):
         spent, factor, best = torch.zeros(len(evidence), dtype=torch.int64), torch.ones(len(evidence)), None
         for turn in range(passes):
             if clipped:
-                factor = shrinkage(evidence, start, clipped.clip)
+                factor = shrinkage(evidence, start if best is None else decided(start), clipped.clip)
             current = [scaled(e, float(f)) for e, f in zip(evidence, factor, strict=True)]
             if laplace and best is not None and turn > 0:
                 current = [reweighted(e, start, row) for row, e in enumerate(current)]
@@ -168,6 +171,16 @@ def _simulated(evidence: Evidence, start: Starts, row: int) -> dict[str, Tensor]
     with torch.enable_grad():
         simulated = evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)))
     return {name: value.detach() for name, value in simulated.items()}
+
+
+def decided(start: Starts) -> Starts:
+    """Return `start` with each example's likeliest label as its only one, for `shrinkage` after a search.
+
+    With p the prediction and y the label, the soft label p - f (p - y), 0 < f < 1, gives exactly f times the gradient
+    of y: a search explains any factor below the true one by softer labels, so that soft labels would confirm it.
+    """
+    likeliest = one_hot(start.y.argmax(-1), start.y.shape[-1])
+    return replace(start, y=CERTAIN * likeliest.to(start.y.dtype), joint=True)
 
 
 def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
