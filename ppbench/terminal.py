@@ -65,7 +65,7 @@ def report(result: Evaluation) -> None:
     """Print the table, what was found, whether the controls hold, and where the files are."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=100)
+        console = Console(width=112)
     console.print(_table(lines(result.records)))
     for check in result.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
@@ -82,7 +82,7 @@ def report(result: Evaluation) -> None:
 
 
 def _table(rows: list[Line]) -> Table:
-    """Return a table of 96 columns: a value, and its 95 % interval below it."""
+    """Return a table of about 105 columns: a value, and its 95 % interval below it."""
     table = Table(
         title="Median PSNR in dB (higher leaks more); labels, tracing, membership AUC; 95 % intervals below",
         title_style="",

@@ -171,12 +171,14 @@ def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[str
         if not some:
             continue
         top = max(some, key=lambda row: value(row.worst, "psnr_median") or 0.0)
-        attack = top.worst.config.attack.id if top.worst is not None else "-"
-        verb = "fall" if (value(top.worst, "psnr_median") or 0.0) >= HIDDEN else "stay hidden"
-        text = figure(top.worst, "psnr_median", ".1f", " dB")
-        said.append(
-            f"In batches of {batch}, pixels {verb} over the whole grid: at most {text} ({attack}, {top.control})."
+        fallen = [(value(row.worst, "psnr_median") or 0.0) >= HIDDEN for row in some]
+        where = (
+            "over the whole grid" if all(fallen) or not any(fallen) else f"at {top.control}, not over the whole grid"
         )
+        attack = top.worst.config.attack.id if top.worst is not None else "-"
+        text = figure(top.worst, "psnr_median", ".1f", " dB")
+        verb = "fall" if any(fallen) else "stay hidden"
+        said.append(f"In batches of {batch}, pixels {verb} {where}: at most {text} ({attack}, {top.control}).")
     return said
 
 
