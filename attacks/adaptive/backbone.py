@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.chain import compile_chain, residual, target
-from ppbench.attacks.reconstruction.layers import Activation, Affine, Direction, Memo, Step, kept
+from ppbench.attacks.reconstruction.chain import backward_tangent, compile_chain, forward_tangent, residual, target
+from ppbench.attacks.reconstruction.layers import Affine, Direction, Memo, Step
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params
 
@@ -103,22 +103,9 @@ class ChainBackbone:
 
     def _derivative(self, change: Tensor, memos: list[Memo], directions: list[Direction]) -> tuple[Tensor, Tensor]:
         """Return the derivatives by the input and by the cotangent of <gradient, r>, plus J^T change by the input."""
-        tangent: Tensor | None = None
-        along = iter(directions)
-        for step, memo in zip(self.steps, memos, strict=True):
-            if isinstance(step, Affine):
-                tangent = step.tangent(tangent, memo, next(along))
-            elif tangent is not None:
-                tangent = step.tangent(tangent, memo) if isinstance(step, Activation) else step.forward(tangent, memo)
-        back = iter(reversed(directions))
-        for step, memo in zip(reversed(self.steps), reversed(memos), strict=True):
-            if isinstance(step, Affine):
-                change = step.backward_tangent(change, memo, next(back))
-            elif isinstance(step, Activation):
-                change = step.backward_tangent(change, memo)
-            else:
-                change = step.backward(change, memo)
-        return change, kept(tangent)
+        tangent = forward_tangent(self.steps, memos, directions)
+        change = backward_tangent(self.steps, memos, directions, change)
+        return change, tangent
 
 
 class AutogradBackbone:

@@ -232,20 +232,34 @@ class ChainObjective:
         self, logits: Tensor, y: Tensor, memos: list[Memo], directions: list[Direction]
     ) -> tuple[Tensor, Tensor]:
         """Return the derivative of <g, r> by the input and by y: the R-operator's two passes."""
-        tangent: Tensor | None = None
-        along = iter(directions)
-        for step, memo in zip(self.steps, memos, strict=True):
-            if isinstance(step, Affine):
-                tangent = step.tangent(tangent, memo, next(along))
-            elif tangent is not None:
-                tangent = step.tangent(tangent, memo) if isinstance(step, Activation) else step.forward(tangent, memo)
-        change = self.output.change(logits, y, kept(tangent))
-        back = iter(reversed(directions))
-        for step, memo in zip(reversed(self.steps), reversed(memos), strict=True):
-            if isinstance(step, Affine):
-                change = step.backward_tangent(change, memo, next(back))
-            elif isinstance(step, Activation):
-                change = step.backward_tangent(change, memo)
-            else:
-                change = step.backward(change, memo)
-        return change, self.output.y_gradient(logits, kept(tangent))
+        tangent = forward_tangent(self.steps, memos, directions)
+        change = self.output.change(logits, y, tangent)
+        change = backward_tangent(self.steps, memos, directions, change)
+        return change, self.output.y_gradient(logits, tangent)
+
+
+def forward_tangent(steps: Sequence[Step], memos: Sequence[Memo], directions: Sequence[Direction]) -> Tensor:
+    """Return the derivative by the cotangent after the last layer: the pass that runs forward through the layers."""
+    tangent: Tensor | None = None
+    along = iter(directions)
+    for step, memo in zip(steps, memos, strict=True):
+        if isinstance(step, Affine):
+            tangent = step.tangent(tangent, memo, next(along))
+        elif tangent is not None:
+            tangent = step.tangent(tangent, memo) if isinstance(step, Activation) else step.forward(tangent, memo)
+    return kept(tangent)
+
+
+def backward_tangent(
+    steps: Sequence[Step], memos: Sequence[Memo], directions: Sequence[Direction], change: Tensor
+) -> Tensor:
+    """Return the derivative by the input, from a change fed in after the last layer: the pass that runs backward."""
+    back = iter(reversed(directions))
+    for step, memo in zip(reversed(steps), reversed(memos), strict=True):
+        if isinstance(step, Affine):
+            change = step.backward_tangent(change, memo, next(back))
+        elif isinstance(step, Activation):
+            change = step.backward_tangent(change, memo)
+        else:
+            change = step.backward(change, memo)
+    return change
