@@ -1,0 +1,301 @@
+"""The attacks that know the noise, the clipping and the mask: against plain DLG, against grey, and piece by piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack
+from ppbench.adversary.evidence import Evidence, simulation
+from ppbench.adversary.score import score_images
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive import dp as module
+from ppbench.attacks.adaptive.dp import AdaptiveDP, decided, reweighted, scaled, shrinkage
+from ppbench.attacks.adaptive.ppdl import AdaptivePPDL
+from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.matching import Starts
+from ppbench.defenses.dp import DP
+from ppbench.defenses.dp_sgd import DPSGD
+from ppbench.defenses.ppdl import PPDL
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.records.schema import ImageScore
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+
+PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 4)
+PARAMS = initial(PLAN.spec, 0)
+Federate = Callable[..., Federation]
+
+
+def probe(federate: Federate, defense: Defense, count: int = 6, batch: int = 1) -> tuple[View, Victims]:
+    """Return the server's view of `count` victims, and the truth."""
+    run = federate(defense)
+    victims = choose_victims(run.shards, "server/1", batch, count, Seeds(0))
+    return run.probe(victims.data).view("server/1"), victims
+
+
+def attacked(attack: Attack, view: View, victims: Victims) -> list[ImageScore]:
+    """Return the scores of an attack, with the discrepancy of its own evidence at the truth."""
+    guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
+    evidence = {e.unit: e for e in attack.evidence(view)}
+    return score_images(victims, guesses, evidence, {}, view.plan.data_range).victims
+
+
+def median(scores: Sequence[ImageScore]) -> float:
+    return float(torch.tensor([score.psnr or 0.0 for score in scores]).median())
+
+
+def grey(victims: Victims) -> float:
+    """Return the median PSNR in dB of a grey guess."""
+    errors = torch.stack([((victims.truth(u).x - 0.5) ** 2).mean() for u in victims.units])
+    return float((-10 * errors.log10()).median())
+
+
+def certain(labels: Tensor) -> Tensor:
+    """Return logits of which the softmax is one-hot."""
+    return 100.0 * labels
+
+
+def evidence_on(x: Tensor, y: Tensor, factor: float = 1.0) -> Evidence:
+    """Return plain evidence of the batch x [B, *shape], y [B, C], its gradient times `factor`."""
+    simulate = simulation(PLAN, PARAMS)
+    observed = {n: factor * v.detach() for n, v in simulate(x[None], y[None]).items()}
+    return Evidence((Slot(0, 0),), observed, simulate, PARAMS)
+
+
+def norm(evidence: Evidence) -> float:
+    return float(torch.cat([v.flatten() for v in evidence.observed.values()]).norm())
+
+
+# -- noise without clipping ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_little_noise_does_not_hide_the_image(law: str, federate: Federate) -> None:
+    view, victims = probe(federate, DP(1e-4, law))
+    scores = attacked(AdaptiveDP(budget=900), view, victims)
+    assert median(scores) > grey(victims) + 15
+    assert all(score.label for score in scores)
+
+
+def test_the_noise_law_helps_where_plain_matching_fails(federate: Federate) -> None:
+    view, victims = probe(federate, DP(1e-3))
+    assert median(attacked(AdaptiveDP(), view, victims)) > median(attacked(DLG(), view, victims)) + 1
+
+
+def test_much_noise_hides_the_image(federate: Federate) -> None:
+    view, victims = probe(federate, DP(1.0))
+    assert median(attacked(AdaptiveDP(budget=300), view, victims)) < grey(victims) + 1
+
+
+@pytest.mark.parametrize(("law", "passes"), [("gaussian", 0), ("laplace", module.REWEIGHTINGS)])
+def test_squares_are_reweighted_under_a_laplace_law_only(
+    law: str, passes: int, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pass after the first takes its weights at the point where the one before ended."""
+    points: list[Tensor] = []
+
+    def spy(evidence: Evidence, start: Starts, row: int) -> Evidence:
+        points.append(start.x[row].clone())
+        return reweighted(evidence, start, row)
+
+    monkeypatch.setattr(module, "reweighted", spy)
+    view, victims = probe(federate, DP(1e-3, law), 2)
+    attacked(AdaptiveDP(budget=90, restarts=0), view, victims)
+    assert len(points) == 2 * passes
+    assert all(not torch.equal(a, b) for a, b in zip(points, points[2:], strict=False))
+
+
+def test_noise_is_the_public_law_and_none_where_there_is_none(federate: Federate) -> None:
+    for defense in (DP(0.25), DP(0.25, "laplace"), DPSGD(0.5, 2.0), DP(0.0)):
+        view, _ = probe(federate, defense, 2)
+        assert {e.noise for e in AdaptiveDP().evidence(view)} == {defense.noise(view.plan)}
+    assert defense.noise(view.plan) is None
+
+
+# -- clipping --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("multiplier", "gain"), [(0.0, 0.0), (1e-5, 4.0), (1e-4, 6.0)])
+def test_the_scale_search_beats_plain_matching_on_clipped_gradients(
+    multiplier: float, gain: float, federate: Federate
+) -> None:
+    """Clip .3 shrinks these gradients tenfold; plain DLG takes that for a soft label, and so reads labels wrong."""
+    view, victims = probe(federate, DPSGD(multiplier, 0.3))
+    adaptive, plain = attacked(AdaptiveDP(), view, victims), attacked(DLG(), view, victims)
+    assert median(adaptive) > max(20.0, median(plain) + gain)
+    assert all(score.label for score in adaptive)
+    assert not all(score.label for score in plain)
+
+
+def test_the_scale_search_finds_the_norms_before_clipping(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[Tensor] = []
+
+    def spy(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
+        turns.append(shrinkage(evidence, start, clip))
+        return turns[-1]
+
+    monkeypatch.setattr(module, "shrinkage", spy)
+    view, victims = probe(federate, DPSGD(1e-4, 0.3))
+    attacked(AdaptiveDP(restarts=0), view, victims)
+    truths = [victims.truth(unit) for unit in victims.units]
+    clean = {slot: e for e in view.defense.evidence(view) for slot in e.unit}
+    true = []
+    for (slot,), truth in zip(victims.units, truths, strict=True):
+        gradient = clean[slot].simulate(truth.x[None], truth.y[None])
+        true.append(float(torch.cat([v.detach().flatten() for v in gradient.values()]).norm()) / 0.3)
+    assert len(turns) == 1 + module.RESCALINGS
+    assert turns[0].tolist() != pytest.approx(true, rel=0.5)
+    assert turns[-1].tolist() == pytest.approx(true, rel=1e-3)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_shrinkage_at_the_true_batch_is_the_norm_over_the_clip(batch: int, digits) -> None:
+    x, y = digits.x[:batch], digits.y[:batch]
+    evidence = evidence_on(x, y)
+    start = Starts(x[None], certain(y)[None], joint=True)
+    for clip in (0.1, 1.0, 100.0):
+        expected = max(1.0, norm(evidence) / clip)
+        assert float(shrinkage([evidence], start, clip)) == pytest.approx(expected, rel=1e-5)
+    restored = scaled(evidence_on(x, y, 0.1 / norm(evidence)), float(shrinkage([evidence], start, 0.1)))
+    assert norm(restored) == pytest.approx(norm(evidence), rel=1e-5)
+
+
+def test_shrinkage_is_one_where_the_simulation_is_not_finite(digits) -> None:
+    start = Starts(torch.full((1, 1, 1, 8, 8), torch.nan), certain(digits.y[:1])[None], joint=True)
+    assert shrinkage([evidence_on(digits.x[:1], digits.y[:1])], start, 0.1).tolist() == [1.0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(factor=st.floats(0.05, 0.95), which=st.integers(0, 179))
+def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_whole(
+    factor: float, which: int, digits
+) -> None:
+    """Why `decided`: the label p - f (p - y) gives f times the gradient of y, so that its norm says nothing of f."""
+    x, y = digits.x[which : which + 1], digits.y[which : which + 1]
+    prediction = PLAN.net(PARAMS, x).softmax(-1).detach()
+    soft = prediction - factor * (prediction - y)
+    assert bool((soft >= 0).all())
+    whole = norm(evidence_on(x, y))
+    assert norm(evidence_on(x, soft)) == pytest.approx(factor * whole, rel=1e-4)
+    start = Starts(x[None], (y + soft).log()[None], joint=True)  # likeliest is the true one
+    assert float(shrinkage([evidence_on(x, y)], decided(start), 0.1)) == pytest.approx(whole / 0.1, rel=1e-4)
+
+
+# -- pieces ----------------------------------------------------------------------------------------------------------
+@given(factor=st.floats(1.0, 1e3))
+@settings(max_examples=20, deadline=None)
+def test_scaled_multiplies_the_observation_and_nothing_else(factor: float, digits) -> None:
+    evidence = evidence_on(digits.x[:2], digits.y[:2])
+    result = scaled(evidence, factor)
+    assert all(torch.equal(v * factor, result.observed[n]) for n, v in evidence.observed.items())
+    assert replace(result, observed=evidence.observed) == evidence
+    assert scaled(evidence, 1.0) is evidence
+
+
+def laplace_loss(residual: Tensor, scale: float) -> Tensor:
+    return residual.abs().sum() / scale
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), std=st.floats(1e-3, 10.0))
+def test_reweighted_squares_touch_the_laplace_likelihood(seed: int, std: float) -> None:
+    """At the present residual r0: half its value, its gradient; elsewhere, with that half added, never below it."""
+    generator = torch.Generator().manual_seed(seed)
+    present, scale = {"w": torch.randn(40, generator=generator).double()}, std / math.sqrt(2)
+    signs = torch.randn(40, generator=generator).sign()
+    r0 = signs * scale * (0.2 + 5 * torch.rand(40, generator=generator))  # beyond the floor of .1 scale
+    observed = {"w": present["w"].float() - r0}
+    evidence = Evidence((Slot(0, 0),), observed, lambda x, y: present, noise=Noise("laplace", std))
+    start = Starts(torch.zeros(1, 1, 1, 8, 8), torch.zeros(1, 1, 10), joint=True)
+    touching = reweighted(evidence, start, 0)
+
+    def quadratic(residual: Tensor) -> Tensor:
+        return touching.discrepancy({"w": observed["w"].double() + residual}) / (2 * std**2)
+
+    here = (present["w"] - observed["w"].double()).requires_grad_()
+    assert float(quadratic(here.detach())) == pytest.approx(float(laplace_loss(here.detach(), scale)) / 2, rel=1e-3)
+    (slope,) = torch.autograd.grad(quadratic(here), here)
+    assert torch.allclose(slope, here.detach().sign() / scale, rtol=1e-3)
+    for _ in range(5):
+        other = scale * 5 * torch.randn(40, generator=generator).double()
+        bound = quadratic(other) + laplace_loss(here.detach(), scale) / 2
+        assert float(laplace_loss(other, scale)) <= float(bound) * (1 + 1e-3)
+
+
+def test_reweighting_keeps_hidden_entries_hidden_and_weights_finite(digits) -> None:
+    """A residual of 0 gets the weight of one at a tenth of the scale: 20, and no more."""
+    x, y = digits.x[:1], digits.y[:1]
+    evidence = evidence_on(x, y)
+    mask = {n: (torch.arange(v.numel()) % 2).float().view(v.shape) for n, v in evidence.observed.items()}
+    start = Starts(x[None], certain(y)[None], joint=True)
+    weight = reweighted(replace(evidence, weight=mask, noise=Noise("laplace", 1.0)), start, 0).weight
+    for name, value in weight.items():
+        assert torch.equal(value == 0, mask[name] == 0)
+        assert torch.allclose(value[mask[name] == 1], torch.tensor(20.0), rtol=1e-3)
+
+
+# -- PPDL ------------------------------------------------------------------------------------------------------------
+def test_the_visible_support_undoes_pruning(federate: Federate) -> None:
+    view, victims = probe(federate, PPDL(0.3), 8)
+    adaptive, plain = attacked(AdaptivePPDL(), view, victims), attacked(DLG(), view, victims)
+    assert all(score.psnr > 30 and score.label for score in adaptive)
+    assert median(plain) < 20
+    assert all(score.at_truth < 1e-8 for score in adaptive)
+    assert all(score.at_truth > 1e-5 for score in plain)
+
+
+def test_a_batch_is_rebuilt_from_its_support_too(federate: Federate) -> None:
+    view, victims = probe(federate, PPDL(0.3), 8, batch=2)
+    assert median(attacked(AdaptivePPDL(), view, victims)) > median(attacked(DLG(), view, victims)) + 5
+
+
+def test_the_noise_on_sent_entries_is_known(federate: Federate) -> None:
+    view, victims = probe(federate, PPDL(0.3, sigma=1e-4), 6)
+    adaptive = attacked(AdaptivePPDL(), view, victims)
+    assert {e.noise for e in AdaptivePPDL().evidence(view)} == {Noise("gaussian", 1e-4)}
+    assert median(adaptive) > max(20.0, median(attacked(DLG(), view, victims)) + 8)
+
+
+@pytest.mark.parametrize("theta", [0.02, 0.3, 1.0])  # sent as indices, as a bitmap, whole
+def test_the_mask_says_what_the_message_says(theta: float, federate: Federate) -> None:
+    """It follows from the places alone, marks as many entries as were sent, and all that were not zero."""
+    view, _ = probe(federate, PPDL(theta), 4)
+    sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
+    for evidence in AdaptivePPDL().evidence(view):
+        message = sent[evidence.unit[0]]
+        blank = view.defense.decode(replace(message, value=torch.ones_like(message.value)), evidence.observed)
+        for name, mask in evidence.weight.items():
+            assert torch.equal(mask, blank[name])
+            assert bool(mask[evidence.observed[name] != 0].all())
+        total = sum(v.numel() for v in evidence.observed.values())
+        assert sum(int(mask.sum()) for mask in evidence.weight.values()) == len(message.value) == round(theta * total)
+
+
+def test_unsent_entries_do_not_move_the_search(federate: Federate) -> None:
+    """What stands at entries of weight 0 is nobody's observation: junk there changes nothing."""
+    view, _ = probe(federate, PPDL(0.3), 2)
+    for evidence in AdaptivePPDL().evidence(view):
+        junk = {n: v + 1e3 * (1 - evidence.weight[n]) for n, v in evidence.observed.items()}
+        simulated = {n: torch.full_like(v, 0.1) for n, v in evidence.observed.items()}
+        spoiled = replace(evidence, observed=junk)
+        assert torch.equal(spoiled.discrepancy(simulated), evidence.discrepancy(simulated))
+        assert torch.equal(spoiled.scale(), evidence.scale())
+
+
+def test_a_client_sees_no_masks_and_other_defenses_have_none(federate: Federate) -> None:
+    run = federate(PPDL(0.3))
+    victims = choose_victims(run.shards, "client/1", 1, 3, Seeds(0))
+    seen = run.probe(victims.data).view("client/1", own=victims.own)
+    assert SERVER not in {e.receiver for e in seen.mail if e.sender != seen.party}
+    for view in (seen, probe(federate, DP(0.0), 2)[0]):
+        found = AdaptivePPDL().evidence(view)
+        assert found
+        assert all(evidence.weight is None for evidence in found)
