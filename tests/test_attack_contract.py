@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.isolate import isolated
-from ppbench.adversary.score import score_images, score_labels, score_members, score_traces
+from ppbench.adversary.score import score_images, score_labels, score_members
 from ppbench.adversary.victims import Candidates, Victims, choose_candidates, choose_victims
 from ppbench.adversary.view import THREATS, View
 from ppbench.defenses.full_noise import FullNoise
@@ -364,8 +364,7 @@ def test_planted_leak_perfect_reconstructions_are_all_traced(name: str, federate
     guess = ATTACKS[name]().run(world.view, [asked], seeded())[0]
     assert guess.owner.shape == (24,)
     assert guess.owner.dtype == torch.int64
-    scores = score_traces(world.victims, guess).victims
-    assert all(score.guess == score.owner for score in scores)
+    assert guess.owner.tolist() == [slot.client for slot in asked.unit]
 
 
 @pytest.mark.parametrize("name", TRACING)
@@ -380,7 +379,7 @@ def test_null_noise_is_traced_at_chance(name: str, federate: Federate) -> None:
     for _ in range(60):
         world, asked = trace(name, federate, lambda x: torch.rand(x.shape, generator=noise))
         guess = ATTACKS[name]().run(world.view, [asked], seeded())[0]
-        hits += sum(score.guess == score.owner for score in score_traces(world.victims, guess).victims)
+        hits += sum(o == slot.client for o, slot in zip(guess.owner.tolist(), asked.unit, strict=True))
     assert within_chance(hits, 60 * CLIENTS, 1 / CLIENTS)
 
 
