@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,6 +78,15 @@ def _scalars(value: object) -> dict[str, Scalar]:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else {}
 
 
+def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
+    """Return what determines an attack's answers, its source's version and parameters included."""
+    own = _scalars(attack)
+    if follows is None:
+        return own
+    source = {"version": follows.version, **_scalars(follows)}
+    return {**own, **{f"{follows.name}.{name}": value for name, value in source.items()}}
+
+
 def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
     """Return the cells of `group`, reconstruction attacks before those that follow them."""
     point = points(config)[group.point]
@@ -88,7 +98,7 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
         for a in attacks(config)
         if group.threat in threats_of(a, config) and (a.kind == "membership") == group.membership
     ]
-    sources = [a.name for a in chosen if a.kind == "reconstruction"]
+    sources = [a for a in chosen if a.kind == "reconstruction"]
     found = []
     for attack in sorted(chosen, key=lambda a: a.kind == "tracing"):
         for follows in sources if attack.kind == "tracing" else [None]:
@@ -104,9 +114,9 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                     id=attack.name,
                     version=attack.version,
                     kind=attack.kind,
-                    parameters=_scalars(attack),
+                    parameters=_parameters(attack, follows),
                     adaptive=attack.knows(defense.name),
-                    follows=follows,
+                    follows=follows.name if follows is not None else None,
                 ),
                 federation=fed,
                 data=data,
@@ -116,7 +126,7 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                 victims=config.candidates if group.membership else config.victims,
                 seed=config.seed,
             )
-            found.append(Cell(attack, follows, cell, cell.cell_id()))
+            found.append(Cell(attack, follows.name if follows is not None else None, cell, cell.cell_id()))
     return found
 
 
@@ -145,8 +155,7 @@ class Bench:
         for cell in missing:
             began = time.perf_counter()
             asked = [candidates.challenge(half) for half in (0, 1)]
-            guesses, failure = self._attack(cell, view, asked)
-            scored = Scored([]) if failure else score_members(candidates, guesses)
+            _, scored, failure = self._attempt(cell, view, asked, partial(score_members, candidates))
             self._keep(cell, scored, time.perf_counter() - began, failure)
 
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
@@ -159,9 +168,9 @@ class Bench:
             if cell.id not in wanted and cell.attack.name not in needed:
                 continue
             began = time.perf_counter()
-            guesses, failure = self._attack(cell, view, self._questions(cell, victims, found))
+            asked = self._questions(cell, victims, found)
+            guesses, scored, failure = self._attempt(cell, view, asked, partial(self._score, cell, view, victims))
             found[cell.attack.name] = guesses
-            scored = Scored([]) if failure else self._score(cell, view, victims, guesses)
             if cell.id in wanted:
                 self._keep(cell, scored, time.perf_counter() - began, failure)
 
@@ -172,22 +181,24 @@ class Bench:
         images = [g.x for g in found.get(cell.follows or "", []) if g.x is not None]
         shape = self.task.plan.spec.shape
         rebuilt = torch.cat(images) if len(images) == len(victims.units) else torch.full((0, *shape), 0.0)
-        queries = torch.cat([victims.data[slot].x for slot in slots])
+        queries, _ = victims.queries(self.task.seeds)
         return [Challenge(slots, victims.batch, x=queries, reconstructions=rebuilt)]
 
-    def _attack(self, cell: Cell, view: View, asked: list[Challenge]) -> tuple[list[Guess], str | None]:
-        """Run the attack; a stranger's attack may raise anything, which becomes a failed cell, never a lost run."""
+    def _attempt(
+        self, cell: Cell, view: View, asked: list[Challenge], score: Callable[[list[Guess]], Scored]
+    ) -> tuple[list[Guess], Scored, str | None]:
+        """Run and score an attack. A stranger's may raise, or answer, anything: a failed cell, never a lost run."""
         group = self.group
         generator = self.task.seeds.generator(
             "attack", cell.attack.name, cell.follows or "", group.threat, group.stage, group.batch
         )
         try:
             guesses = cell.attack.run(view, asked, generator)
+            if len(guesses) != len(asked):
+                raise ValueError(f"{len(guesses)} guesses to {len(asked)} questions")
+            return guesses, score(guesses), None
         except Exception as cause:  # noqa: BLE001
-            return [], f"attack {cell.attack.name!r} raised {type(cause).__name__}: {cause}"
-        if len(guesses) != len(asked):
-            return [], f"attack {cell.attack.name!r} gave {len(guesses)} guesses to {len(asked)} questions"
-        return guesses, None
+            return [], Scored([]), f"attack {cell.attack.name!r}: {type(cause).__name__}: {cause}"
 
     def _score(self, cell: Cell, view: View, victims: Victims, guesses: list[Guess]) -> Scored:
         if cell.attack.kind == "reconstruction":
@@ -196,7 +207,7 @@ class Bench:
             return score_images(victims, guesses, evidence, plain, self.task.plan.data_range)
         if cell.attack.kind == "label":
             return score_labels(victims, guesses)
-        return score_traces(victims, guesses[0])
+        return score_traces(victims.queries(self.task.seeds)[1], guesses[0])
 
     def _keep(
         self,

@@ -95,7 +95,10 @@ def evaluate(
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
 ) -> None:
-    """Evaluate a defense: train, attack, score, record, and say what was found."""
+    """Evaluate a defense: train, attack, score, record, and say what was found.
+
+    Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
+    """
     from ppbench.config import configure
     from ppbench.evaluate import evaluate as run
     from ppbench.options import assignments, names, numbers, resolve_device, sizes
@@ -129,6 +132,8 @@ def evaluate(
         typer.echo(json.dumps(as_json(result), indent=1))
     else:
         report(result)
+    if not result.reliable:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -163,15 +168,19 @@ def main() -> None:
     """Run the command line; bad input is one sentence on stderr and exit code 2."""
     warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
     try:
-        app()
+        code = app(standalone_mode=False)
     except UsageError as error:
         typer.echo(f"ppbench: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo(
-            "ppbench: interrupted; what was finished is kept, and the same command goes on from there.", err=True
-        )
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("ppbench: interrupted; what is finished is kept, and the same command goes on from there.", err=True)
         sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "show"):  # the parser's own errors know how to show themselves
+            raise
+        error.show()
+        sys.exit(error.exit_code if hasattr(error, "exit_code") else 2)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,9 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         raise unknown("preset", preset, PRESETS)
     base = PRESETS[preset]
     settings = {**base.get("settings", {}), **(options.get("settings") or {})}
+    for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
+        if isinstance(options.get(name), tuple | list):
+            options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
     try:
         config = EvaluateConfig(**{**base, **options, "settings": settings})
     except ValidationError as error:
@@ -103,6 +106,8 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     for threat in config.threats:
         if threat not in THREATS:
             raise unknown("threat model", threat, THREATS)
+    if not config.attacks:
+        raise UsageError("No attack was named; give names, as --attack dlg,tracing, or all.")
     if any(size < 1 for size in config.attack_batch):
         raise UsageError(f"Option attack_batch={config.attack_batch} cannot be used: a batch has at least 1 image.")
     return config
@@ -165,6 +170,8 @@ def points(config: EvaluateConfig) -> list[Point]:
         grid = [Point(base)]
     else:
         values = base.grids.get(config.grid, ()) if isinstance(config.grid, str) else config.grid
+        if base.control in own and config.grid == "quick":
+            values = (float(getattr(base, base.control)),)  # --set of the control parameter is a grid of one
         if not values:
             raise UsageError(f"Defense {base.name!r} declares no {config.grid!r} grid; give values, as --grid 0.1,1.")
         grid = [Point(make_defense(config.defense, {**own, base.control: v})) for v in values]
@@ -186,6 +193,11 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
     for key in config.settings:
         if "." in key and key.split(".")[0] not in plugins("attacks"):
             raise unknown("attack", key.split(".")[0], plugins("attacks"))
+    named = {key.split(".")[0] for key in config.settings if "." in key}
+    for name in named - set(found):  # a parameter of an attack that does not run is still checked
+        prefix = f"{name}."
+        own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
+        _instance("attack", load("attacks", name), name, own)
     chosen = []
     for name, factory in found.items():
         prefix = f"{name}."
@@ -193,6 +205,7 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
         attack = _instance("attack", factory, name, own)
         if not isinstance(attack, Attack):
             raise UsageError(f"The plugin {name!r} is no Attack; subclass ppbench.Attack.")
+        attack.check()
         if attack.targets is not None and config.defense not in attack.targets and not attack.general:
             if not everything:
                 targets = ", ".join(sorted(attack.targets))

@@ -10,11 +10,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppbench.adversary.victims import choose_victims
 from ppbench.cells import Cell, Group, cells, finished, groups
 from ppbench.config import EvaluateConfig, configure, points
 from ppbench.controls import Check, check_controls
 from ppbench.errors import UsageError
-from ppbench.leaderboard.board import write_board
+from ppbench.leaderboard.board import up_to_date, write_board
 from ppbench.parallel import Job, Progress, Silent, run_jobs
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
@@ -45,8 +46,8 @@ class Evaluation:
 
     @property
     def reliable(self) -> bool:
-        """Whether no control failed."""
-        return all(check.ok is not False for check in self.checks)
+        """Whether both controls ran and held."""
+        return all(check.ok is True for check in self.checks)
 
 
 def evaluate(
@@ -74,6 +75,8 @@ def evaluate(
         UsageError: something asked for cannot be used; nothing has been trained then.
     """
     asked = config if config is not None else configure(preset, **options)
+    if workers is not None and workers < 1:
+        raise UsageError(f"Option workers={workers} cannot be used; give 1 or more.")
     store = Store(Path(out))
     task = _checked(asked)
     store.prepare()
@@ -84,7 +87,7 @@ def evaluate(
     records = tuple(store.load(cell.id) for _, some in plan for cell in some)
     checks = tuple(check_controls(records))
     verdict = tuple(sentences(asked.defense, records))
-    if todo or not store.html_path.is_file():
+    if todo or not up_to_date(store):
         write_board(store)
     return Evaluation(asked, records, checks, verdict, store.out, sum(len(some) for _, some in todo))
 
@@ -97,16 +100,18 @@ def _checked(config: EvaluateConfig) -> Task:
         if not torch.cuda.is_available():
             raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
     all_points = points(config)
-    list(groups(config))
+    if not list(groups(config)):
+        raise UsageError("There is nothing to evaluate: membership attacks need --stage final.")
     task = make_task(config)
     for point in all_points:
         point.defense.check(make_plan(config, task.dataset))
-    smallest = min(len(shard.x) for shard in task.shards.values())
-    if smallest < max(config.attack_batch):
+    if task.dataset.data_range[0] == task.dataset.data_range[1]:
         raise UsageError(
-            f"The smallest client has {smallest} examples, fewer than the largest attacked batch "
-            f"({max(config.attack_batch)}); use fewer clients or a smaller --attack-batch."
+            f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
         )
+    for group in groups(config):
+        if not group.membership:
+            choose_victims(task.shards, group.threat, group.batch, config.victims, task.seeds)
     return task
 
 

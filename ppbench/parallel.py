@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
@@ -18,6 +19,7 @@ import torch
 
 from ppbench.cells import Group, run_group
 from ppbench.config import EvaluateConfig, points
+from ppbench.errors import UsageError
 from ppbench.task.task import make_task
 from ppbench.train import train
 
@@ -120,7 +122,13 @@ def run_jobs(config: EvaluateConfig, jobs: Sequence[Job], out: Path, workers: in
     try:
         futures = [pool.submit(_work, text, job, out) for job in jobs]
         for future in as_completed(futures):
-            job = future.result()
+            try:
+                job = future.result()
+            except BrokenProcessPool as cause:
+                raise UsageError(
+                    "A worker process was killed, probably for lack of memory; use fewer --workers: the same command "
+                    "goes on from what is finished."
+                ) from cause
             progress.advance(phase, job.cells if job.group else 0)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -71,8 +71,8 @@ def report(result: Evaluation) -> None:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         console.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
     if not result.reliable:
-        console.print("[bold red]EVALUATION UNRELIABLE[/]: a control failed, so nothing below may be trusted.")
-    for sentence in result.verdict:
+        console.print("[bold red]EVALUATION UNRELIABLE[/]: a control failed or did not run; no conclusion is drawn.")
+    for sentence in result.verdict if result.reliable else ():
         console.print(f"• {escape(sentence)}", highlight=False)
     failed = [r for r in result.records if r.status == "failed"]
     for record in failed:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from ppbench import __version__
 from ppbench.config import EvaluateConfig, Point
+from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
+from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Cost, Privacy, Strict, Utility
 from ppbench.task.task import Task, describe
 
@@ -64,8 +69,12 @@ def train(
     home = cache / _name(task, point, config)
     fed = federation(task, point, config)
     if (home / "trained.json").is_file():
-        fed.restore(home)
-        return fed, Trained.model_validate_json((home / "trained.json").read_text())
+        try:
+            fed.restore(home)
+            return fed, Trained.model_validate_json((home / "trained.json").read_text())
+        except (UsageError, ValueError, OSError) as damage:
+            warnings.warn(f"The cached training {home} cannot be read ({damage}); it is done again.", stacklevel=2)
+            fed = federation(task, point, config)
     fed.start(task.params)
     curve: list[tuple[int, float]] = []
 
@@ -77,16 +86,32 @@ def train(
 
     finished = fed.run(config.rounds, watch)
     result = _figures(fed, task, curve, finished)
-    cache.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".training-", dir=cache))
-    try:
-        fed.save(draft)
-        (draft / "trained.json").write_text(result.model_dump_json())
-        if not home.exists():
-            draft.rename(home)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    _keep(fed, result, home)
     return fed, result
+
+
+def _keep(fed: Federation, result: Trained, home: Path) -> None:
+    """Write a finished training to `home`, whole or not at all; `trained.json` comes last.
+
+    Raises:
+        UsageError: no space left, or the folder cannot be written.
+    """
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".training-", dir=home.parent))
+        try:
+            fed.save(draft)
+            write_atomic(draft / "trained.json", result.model_dump_json().encode())
+            shutil.rmtree(home, ignore_errors=True)  # a damaged one; a good one was returned before
+            draft.rename(home)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except SafetensorError as cause:
+        raise unwritable(home, 0, OSError(errno.ENOSPC, str(cause))) from cause
+    except OSError as cause:
+        if cause.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run on this folder was faster with the same
+            return
+        raise unwritable(home, 0, cause) from cause
 
 
 def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool) -> Trained:
@@ -110,8 +135,9 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
         bytes_down=(fed.wire.down - fed.setup_down) / per,
         bytes_setup=fed.setup_up + fed.setup_down,
     )
-    smallest = min(len(shard.x) for shard in fed.shards.values())
-    guarantee = fed.defense.epsilon(plan, smallest, fed.round)
+    sizes = sorted({len(shard.x) for shard in fed.shards.values()})
+    guarantees = [g for size in sizes if (g := fed.defense.epsilon(plan, size, fed.round)) is not None]
+    guarantee = max(guarantees) if len(guarantees) == len(sizes) else None  # the client with the weakest
     privacy = Privacy(
         epsilon=guarantee[0] if guarantee else None,
         delta=guarantee[1] if guarantee else None,

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ppbench.controls import best, value
+from scipy import stats
+
+from ppbench.controls import best, is_image, value
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.schema import Record
 
 HIDDEN = 20.0  # dB: below it the subject of an image is not recognized
 
 STAGES = {"init": "at random weights", "final": "after training"}
+
+
+class Key(NamedTuple):
+    """What the cells of one row share."""
+
+    defense: str
+    control: str
+    stage: str
+    batch: int
+    threat: str
 
 
 @dataclass(frozen=True)
@@ -41,43 +54,47 @@ class Line:
         return self.worst is not None and self.worst is not self.plain
 
 
-def control_label(record: Record) -> str:
-    """Return "alpha2=0.1", or "" for a defense without control parameter."""
-    control = record.config.defense.control
-    return "" if control is None else f"{control.name}={control.value:g}"
+def labels_of(records: Sequence[Record]) -> dict[str, str]:
+    """Return "alpha2=0.1" by cell: the control parameter, and others that differ among a defense's records."""
+    seen: dict[tuple[str, str], set[object]] = {}
+    for record in records:
+        for name, parameter in record.config.defense.parameters.items():
+            seen.setdefault((record.config.defense.id, name), set()).add(parameter)
+    found = {}
+    for record in records:
+        defense = record.config.defense
+        words = [] if defense.control is None else [f"{defense.control.name}={defense.control.value:g}"]
+        for name, parameter in defense.parameters.items():
+            if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
+                words.append(f"{name}={parameter}")
+        found[record.cell_id] = " ".join(words)
+    return found
 
 
 def lines(records: Sequence[Record]) -> list[Line]:
     """Return the table's rows, controls first, then by control value, stage and batch."""
-    groups: dict[tuple[str, str, str, int], list[Record]] = {}
-    for record in records:
-        config = record.config
-        if config.attack.kind != "membership":
-            key = (config.defense.id, control_label(record), config.stage, config.batch_size)
-            groups.setdefault(key, []).append(record)
+    label = labels_of(records)
+    groups: dict[Key, list[Record]] = {}
     members: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
-        if record.config.attack.kind == "membership":
-            config = record.config
-            members.setdefault((config.defense.id, control_label(record), config.stage), []).append(record)
-    for key3, some in members.items():  # membership alone still gets a row
-        if not any(key[:3] == key3 for key in groups):
-            groups[(*key3, some[0].config.batch_size)] = []
-    found = [_line(key, some, members.get(key[:3], [])) for key, some in groups.items()]
-    return sorted(found, key=_order)
+        config = record.config
+        if config.attack.kind == "membership":
+            members.setdefault((config.defense.id, label[record.cell_id], config.stage), []).append(record)
+        else:
+            key = Key(config.defense.id, label[record.cell_id], config.stage, config.batch_size, config.threat_model.id)
+            groups.setdefault(key, []).append(record)
+    for about, some in members.items():  # membership alone still gets a row
+        if not any(key[:3] == about for key in groups):
+            groups[Key(*about, some[0].config.batch_size, some[0].config.threat_model.id)] = []
+    return sorted((_line(key, some, members.get(key[:3], [])) for key, some in groups.items()), key=_order)
 
 
-def _line(key: tuple[str, str, str, int], records: Sequence[Record], members: Sequence[Record]) -> Line:
-    defense, control, stage, batch = key
+def _line(key: Key, records: Sequence[Record], members: Sequence[Record]) -> Line:
     images = [r for r in records if r.config.attack.kind == "reconstruction"]
     plain = best([r for r in images if not r.config.attack.adaptive], "psnr_median")
     both = [*records, *members]
     return Line(
-        defense,
-        control,
-        stage,
-        batch,
-        both[0].config.threat_model.id,
+        *key,
         both[0].utility.accuracy,
         plain,
         best(images, "psnr_median"),
@@ -88,10 +105,11 @@ def _line(key: tuple[str, str, str, int], records: Sequence[Record], members: Se
     )
 
 
-def _order(line: Line) -> tuple[int, str, float, bool, int]:
+def _order(line: Line) -> tuple[int, str, str, float, str, bool, int]:
     rank = {"none": 0, "full_noise": 1}.get(line.defense, 2)
-    number = float(line.control.partition("=")[2] or 0)
-    return rank, line.defense, number, line.stage != "init", line.batch
+    word = line.control.partition(" ")[0].partition("=")[2]
+    number = float(word) if word.replace(".", "", 1).replace("e-", "", 1).isdigit() else 0.0
+    return rank, line.defense, line.threat, number, line.control, line.stage != "init", line.batch
 
 
 def figure(record: Record | None, name: str, form: str, unit: str = "") -> str:
@@ -111,22 +129,46 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
     Sentences about pixels are given for every control value at the smallest batch, at random weights where attacked
     there (the easiest case for an attacker and the one that the papers report).
     """
-    rows = lines(records)
+    said: list[str] = []
+    seen = sorted({r.config.threat_model.id for r in records if r.config.attack.kind != "membership"})
+    for threat in seen:
+        rows = [row for row in lines(records) if row.threat == threat]
+        prefix = f"[{threat}] " if seen != ["server/1"] else ""
+        said += [f"{prefix}{sentence}" for sentence in _seen(defense, rows)]
+    everything = lines(records)
+    said += _membership([row for row in everything if row.defense == defense], everything)
+    return said + _guarantee([r for r in records if r.config.defense.id == defense])
+
+
+def _seen(defense: str, rows: Sequence[Line]) -> list[str]:
+    """Return the sentences on what one adversary rebuilds."""
     mine = [row for row in rows if row.defense == defense]
-    undefended = next((row.accuracy for row in rows if row.defense == "none"), None)
-    said = []
     stage = "init" if any(row.stage == "init" for row in mine) else "final"
+    undefended = next((row.accuracy for row in rows if row.defense == "none"), None)
     smallest = min((row.batch for row in mine), default=1)
-    for row in mine:
-        if row.stage == stage and row.batch == smallest and row.worst is not None:
-            said.append(_pixels(row, undefended))
-    said += _larger_batches(mine, stage, smallest)
+    first = [row for row in mine if (row.stage, row.batch) == (stage, smallest) and row.worst is not None]
+    if any(row.worst is not None and not is_image(row.worst) for row in first):
+        return [_row_error(row, undefended) for row in first] + _labels(mine)
+    said = [_pixels(row, undefended) for row in first] + _larger_batches(mine, stage, smallest)
     if stage == "init":
         said += _after_training(mine, rows, smallest)
-    said += _labels(mine)
-    said += _membership(mine, rows)
-    said += _guarantee([r for r in records if r.config.defense.id == defense])
-    return said
+    return said + _labels(mine)
+
+
+def _row_error(row: Line, undefended: float | None) -> str:
+    error, attack = figure(row.worst, "rmse_mean", ".2f"), row.worst.config.attack.id if row.worst is not None else "-"
+    where = f"batch {row.batch}, {STAGES[row.stage]}{_accuracy(row, undefended)}"
+    return f"{_name(row)}: table rows come back with a mean relative error of {error} ({attack}); {where}"
+
+
+def _fate(record: Record | None) -> str:
+    """Return "falls" or "hidden" by where the interval of the median PSNR lies about 20 dB, else "undecided"."""
+    metric = record.metric("psnr_median") if record is not None else None
+    if metric is None or metric.value is None:
+        return "hidden"
+    low = metric.value if metric.low is None else metric.low
+    high = metric.value if metric.high is None else metric.high
+    return "falls" if low >= HIDDEN else "hidden" if high < HIDDEN else "undecided"
 
 
 def _name(row: Line) -> str:
@@ -136,22 +178,23 @@ def _name(row: Line) -> str:
 def _pixels(row: Line, undefended: float | None) -> str:
     head, tail = _name(row), _accuracy(row, undefended)
     where = f"batch {row.batch}, {STAGES[row.stage]}"
-    worst, plain = value(row.worst, "psnr_median") or 0.0, value(row.plain, "psnr_median")
+    plain, worst = _fate(row.plain), _fate(row.worst)
     attack = row.worst.config.attack.id if row.worst is not None else "-"
     strong = f"{attack}: {figure(row.worst, 'psnr_median', '.1f', ' dB')}"
-    if plain is not None and plain < HIDDEN <= worst:
+    if row.plain is not None and plain == "falls":
+        beside = f"; who knows of it: {strong}" if row.adaptive else ""
+        text = f"{row.plain.config.attack.id}: {figure(row.plain, 'psnr_median', '.1f', ' dB')}{beside}"
+        return f"{head} does not hide pixels, even from an attacker who does not know of it ({text}); {where}{tail}"
+    if worst == "falls" and row.plain is not None and plain == "hidden":
         weak = figure(row.plain, "psnr_median", ".1f", " dB")
         return (
             f"{head} hides pixels from an attacker who does not know of it (median PSNR {weak}) "
             f"but not from one who does ({strong}); {where}{tail}"
         )
-    if plain is not None and plain >= HIDDEN:
-        weak = row.plain.config.attack.id if row.plain is not None else "-"
-        beside = f"; who knows of it: {strong}" if row.adaptive else ""
-        text = f"{weak}: {figure(row.plain, 'psnr_median', '.1f', ' dB')}{beside}"
-        return f"{head} does not hide pixels, even from an attacker who does not know of it ({text}); {where}{tail}"
-    if worst >= HIDDEN:
+    if worst == "falls":
         return f"{head} does not hide pixels from an attacker who knows of it ({strong}); {where}{tail}"
+    if worst == "undecided":
+        return f"{head}: whether pixels are hidden is undecided, the interval contains 20 dB ({strong}); {where}{tail}"
     share = value(row.worst, "share_above_20db") or 0.0
     some = f", though {share:.0%} of the images still come out above 20 dB" if share > 0 else ""
     return f"{head} hides the median image from every attack tried here (best: {strong}){some}; {where}{tail}"
@@ -171,14 +214,14 @@ def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[str
         if not some:
             continue
         top = max(some, key=lambda row: value(row.worst, "psnr_median") or 0.0)
-        fallen = [(value(row.worst, "psnr_median") or 0.0) >= HIDDEN for row in some]
-        where = (
-            "over the whole grid" if all(fallen) or not any(fallen) else f"at {top.control}, not over the whole grid"
-        )
+        fates = {_fate(row.worst) for row in some}
+        whole = "" if len(some) == 1 else " over the whole grid"
+        verb = {"falls": f"fall{whole}", "hidden": f"stay hidden{whole}", "undecided": "are undecided (20 dB)"}
+        said_of = verb[fates.pop()] if len(fates) == 1 else "fare unlike over the grid"
         attack = top.worst.config.attack.id if top.worst is not None else "-"
+        at = ", ".join(word for word in (attack, top.control) if word)
         text = figure(top.worst, "psnr_median", ".1f", " dB")
-        verb = "fall" if any(fallen) else "stay hidden"
-        said.append(f"In batches of {batch}, pixels {verb} {where}: at most {text} ({attack}, {top.control}).")
+        said.append(f"In batches of {batch}, pixels {said_of}: at most {text} ({at}).")
     return said
 
 
@@ -194,13 +237,13 @@ def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> l
     beside = (
         f"undefended {figure(none.worst, 'psnr_median', '.1f', ' dB')}" if none is not None else "undefended: not run"
     )
-    if (value(top.worst, "psnr_median") or 0.0) >= HIDDEN:
+    if _fate(top.worst) == "falls":
         return [f"After training, pixels still fall at {top.control or top.defense}: {text}; {beside}."]
     if undefended is None or undefended < HIDDEN:
         return [f"After training nothing can be said of pixels: the undefended ones stand as well ({beside})."]
-    return [
-        f"After training, pixels stay hidden over the whole grid from the attacks tried here: at most {text}; {beside}."
-    ]
+    if _fate(top.worst) == "undecided":
+        return [f"After training, whether pixels are hidden is undecided: at most {text}; {beside}."]
+    return [f"After training, pixels stay hidden from the attacks tried here: at most {text}; {beside}."]
 
 
 def _labels(rows: Sequence[Line]) -> list[str]:
@@ -226,8 +269,13 @@ def _membership(mine: Sequence[Line], rows: Sequence[Line]) -> list[str]:
     plain = next((row.membership for row in rows if row.defense == "none" and row.membership is not None), None)
     beside = f", undefended {figure(plain, 'auc', '.2f')}" if plain is not None and top.defense != "none" else ""
     text = figure(top.membership, "auc", ".2f")
-    low = top.membership.metric("auc") if top.membership is not None else None
-    verb = "tells members from others" if low and low.low is not None and low.low > 0.5 else "finds no members"
+    metric = top.membership.metric("auc") if top.membership is not None else None
+    shown = False
+    if metric is not None and metric.value is not None and metric.low is not None:
+        # The largest of several control values is judged at the level of all of them (Bonferroni).
+        widen = float(stats.norm.ppf(1 - 0.025 / len(found)) / stats.norm.ppf(0.975))
+        shown = metric.value - (metric.value - metric.low) * widen > 0.5
+    verb = "tells members from others" if shown else "is not shown to find members"
     attack = top.membership.config.attack.id if top.membership is not None else "-"
     return [f"A client who queries the released model {verb} ({attack}: AUC at most {text}{beside})."]
 

@@ -341,7 +341,6 @@ def test_a_fresh_process_guesses_the_same_bit_for_bit(name: str, federate: Feder
     assert [content(g) for g in here] == [content(g) for g in there]
 
 
-@pytest.mark.xfail(reason="tree.load returns tensors off the 64-byte grid; kernels round otherwise there", strict=False)
 def test_a_view_from_disk_is_attacked_as_the_one_in_memory_bit_for_bit(federate: Federate, tmp_path: Path) -> None:
     attack, world = ATTACKS["idlg"](), probe(federate(NoDefense()), 2)
     world.view.save(tmp_path)

@@ -73,7 +73,7 @@ def test_evaluate_prints_json_and_only_json(monkeypatch, capsys, tmp_path):
 
 def test_evaluate_says_in_words_what_was_found(monkeypatch, capsys, tmp_path):
     words = ["evaluate", "--defense", "spn", *QUICK, "--attack", "dlg,label_recovery", "--out", str(tmp_path / "o")]
-    code, out, _ = call(monkeypatch, capsys, *words, "--workers", "1", "--set", "dlg.budget=60")
+    code, out, _ = call(monkeypatch, capsys, *words, "--workers", "1", "--set", "dlg.budget=300")
     assert code == 0
     for words in ("spn at alpha2=0.1", "accuracy", "Labels recovered", "control none", "control full_noise"):
         assert words in " ".join(out.split())
@@ -90,6 +90,12 @@ def test_evaluate_says_in_words_what_was_found(monkeypatch, capsys, tmp_path):
         (["evaluate", "--defense", "spn", "--preset", "fast"], "preset"),
         (["evaluate", "--defense", "spn", "--stage", "middle"], "stage"),
         (["evaluate", "--defense", "spn", "--device", "tpu"], "device"),
+        (["evaluate", "--defense", "spn", "--set", "dlg.budget=0"], "budget=0"),
+        (["evaluate", "--defense", "spn", "--attack", "dlg", "--set", "idlg.bar=3"], "'bar'"),
+        (["evaluate", "--defense", "spn", "--attack", ""], "No attack was named"),
+        (["evaluate", "--defense", "spn", "--attack", "mia_loss", "--stage", "init"], "nothing to evaluate"),
+        (["evaluate", "--defense", "spn", "--workers", "0"], "workers=0"),
+        (["evaluate", "--defense", "spn", "--victims", "100000"], "--victims"),
         (["leaderboard", "/no/such/folder"], "/no/such/folder"),
         (["verify", "/no/such/folder"], "/no/such/folder"),
     ],

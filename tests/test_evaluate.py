@@ -160,8 +160,12 @@ def test_an_attack_that_breaks_pure_noise_raises_the_alarm(first):
     records = [
         r for r in first.records if r.config.defense.id == "full_noise" and r.config.attack.id == "label_recovery"
     ]
+    right = {"label": True}
     known = [
-        r.model_copy(update={"victims": [v.model_copy(update={"label": True}) for v in r.victims * 5]}) for r in records
+        r.model_copy(
+            update={"victims": [v.model_copy(update={**right, "probe": p}) for p in range(9) for v in r.victims]}
+        )
+        for r in records
     ]
     check = {c.control: c for c in check_controls(known)}["full_noise"]
     assert check.ok is False and "label_recovery" in check.sentence
@@ -223,7 +227,7 @@ def test_a_diverging_training_is_a_result(tmp_path):
         ({"grid": (float("nan"),)}, "grid"),
         ({"clients": 1}, "clients=1 cannot be used"),
         ({"attack_batch": (0,)}, "at least 1 image"),
-        ({"attack_batch": (4000,)}, "fewer than the largest attacked batch"),
+        ({"attack_batch": (4000,)}, "use fewer --victims"),
         ({"threats": ("sever/1",)}, "server/1"),
         ({"attacks": ("tracing",)}, "needs reconstructions"),
         ({"attacks": ("adaptive_dp",)}, "built for dp, dp_sgd"),

@@ -144,3 +144,27 @@ def test_a_membership_challenge_does_not_tell_the_unknown_half(federate, digits)
         assert torch.equal(question.known[~asked].bool(), candidates.member[~asked])
         assert leaks(question, [candidates.member[None].float()]) == []
     assert candidates.member.float().mean() == 0.5
+
+
+def test_places_in_a_challenge_tell_nothing(federate, digits):
+    """An attack that looks at nothing but positions scores chance, on membership and on tracing."""
+    run = federate(NoDefense())
+    test = type(digits)(digits.x[300:700].clone(), digits.y[300:700].clone())
+    candidates = choose_candidates(run.shards, test, 120, Seeds(0))
+    first_half = torch.arange(len(candidates.member)) < len(candidates.member) / 2
+    assert 0.35 < float((first_half == candidates.member).float().mean()) < 0.65
+    assert 0.35 < float((candidates.half.bool() == candidates.member).float().mean()) < 0.65
+    victims = choose_victims(run.shards, "server/1", 2, 64, Seeds(0))
+    images, owners = victims.queries(Seeds(0))
+    by_place = torch.tensor([slot.client for (slot,) in victims.units]).repeat_interleave(2)
+    assert 0.05 < float((by_place == owners).float().mean()) < 0.45
+    truth = {bytes(d.x[i].numpy().tobytes()): s.client for s, d in victims.data.items() for i in range(2)}
+    assert [truth[bytes(x.numpy().tobytes())] for x in images] == owners.tolist()
+
+
+def test_no_example_is_a_victim_twice(federate):
+    run = federate(NoDefense())
+    victims = choose_victims(run.shards, "server/1", 4, 160, Seeds(0))
+    rows = [bytes(x.numpy().tobytes()) for data in victims.data.values() for x in data.x]
+    known = {bytes(x.numpy().tobytes()) for shard in run.shards.values() for x in shard.x}
+    assert len(rows) == 160 and len(set(rows)) >= min(160, len(known)) - 2  # digits holds no exact twins here

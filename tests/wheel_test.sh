@@ -30,6 +30,6 @@ echo 'raise ImportError("a stranger'"'"'s folder must not be imported")' | tee "
 cd "$work/mine"
 "$work/venv/bin/ppbench" list
 "$work/venv/bin/python" -m ppbench.cli evaluate --defense spn --grid 0.1 --rounds 1 --clients 2 --victims 2 --attack-batch 1 \
-  --stage init --attack dlg,label_recovery --set dlg.budget=20 --workers 1
+  --stage init --attack dlg,label_recovery --set dlg.budget=300 --workers 1
 "$work/venv/bin/ppbench" verify ppbench-results
 echo "wheel test passed"

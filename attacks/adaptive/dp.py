@@ -54,9 +54,13 @@ class AdaptiveDP(Attack):
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence with the noise law of the defense."""
+        """Return the plain evidence with the noise law of the defense; a mean of U uploads has 1/sqrt(U) of its std."""
         noise = view.defense.noise(view.plan)
-        return [replace(e, noise=noise) for e in view.defense.evidence(view)]
+        found = []
+        for e in view.defense.evidence(view):
+            law = None if noise is None else replace(noise, std=noise.std / math.sqrt(len(e.unit)))
+            found.append(replace(e, noise=law))
+        return found
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; zero or non-finite observations get their start image."""

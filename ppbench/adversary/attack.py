@@ -85,6 +85,9 @@ class Attack:
     general: ClassVar[bool] = False
     reference: ClassVar[str] = ""
 
+    def check(self) -> None:
+        """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence)."""
+
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""
         return self.adaptive and (self.targets is None or defense in self.targets)

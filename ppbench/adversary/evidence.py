@@ -13,7 +13,7 @@ from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.tree import Params, tree_map
-from ppbench.federation.wire import SERVER, Slot
+from ppbench.federation.wire import Slot
 
 if TYPE_CHECKING:
     from ppbench.adversary.view import View
@@ -100,26 +100,26 @@ def plain_evidence(view: View) -> list[Evidence]:
 def _difference_evidence(view: View) -> list[Evidence]:
     """Return the mean gradient of the other clients, from two broadcasts and the adversary's own batch.
 
-    The weights are those of equal shards (1/N): a client is not told the others' N_k.
+    Its own share is what it uploaded itself, as its mail has it. The weights are those of equal shards (1/N): a client
+    is not told the others' N_k.
     """
     opt, found = view.plan.server_opt, []
     if opt.name != "sgd" or opt.momentum:
         return []
-    for probe, own in view.data:
+    uploads = {e.slot: e.answer for e in view.exchanges()}
+    for probe, _ in view.data:
         sent = [m for m in view.broadcasts(probe) if isinstance(m, Model)]
-        cohort = sorted({e.receiver for e in view.mail if e.probe == probe and e.sender == SERVER})
+        mine = uploads.get(Slot(probe, view.party or 0))
         others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != view.party)
-        if len(sent) < 2 or not others or not cohort:
+        if len(sent) < 2 or mine is None or not others:
             continue
         first, second = sent[0].params, sent[-1].params
-        simulate = simulation(view.plan, first)
-        mine = simulate(own.x[None].double(), own.y[None].double())
+        own = view.defense.decode(mine, first)
         size = len(others) + 1
         observed = {
-            n: ((first[n].double() - second[n].double()) / opt.lr * size - mine[n].detach()) / len(others)
-            for n in first
+            n: ((first[n].double() - second[n].double()) / opt.lr * size - own[n].double()) / len(others) for n in first
         }
-        found.append(Evidence(others, observed, simulate, first, channel="aggregate"))
+        found.append(Evidence(others, observed, simulation(view.plan, first), first, channel="aggregate"))
     return found
 
 

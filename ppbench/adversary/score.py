@@ -135,6 +135,7 @@ def _unit_scores(
                 at_truth=checks.at_truth,
                 ratio=checks.ratio,
                 evaluations=guess.evaluations,
+                cohort=len(unit) > 1,
             )
         )
     return scores
@@ -148,7 +149,8 @@ def score_labels(victims: Victims, guesses: Sequence[Guess]) -> Scored:
         hits = multiset_hits(guess.y.tolist() if guess.y is not None else [], labels)
         for index, hit in enumerate(hits):
             slot = unit[index // victims.batch]
-            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=index % victims.batch, label=hit))
+            place, cohort = index % victims.batch, len(unit) > 1
+            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=place, label=hit, cohort=cohort))
     return Scored(scores)
 
 
@@ -175,10 +177,8 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
     return Scored(scores)
 
 
-def score_traces(victims: Victims, guess: Guess) -> Scored:
-    """Score traced owners of the attacked originals, in the order of the victims' slots; -1 is no answer."""
-    slots = [slot for unit in victims.units for slot in unit for _ in range(victims.batch)]
-    owners = guess.owner.tolist() if guess.owner is not None else [-1] * len(slots)
-    return Scored(
-        [TraceScore(index=i, owner=s.client, guess=o) for i, (s, o) in enumerate(zip(slots, owners, strict=True))]
-    )
+def score_traces(owners: Tensor, guess: Guess) -> Scored:
+    """Score traced owners against the true `owners` [Q] of the queries; -1 is no answer."""
+    found = guess.owner.tolist() if guess.owner is not None else [-1] * len(owners)
+    pairs = zip(owners.tolist(), found, strict=True)
+    return Scored([TraceScore(index=i, owner=owner, guess=answer) for i, (owner, answer) in enumerate(pairs)])

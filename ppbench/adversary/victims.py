@@ -38,6 +38,13 @@ class Victims:
         """Return one question a unit; labels are not granted."""
         return [Challenge(unit, self.batch) for unit in self.units]
 
+    def queries(self, seeds: Seeds) -> tuple[Tensor, Tensor]:
+        """Return all victim images [Q, *shape] in an order that tells nothing, and their owners [Q] in that order."""
+        slots = [slot for unit in self.units for slot in unit]
+        owners = torch.tensor([slot.client for slot in slots]).repeat_interleave(self.batch)
+        order = torch.randperm(len(owners), generator=seeds.generator("queries", self.batch))
+        return torch.cat([self.data[slot].x for slot in slots])[order], owners[order]
+
     def truth(self, unit: tuple[Slot, ...]) -> Data:
         """Return the true images [U * B, *shape] and labels of a unit."""
         return Data(torch.cat([self.data[s].x for s in unit]), torch.cat([self.data[s].y for s in unit]))
@@ -60,19 +67,18 @@ def choose_victims(
         adversary: the curious client.
 
     Raises:
-        UsageError: a client has fewer than `batch` examples.
+        UsageError: a client has too few examples; no example is a victim twice.
     """
     clients = sorted(shards)
-    small = min(clients, key=lambda c: len(shards[c].x))
-    if len(shards[small].x) < batch:
-        raise UsageError(
-            f"Client {small} has {len(shards[small].x)} examples, fewer than the attacked batch of {batch}; "
-            "use fewer clients, a smaller --attack-batch or another partition."
-        )
 
     def draw(slot: Slot) -> Data:
-        order = torch.randperm(len(shards[slot.client].x), generator=seeds.generator("victims", batch, *slot))
-        pick = order[:batch].to(shards[slot.client].x.device)
+        order = torch.randperm(len(shards[slot.client].x), generator=seeds.generator("victims", batch, slot.client))
+        pick = order[slot.probe * batch : (slot.probe + 1) * batch].to(shards[slot.client].x.device)
+        if len(pick) < batch:
+            raise UsageError(
+                f"Client {slot.client} has {len(order)} examples, fewer than the {(slot.probe + 1) * batch} that "
+                f"{count} victims in batches of {batch} need of it; use fewer --victims or another partition."
+            )
         return Data(shards[slot.client].x[pick].cpu(), shards[slot.client].y[pick].cpu())
 
     cohort = threat.startswith("client/")
@@ -115,12 +121,14 @@ def choose_candidates(
     x = torch.cat([shards[c].x for c in others]).cpu()
     y = torch.cat([shards[c].y for c in others]).cpu()
     n = min(count, len(x), len(test.x)) // 2 * 2
+    order = torch.randperm(2 * n, generator=seeds.generator("candidates", "order"))  # places must tell nothing
     inside = torch.randperm(len(x), generator=seeds.generator("candidates", "member"))[:n]
     outside = torch.randperm(len(test.x), generator=seeds.generator("candidates", "other"))[:n]
     side = torch.arange(n) % 2
+    member = torch.cat([torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)])
     return Candidates(
-        torch.cat([x[inside], test.x[outside]]),
-        torch.cat([y[inside], test.y[outside]]),
-        torch.cat([torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)]),
-        torch.cat([side, side]),
+        torch.cat([x[inside], test.x[outside]])[order],
+        torch.cat([y[inside], test.y[outside]])[order],
+        member[order],
+        torch.cat([side, side])[order],
     )

@@ -131,7 +131,7 @@ class Defense:
 
         Args:
             plan: the plan of the run.
-            examples: examples of the client with the fewest, the one with the largest sampling rate.
+            examples: examples of the client; the record keeps the largest epsilon over the clients.
             rounds: rounds trained.
         """
         return None

@@ -13,7 +13,7 @@ from ppbench.federation.contract import Claim, Defense
 from ppbench.leaderboard.boards import boards
 from ppbench.leaderboard.figures import ppc_png, ppc_svg
 from ppbench.leaderboard.html import figures, write_html
-from ppbench.leaderboard.table import write_csv
+from ppbench.leaderboard.table import csv_text, write_csv
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
@@ -73,6 +73,13 @@ def summary(records: Sequence[Record]) -> tuple[list[str], list[str]]:
     return verdict, reliability
 
 
+def up_to_date(store: Store) -> bool:
+    """Return whether the board shows the records: the table, written last, is what they give."""
+    if not store.csv_path.is_file() or not store.html_path.is_file():
+        return False
+    return store.csv_path.read_text(encoding="utf-8") == csv_text(store.load_all(), claimed)
+
+
 def write_board(store: Store) -> list[Path]:
     """Write leaderboard.csv, leaderboard.html and figures/ of a folder from its records; return what was written.
 
@@ -83,7 +90,6 @@ def write_board(store: Store) -> list[Path]:
     if not records:
         raise UsageError(f"{store.out} holds no records; run ppbench evaluate --out {store.out} first.")
     verdict, reliability = summary(records)
-    write_csv(records, store.csv_path, claims=claimed)
     write_html(records, store.html_path, verdict=verdict, reliability=reliability, claims=claimed, images=store.images)
     written = [store.csv_path, store.html_path]
     folder = store.out / "figures"
@@ -95,4 +101,5 @@ def write_board(store: Store) -> list[Path]:
             for suffix, data in ((".svg", ppc_svg(ppc).encode()), (".png", ppc_png(ppc))):
                 write_atomic(folder / f"{name}{suffix}", data)
                 written.append(folder / f"{name}{suffix}")
+    write_csv(records, store.csv_path, claims=claimed)  # last: it tells whether the board is complete
     return written

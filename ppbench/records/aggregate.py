@@ -63,6 +63,11 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Met
     return []
 
 
+def unit_of(score: ImageScore | LabelScore) -> tuple[int, int]:
+    """Return what a victim was observed with: (probe, client), or (probe, -1) for a whole cohort."""
+    return score.probe, -1 if score.cohort else score.client
+
+
 def rounded(value: float | None) -> float | None:
     """Return `value` with 12 significant digits: what records keep."""
     return None if value is None else float(f"{value:.12g}")
@@ -92,7 +97,7 @@ def _units(scores: Sequence[ImageScore], figure: Figure) -> list[Floats]:
     """Return the scores' figures by unit: the batch (probe, client) that they were attacked in."""
     groups: dict[Hashable, list[float]] = {}
     for score in scores:
-        groups.setdefault((score.probe, score.client), []).append(figure(score))
+        groups.setdefault(unit_of(score), []).append(figure(score))
     return [np.array(groups[key], dtype=np.float64) for key in groups]
 
 
@@ -170,7 +175,7 @@ def _known(
 def _label_cell(scores: Sequence[LabelScore], classes: int) -> Estimate:
     groups: dict[tuple[int, int], list[bool]] = {}
     for score in scores:
-        groups.setdefault((score.probe, score.client), []).append(score.label)
+        groups.setdefault(unit_of(score), []).append(score.label)
     units = [np.array(unit, dtype=bool) for unit in groups.values()]
     return proportion(units, _chance(units, classes))
 

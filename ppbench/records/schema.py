@@ -1,7 +1,6 @@
 """The record of one evaluated cell (`ppbench.run/1`). A missing number is null with its reason, never NaN.
 
-`CellConfig` holds everything that determines a cell and nothing else; its hash is the cell's name. Timing
-lives in a file of its own beside the record, so that equal runs give equal records byte for byte.
+The hash of `CellConfig` names the cell. Timing lies beside, so that equal runs give equal records byte for byte.
 """
 
 from __future__ import annotations
@@ -141,6 +140,7 @@ class ImageScore(Strict):
         confidence: the attacker's own relative mismatch.
         at_truth: discrepancy at the truth relative to an all-zero simulation; null with nuisance unknowns.
         evaluations: gradient evaluations spent on the image's batch.
+        cohort: whether one observation mixed all clients of the probe; then the probe is the independent unit.
         ratio: magnitude of the undefended gradient over that of the defense's perturbation, at the biases of
             the feature layers (x-axis of a PPC figure); null where nothing is perturbed or it is not known.
     """
@@ -158,16 +158,18 @@ class ImageScore(Strict):
     at_truth: float | None
     evaluations: int
     ratio: float | None = None
+    cohort: bool = False
 
 
 class LabelScore(Strict):
-    """One recovered label. chance: share of the same class in the population, for reference."""
+    """One recovered label; fields as in `ImageScore`."""
 
     kind: Literal["label"] = "label"
     probe: int
     client: int
     index: int
     label: bool
+    cohort: bool = False
 
 
 class MemberScore(Strict):
