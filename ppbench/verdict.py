@@ -231,7 +231,7 @@ def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> l
     none = next((row for row in rows if (row.defense, row.stage, row.batch) == ("none", "final", batch)), None)
     if not some:
         return []
-    top = max(some, key=lambda row: value(row.worst, "psnr_median") or 0.0)
+    top = max(some, key=lambda row: (_fate(row.worst) == "falls", value(row.worst, "psnr_median") or 0.0))
     text = figure(top.worst, "psnr_median", ".1f", " dB")
     undefended = value(none.worst, "psnr_median") if none is not None else None
     beside = (
