@@ -164,6 +164,9 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")])
     typer.echo("Every record, artifact and table row agrees with the per-victim scores.")
 
 
+INTERRUPTED = 130
+
+
 def main() -> None:
     """Run the command line; bad input is one sentence on stderr and exit code 2."""
     warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
@@ -173,13 +176,14 @@ def main() -> None:
         typer.echo(f"ppbench: {error}", err=True)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        typer.echo("ppbench: interrupted; what is finished is kept, and the same command goes on from there.", err=True)
-        sys.exit(130)
+        code = INTERRUPTED
     except Exception as error:
         if not hasattr(error, "show"):  # the parser's own errors know how to show themselves
             raise
         error.show()
         sys.exit(error.exit_code if hasattr(error, "exit_code") else 2)
+    if code == INTERRUPTED:  # some versions of typer turn the interrupt into this code
+        typer.echo("ppbench: interrupted; what is finished is kept, and the same command goes on from there.", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Protocol
 
@@ -57,16 +58,16 @@ class Job:
 _rounds: SimpleQueue[int] | None = None
 
 
-def _enter(queue: SimpleQueue[int], parent: int) -> None:
-    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone."""
+def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
+    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone or says so."""
     global _rounds
     torch.set_num_threads(1)
     _rounds = queue
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and not halt.is_set():
             time.sleep(0.5)
-        os._exit(1)  # the parent was killed: nobody waits for this worker any more
+        os._exit(1)  # nobody waits for this worker any more; what it has finished is on disk
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -108,6 +109,7 @@ def run_jobs(config: EvaluateConfig, jobs: Sequence[Job], out: Path, workers: in
         return
     context = multiprocessing.get_context("spawn")
     queue: SimpleQueue[int] = context.SimpleQueue()
+    halt = context.Event()
     stop = threading.Event()
 
     def listen() -> None:
@@ -118,7 +120,7 @@ def run_jobs(config: EvaluateConfig, jobs: Sequence[Job], out: Path, workers: in
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_enter, initargs=(queue, os.getpid()))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_enter, initargs=(queue, halt, os.getpid()))
     try:
         futures = [pool.submit(_work, text, job, out) for job in jobs]
         for future in as_completed(futures):
@@ -130,6 +132,9 @@ def run_jobs(config: EvaluateConfig, jobs: Sequence[Job], out: Path, workers: in
                     "goes on from what is finished."
                 ) from cause
             progress.advance(phase, job.cells if job.group else 0)
+    except BaseException:
+        halt.set()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         stop.set()

@@ -223,3 +223,20 @@ def test_modules_stay_under_300_lines():
     for folder in ("ppbench", "attacks", "defenses"):
         for path in (ROOT / folder).rglob("*.py"):
             assert len(path.read_text().splitlines()) <= 300, path
+
+
+def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(tmp_path):
+    import signal
+    import time
+
+    command = [sys.executable, "-m", "ppbench.cli", "evaluate", "--defense", "dp", "--rounds", "3000", "--workers", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "o")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while not (tmp_path / "o" / "ppbench.json").is_file() and process.poll() is None:
+        time.sleep(0.1)
+    time.sleep(4)  # the workers are training by now
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "the same command goes on from there" in out and "Traceback" not in out
