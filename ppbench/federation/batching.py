@@ -14,10 +14,14 @@ def all_at_once(data: Data) -> Batch:
 
 
 def gather(data: Data, index: Tensor, weight: Tensor) -> Batch:
-    """Return the batches that `index` [T, B] selects, with weights [T, B]."""
+    """Return the batches that `index` [T, B] selects, with weights [T, B]; channels-last images stay so."""
     device = data.x.device
     index, weight = index.to(device), weight.to(device, data.x.dtype)
-    return Batch(data.x[index], data.y[index], weight)
+    if data.x.dim() == 4 and data.x.is_contiguous(memory_format=torch.channels_last):
+        x = data.x.permute(0, 2, 3, 1)[index].permute(0, 1, 4, 2, 3)
+    else:
+        x = data.x[index]
+    return Batch(x, data.y[index], weight)
 
 
 def shuffled(data: Data, local: Local, generator: torch.Generator) -> Batch:
