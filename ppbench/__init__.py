@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ppbench.adversary.attack import Attack, Challenge, Guess
     from ppbench.adversary.evidence import Evidence
     from ppbench.adversary.view import View
-    from ppbench.evaluate import evaluate
+    from ppbench.evaluation import evaluate
     from ppbench.federation.contract import Defense
 
 __version__ = "0.1.0"
@@ -26,7 +26,7 @@ _HOME = {
     "Evidence": "ppbench.adversary.evidence",
     "View": "ppbench.adversary.view",
     "Defense": "ppbench.federation.contract",
-    "evaluate": "ppbench.evaluate",
+    "evaluate": "ppbench.evaluation",  # not evaluate.py: a submodule of that name would hide the function
 }
 
 

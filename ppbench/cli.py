@@ -100,7 +100,7 @@ def evaluate(
     Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.config import configure
-    from ppbench.evaluate import evaluate as run
+    from ppbench.evaluation import evaluate as run
     from ppbench.options import assignments, names, numbers, resolve_device, sizes
     from ppbench.terminal import Bars, as_json, report
 

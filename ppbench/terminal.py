@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from ppbench.controls import CONTROLS
-from ppbench.evaluate import Evaluation
+from ppbench.evaluation import Evaluation
 from ppbench.records.schema import Record
 from ppbench.verdict import Line, lines
 

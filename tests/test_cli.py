@@ -173,7 +173,7 @@ def test_a_strangers_defense_enters_by_the_same_door(strangers, tmp_path, monkey
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     strangers(FakeEntry("mine", "stranger_defense:Mine", "stranger", "ppbench.defenses"))
-    from ppbench.evaluate import evaluate
+    from ppbench.evaluation import evaluate
 
     options = {
         "clients": 2,
@@ -240,3 +240,12 @@ def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(tmp_p
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert "the same command goes on from there" in out and "Traceback" not in out
+
+
+def test_the_public_names_stay_what_they_are_after_their_modules_are_imported():
+    import ppbench
+
+    for _ in range(2):
+        for name in ppbench.__all__:
+            assert not isinstance(getattr(ppbench, name), type(ppbench)), f"ppbench.{name} is a module"
+    assert callable(ppbench.evaluate)
