@@ -39,11 +39,13 @@ class StateRecord:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An upload with the message that it answers, and the slot it came from."""
+    """An upload with the message that it answers, the slot it came from, and when."""
 
     slot: Slot
     asked: Tree
     answer: Tree
+    round: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,12 @@ class View:
         for letter in self.mail:
             key = (letter.probe, letter.round, letter.step, letter.sender)
             if letter.receiver == SERVER and letter.message is not None and asked.get(key) is not None:
-                yield Exchange(Slot(letter.probe, letter.sender), asked[key], letter.message)
+                yield Exchange(Slot(letter.probe, letter.sender), asked[key], letter.message, letter.round, letter.step)
+
+    def state_at(self, exchange: Exchange) -> Tree | None:
+        """Return this party's own state in the step of `exchange` (a server's secrets of that step), or None."""
+        key = (exchange.slot.probe, exchange.round, exchange.step)
+        return next((s.state for s in self.states if (s.probe, s.round, s.step) == key), None)
 
     def broadcasts(self, probe: int) -> list[Tree]:
         """Return the messages that this party received from the server in `probe`, in order."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vjp
 
 from ppbench.federation.tree import Params
 
@@ -22,6 +22,35 @@ def gradient(function: Callable[[Params], Tensor], params: Params) -> Params:
         return inner
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = {n: p if again and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()}
+        inputs = _inputs(params, again)
         parts = torch.autograd.grad(function(inputs), list(inputs.values()), create_graph=again, materialize_grads=True)
     return dict(zip(params, parts, strict=True))
+
+
+def gradients(function: Callable[[Params], Tensor], params: Params, count: int) -> list[Params]:
+    """Return the gradients of each of the `count` entries of function(params) [count], from one forward pass.
+
+    As `gradient`, differentiable where grad mode is on. An entry that does not depend on a parameter has a zero there.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        values, pull = vjp(function, params)[:2]
+        return [pull(row)[0] for row in torch.eye(count, dtype=values.dtype, device=values.device)]
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = _inputs(params, again)
+        values = function(inputs)
+        parts = [
+            torch.autograd.grad(
+                values[i],
+                list(inputs.values()),
+                retain_graph=again or i + 1 < count,
+                create_graph=again,
+                materialize_grads=True,
+            )
+            for i in range(count)
+        ]
+    return [dict(zip(params, part, strict=True)) for part in parts]
+
+
+def _inputs(params: Params, again: bool) -> Params:
+    return {n: p if again and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()}

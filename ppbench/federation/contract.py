@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -102,6 +102,10 @@ class Defense:
         name: as on the command line.  version: raise it when results may change.
         control: the field that is the x-axis of its trade-off.  grids: values of it, "quick" and "paper".
         paper: citation.  claimed: numbers that it prints.  epsilon_reason: why no epsilon can be given.
+        setting: by preset, fields of `EvaluateConfig` that an evaluation takes where its user says nothing: the loss,
+            network and federation that the paper's protocol needs. Controls run in the same.
+        masked: whether clients train on a model that is not the one delivered; then membership is also asked on it.
+        sums: whether the server can read only sums over the cohort; then victims are probed by whole cohorts.
     """
 
     name: ClassVar[str]
@@ -111,6 +115,9 @@ class Defense:
     paper: ClassVar[str] = ""
     claimed: ClassVar[tuple[Claim, ...]] = ()
     epsilon_reason: ClassVar[str] = "the mechanism gives no differential-privacy guarantee"
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    masked: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
@@ -119,6 +126,9 @@ class Defense:
         Raises:
             UsageError: one sentence that names the parameter and the values that are right.
         """
+
+    def check_data(self, plan: Plan, counts: Sequence[int]) -> None:
+        """Refuse, before anything runs, clients' numbers of examples that the defense cannot work with (UsageError)."""
 
     def require(self, condition: bool, field: str, right: str) -> None:
         """Raise UsageError unless `condition`: `field` of this defense must be `right`."""
@@ -135,6 +145,10 @@ class Defense:
             rounds: rounds trained.
         """
         return None
+
+    def why_no_epsilon(self, plan: Plan) -> str:
+        """Return why `epsilon` gives None, a clause for people. Default: the class's `epsilon_reason`."""
+        return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the public law of the noise on each coordinate of an upload, or None; an attacker knows it."""
@@ -176,15 +190,24 @@ class Defense:
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Return the server's state after a step on the weighted mean of the decoded uploads."""
-        plan, layout = ctx.plan, Layout.of(server.params)
-        flat = layout.pack(server.params)
-        mean = torch.zeros_like(flat)
+        layout = Layout.of(server.params)
+        mean = torch.zeros_like(layout.pack(server.params))
         for weight, (client, upload) in zip(self.weights(server, list(uploads)), uploads.items(), strict=True):
             try:
-                mean = mean + weight * layout.pack(self.decode(upload, server.params))
+                mean = mean + weight * layout.pack(self.decoded(ctx, server, upload))
             except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
                 raise ProtocolError(f"Client {client} sent an upload that cannot be decoded: {cause}") from cause
-        flat, opt = plan.server_opt.step(flat, mean, server.opt, plan.server_opt.rate(ctx.round))
+        return self.stepped(ctx, server, layout.unpack(mean))
+
+    def decoded(self, ctx: Context, server: Server, upload: Tree) -> Params:
+        """Return the update that the server makes of one upload. Default: `decode`, which needs no secret."""
+        return self.decode(upload, server.params)
+
+    def stepped(self, ctx: Context, server: Server, update: Params) -> Server:
+        """Return the server's state after its optimizer's step on an aggregated update; weights keep their dtype."""
+        layout, server_opt = Layout.of(server.params), ctx.plan.server_opt
+        flat = layout.pack(server.params)
+        flat, opt = server_opt.step(flat, layout.pack(update).to(flat.dtype), server.opt, server_opt.rate(ctx.round))
         return Server(layout.unpack(flat), opt, server.counts, server.own)
 
     def deliver(self, ctx: Context, server: Server) -> Tree:

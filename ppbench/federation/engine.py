@@ -73,6 +73,7 @@ class Federation:
         if sorted(self.shards) != list(range(self.plan.clients)):
             raise UsageError(f"The plan names {self.plan.clients} clients but {len(self.shards)} have data.")
         self.defense.check(self.plan)
+        self.defense.check_data(self.plan, [len(self.shards[c].x) for c in range(self.plan.clients)])
         params = moved(params, self.device)
         self.shards = {client: stored(shard, self.device) for client, shard in self.shards.items()}
         server = self.defense.init_server(self._context(REAL, 0, 0, SERVER, "init"), params)

@@ -1,0 +1,115 @@
+"""Extended PBPFL: the server learns only the cohort's weighted sum of gradients (Feng et al. 2020, Appendix C)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import Exchange, View
+from ppbench.defenses.pbpfl import PBPFL
+from ppbench.defenses.perturbation import Surrogates
+from ppbench.defenses.perturbed_evidence import cohort_evidence, exchanges
+from ppbench.errors import ProtocolError
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context, Round, Server
+from ppbench.federation.messages import Hello
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Data, Plan
+from ppbench.federation.tree import Params, Tree
+
+FAMILIES = ("g", "sigma", "beta")
+
+
+@dataclass(frozen=True)
+class PBPFLExt(PBPFL):
+    """PBPFL whose clients mask what they send, so that only sums over the whole cohort can be read.
+
+    Clients send N_k / N times each surrogate as fixed-point numbers modulo 2^64 plus masks that cancel in the cohort's
+    sum (Eq. 23-30), from pairwise X25519 keys. All clients take part in every round.
+
+    Attributes:
+        families: "independent" masks the three surrogates by three families; "shared" uses one mask for all, as a
+            literal reading of Eq. 23-25 allows: differences of surrogates are then bare. For the attack on it.
+        fraction_bits: of the fixed-point numbers; 48 hold values below 16384 to 2e-15.
+    """
+
+    families: Literal["independent", "shared"] = "independent"
+    fraction_bits: int = 48
+
+    name: ClassVar[str] = "pbpfl_ext"
+    sums: ClassVar[bool] = True
+    epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
+
+    def check(self, plan: Plan) -> None:
+        """As PBPFL; also refuse an unknown `families` and a single client, whose sum is its own gradient."""
+        super().check(plan)
+        self.require(self.families in ("independent", "shared"), "families", "'independent' or 'shared'")
+        self.require(16 <= self.fraction_bits <= 56, "fraction_bits", "from 16 to 56")
+        self.require(plan.clients >= 2, "families", "used with at least 2 clients")
+
+    def init_client(self, ctx: Context, params: Params) -> Tree:
+        """Draw a key pair."""
+        return secagg.new_keys(ctx)
+
+    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Exchange public keys; everybody shares a secret with everybody."""
+        graph = ~torch.eye(len(cohort), dtype=torch.bool)
+        return secagg.setup(ctx, server, cohort, graph)
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Announce a public key, agree on secrets, or upload masked surrogates."""
+        if isinstance(message, Hello):
+            return me, secagg.announce(me, len(data.x))
+        if isinstance(message, secagg.Roster):
+            return secagg.agree(me, ctx.party, message), None
+        return me, self.upload(ctx, me, result)
+
+    def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
+        """Return N_k / N times the surrogates in fixed point, masked; int64."""
+        share = int(me.counts[ctx.party]) / int(me.counts.sum())
+        parts = []
+        for family, part in zip(FAMILIES, (result.g, result.sigma, result.beta), strict=True):
+            layout = Layout.of(part)
+            flat = layout.pack(part).cpu()
+            purpose = family if self.families == "independent" else "all"
+            masks = secagg.zero_sum(me, ctx, purpose, len(flat))
+            parts.append(layout.unpack(secagg.to_ring(share * flat.double(), self.fraction_bits) + masks))
+        return Surrogates(*parts)
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Sum in the ring, where the masks cancel, then recover the mean gradient and step."""
+        if len(uploads) != len(server.counts):
+            raise ProtocolError(
+                f"{len(uploads)} of {len(server.counts)} clients sent an upload; masks cancel only in everybody's sum."
+            )
+        return self.stepped(ctx, server, self.recover(ctx.plan, server, self.total(list(uploads.values()))))
+
+    def total(self, uploads: Sequence[Surrogates]) -> Surrogates:
+        """Return the N_k-weighted mean of the surrogates, float64, from all masked uploads."""
+
+        def add(parts: Sequence[Params]) -> Params:
+            return {
+                n: secagg.from_ring(torch.stack([p[n] for p in parts]).sum(0), self.fraction_bits) for n in parts[0]
+            }
+
+        return Surrogates(add([u.g for u in uploads]), add([u.sigma for u in uploads]), add([u.beta for u in uploads]))
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the mean gradient of every whole cohort (server); a listener without secrets is given none."""
+        cohorts: dict[int, list[Exchange]] = defaultdict(list)
+        for exchange in exchanges(view):
+            cohorts[exchange.slot.probe].append(exchange)
+        found = []
+        for unit in cohorts.values():
+            server = view.state_at(unit[0])
+            if server is None or len(unit) != len(server.counts):
+                continue
+            mean = self.recover(view.plan, server, self.total([e.answer for e in unit]))
+            weights = server.counts[[e.slot.client for e in unit]].double()
+            found.append(cohort_evidence(view, mean, unit, weights / weights.sum(), server))
+        return found

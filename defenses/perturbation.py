@@ -1,0 +1,145 @@
+"""Perturb a model so that clients can train on it but not read it, and recover gradients from what they return.
+
+Feng et al., Practical and Bilateral Privacy-preserving Federated Learning (2020), Eq. 6-19, and Yang et al. (2024), Eq.
+12-22. Hidden layers are scaled channel by channel, the head gets a column-constant additive mask r, so that logits
+become y + alpha r with alpha the sum of the head's inputs. The gradient of the true loss is a polynomial in r of
+gradients that a client can compute at the perturbed weights without knowing r.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ppbench.errors import UsageError
+from ppbench.federation.autodiff import gradients
+from ppbench.federation.plan import Batch, Plan
+from ppbench.federation.tree import Params, node
+from ppbench.task.net import Net
+
+HEAD_BIAS = "head.bias"
+HEAD_WEIGHT = "head.weight"
+
+
+@node
+class Perturbed:
+    """Server to client, every round. params: perturbed weights; direction: r_a [C] (PBPFL, scalar gamma) or [0]."""
+
+    params: Params
+    direction: Tensor
+
+
+@node
+class Released:
+    """Server to client at the end. params: weights with hidden scales, no additive mask: true outputs."""
+
+    params: Params
+
+
+@node
+class Surrogates:
+    """Client to server: gradients at the perturbed weights of the three surrogate losses, batch means.
+
+    g: of the squared loss, like the parameters. sigma: [m, ...] of mean alpha d_k^T (yhat - ybar), one row a direction
+    d_k (m = 1: r_a; m = C: the unit vectors). beta: of mean alpha^2 / 2.
+    """
+
+    g: Params
+    sigma: Params
+    beta: Params
+
+
+def multiply(params: Params, multiplier: Params, dtype: torch.dtype) -> Params:
+    """Return the weights with hidden scales, in `dtype`; parameters without a multiplier as they are."""
+    scaled = {}
+    for name, value in params.items():
+        factor = multiplier.get(name)
+        scaled[name] = value.to(dtype).clone() if factor is None else value.to(dtype) * factor.to(dtype)
+    return scaled
+
+
+def mask(params: Params, r: Tensor, masked_bias: bool) -> Params:
+    """Return `params` with the additive mask r [C] on every column of the head's weight, and on its bias if asked."""
+    out = dict(params)
+    out[HEAD_WEIGHT] = params[HEAD_WEIGHT] + r[:, None]
+    if masked_bias and HEAD_BIAS in params:
+        out[HEAD_BIAS] = params[HEAD_BIAS] + r
+    return out
+
+
+def outputs(net: Net, params: Params, x: Tensor, masked_bias: bool) -> tuple[Tensor, Tensor]:
+    """Return masked logits yhat [B, C] and alpha [B], the sum of the head's inputs (and of the bias's 1 if masked)."""
+    features = net.features(params, x)
+    alpha = features.sum(1)
+    if masked_bias and HEAD_BIAS in params:
+        alpha = alpha + 1
+    return net.head(params, features), alpha
+
+
+def surrogates(net: Net, params: Params, batch: Batch, directions: Tensor, masked_bias: bool) -> Surrogates:
+    """Return the gradients of the surrogate losses on one batch (without the axis T), from one forward pass.
+
+    With yhat = y + alpha r, 1/2 ||y - ybar||^2 = 1/2 ||yhat - ybar||^2 - alpha r^T (yhat - ybar) + r^T r alpha^2 / 2,
+    pointwise, so the gradient of the true loss is the same combination of the three gradients (m + 2 backward passes).
+
+    Args:
+        net: the (expanded) network.
+        params: perturbed weights.
+        batch: x [B, *shape], y [B, C], w [B].
+        directions: [m, C].
+        masked_bias: whether the head's bias carries the mask.
+    """
+    dtype = directions.dtype
+    x, y, w = batch.x.to(dtype), batch.y.to(dtype), batch.w.to(dtype)
+    w = w / w.sum().clamp(min=1e-12)
+
+    def losses(p: Params) -> Tensor:
+        logits, alpha = outputs(net, p, x, masked_bias)
+        error = logits - y
+        loss = (w * 0.5 * (error**2).sum(-1)).sum()
+        mixed = (w * alpha) @ (error @ directions.T)
+        return torch.cat([loss[None], mixed, (w * 0.5 * alpha**2).sum()[None]])
+
+    first, *middle, last = gradients(losses, params, len(directions) + 2)
+    return Surrogates(first, {n: torch.stack([m[n] for m in middle]) for n in params}, last)
+
+
+def combine(found: Surrogates, coefficients: Tensor, square: Tensor) -> Params:
+    """Return g - sum_k c_k sigma_k + square beta: the true loss's gradient at the perturbed weights (PBPFL, Eq. 19).
+
+    Args:
+        found: a client's surrogate gradients, or their weighted mean over clients.
+        coefficients: [m] c with r = sum_k c_k d_k: gamma for the direction r_a, or r itself for the unit vectors.
+        square: r^T r.
+    """
+    return {
+        n: g - torch.tensordot(coefficients, found.sigma[n], 1) + square * found.beta[n] for n, g in found.g.items()
+    }
+
+
+def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
+    """Return the gradient at the true weights: the multiplier times that at the perturbed ones.
+
+    A bias that was expanded to one value a channel gets the sum over its channels. Only parameters of `like` are
+    returned; transitional layers are constants.
+    """
+    out = {}
+    for name, value in like.items():
+        factor = multiplier.get(name)
+        full = gradient[name] if factor is None else factor.to(gradient[name]) * gradient[name]
+        out[name] = full.sum_to_size(value.shape)
+    return out
+
+
+def check_masked(plan: Plan, name: str) -> None:
+    """Refuse a plan that the mask on the logits cannot serve: another loss, or local training."""
+    if plan.loss != "squared":
+        raise UsageError(
+            f"Defense {name!r} needs the squared loss, because the mask on the logits is recovered as a polynomial; "
+            f"use --loss squared, not {plan.loss!r}."
+        )
+    if plan.local.upload != "gradient":
+        raise UsageError(
+            f"Defense {name!r} needs one gradient a round: a local step on perturbed weights is no perturbed step; "
+            "use --upload gradient."
+        )

@@ -1,0 +1,80 @@
+"""What the parties of PBPFL can say about a victim's gradient: the server exactly, and a listener exactly too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.evidence import Evidence, Simulate, simulation
+from ppbench.adversary.view import Exchange, View
+from ppbench.defenses.perturbation import Perturbed, Surrogates
+from ppbench.federation.contract import Server
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+
+Recover = Callable[[Plan, Server, Surrogates], Params]
+
+
+class Shared:
+    """Simulations by weights: victims at equal weights share one object, so that attacks take them in one batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.known: list[tuple[Params, Simulate]] = []
+
+    def at(self, params: Params) -> Simulate:
+        """Return the simulation of the gradient at `params`."""
+        for weights, simulate in self.known:
+            if all(torch.equal(weights[n], v) for n, v in params.items()):
+                return simulate
+        self.known.append((params, simulation(self.plan, params)))
+        return self.known[-1][1]
+
+
+def exchanges(view: View) -> list[Exchange]:
+    """Return the view's uploads of surrogates, or none for a client: it sees its own only."""
+    if view.threat.startswith("client/"):
+        return []
+    return [e for e in view.exchanges() if isinstance(e.asked, Perturbed) and isinstance(e.answer, Surrogates)]
+
+
+def gradient_evidence(view: View, recover: Recover) -> list[Evidence]:
+    """Return one exact piece of evidence a victim: the recovered gradient at the true weights for the server.
+
+    Who has no secrets takes the first surrogate, which is the plain gradient of the squared loss at the perturbed
+    weights: a perturbed network is a network.
+    """
+    shared, found = Shared(view.plan), []
+    for exchange in exchanges(view):
+        server = view.state_at(exchange)
+        if server is None:
+            params, observed, channel = exchange.asked.params, exchange.answer.g, "g"
+        else:
+            params, observed, channel = server.params, recover(view.plan, server, exchange.answer), "recovered"
+        found.append(Evidence((exchange.slot,), observed, shared.at(params), params, channel=channel))
+    return found
+
+
+def cohort_evidence(view: View, mean: Params, unit: Sequence[Exchange], weights: Tensor, server: Server) -> Evidence:
+    """Return evidence about a whole cohort from the weighted mean of its gradients.
+
+    Args:
+        view: the server's view.
+        mean: the recovered mean gradient.
+        unit: one upload a client.
+        weights: [U] aggregation weights in the order of `unit`.
+        server: the server's state of that step.
+    """
+    one = simulation(view.plan, server.params)
+    shares = weights.tolist()
+
+    def simulate(x: Tensor, y: Tensor) -> Params:
+        parts = [one(x[i : i + 1], y[i : i + 1]) for i in range(len(shares))]
+        return {n: sum((w * p[n] for w, p in zip(shares, parts, strict=True)), torch.zeros(())) for n in parts[0]}
+
+    equal = max(shares) - min(shares) < 1e-12
+    params = server.params if equal else None  # the mean of equal batches is the gradient of all of them together
+    slots = tuple(e.slot for e in unit)
+    return Evidence(slots, mean, one if equal else simulate, params, channel="sum")

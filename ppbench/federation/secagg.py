@@ -1,0 +1,156 @@
+"""Pairwise secrets between clients, and what is made of them: masks that cancel in a sum, noise that two parties share.
+
+X25519 key agreement through the server, which relays 32-byte public keys; HKDF-SHA256 separates sessions, rounds and
+purposes; ChaCha20 expands a pair's key to as many words as are asked for. Sums of fixed-point numbers are taken modulo
+2^64 (int64 wraps), so that masked values are uniform and leave no trace of their size. Keys are derived from a party's
+generator, so that a benchmark can be repeated; a deployment would take them from the operating system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor
+
+from ppbench.errors import ProtocolError
+from ppbench.federation.contract import Context, Server, Step
+from ppbench.federation.messages import Hello
+from ppbench.federation.tree import Tree, node
+
+
+@node
+class Announce:
+    """Client to server at set-up. count: int64 scalar N_k; public: [32] uint8, its X25519 public key."""
+
+    count: Tensor
+    public: Tensor
+
+
+@node
+class Roster:
+    """Server to client at set-up. counts: [N] int64; public: [N, 32] uint8; graph: [N, N] bool, neighbors."""
+
+    counts: Tensor
+    public: Tensor
+    graph: Tensor
+
+
+@node
+class Keys:
+    """A client's state. private: [32] uint8; shared: [N, 32] uint8 secrets with every neighbor; graph, counts: public.
+
+    Before the roster has come, all but `private` are empty.
+    """
+
+    private: Tensor
+    shared: Tensor
+    graph: Tensor
+    counts: Tensor
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _words(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def new_keys(ctx: Context) -> Keys:
+    """Return a client's key pair, drawn from its generator."""
+    private = torch.randint(0, 256, (32,), generator=ctx.generator).to(torch.uint8)
+    none = torch.zeros(0, dtype=torch.int64)
+    return Keys(private, torch.zeros(0, 32, dtype=torch.uint8), torch.zeros(0, 0, dtype=torch.bool), none)
+
+
+def setup(
+    ctx: Context, server: Server, cohort: Sequence[int], graph: Tensor
+) -> Generator[Step, Mapping[int, Tree], Server]:
+    """Run set-up as the server: collect counts and public keys, then send everybody the roster.
+
+    Raises:
+        ProtocolError: a client answers with something else.
+    """
+    answers = yield Step(server, dict.fromkeys(cohort, Hello()))
+    for client, answer in answers.items():
+        if not isinstance(answer, Announce):
+            raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Announce.")
+    counts = torch.stack([answers[c].count for c in sorted(answers)])
+    public = torch.stack([answers[c].public for c in sorted(answers)])
+    server = Server(server.params, server.opt, counts, server.own)
+    yield Step(server, dict.fromkeys(cohort, Roster(counts, public, graph)))
+    return server
+
+
+def announce(me: Keys, count: int) -> Announce:
+    """Return a client's answer to Hello."""
+    public = X25519PrivateKey.from_private_bytes(_bytes(me.private)).public_key().public_bytes_raw()
+    return Announce(torch.tensor(count), _words(public))
+
+
+def agree(me: Keys, party: int, roster: Roster) -> Keys:
+    """Return the client's state with a secret for each of its neighbors.
+
+    Raises:
+        ProtocolError: a public key that is no point of the curve's large group.
+    """
+    private = X25519PrivateKey.from_private_bytes(_bytes(me.private))
+    shared = torch.zeros(len(roster.public), 32, dtype=torch.uint8)
+    for other in roster.graph[party].nonzero().flatten().tolist():
+        try:
+            secret = private.exchange(X25519PublicKey.from_public_bytes(_bytes(roster.public[other])))
+        except ValueError as cause:
+            raise ProtocolError(f"Client {other} sent a public key that gives no shared secret: {cause}.") from cause
+        shared[other] = _words(secret)
+    return Keys(me.private, shared, roster.graph, roster.counts)
+
+
+def stream(me: Keys, ctx: Context, other: int, purpose: str, words: int) -> Tensor:
+    """Return `words` uniform int64 that `ctx.party` and `other` both derive, and nobody else.
+
+    The session is part of the derivation: a probe must not use a real round's masks again.
+    """
+    low, high = sorted((ctx.party, other))
+    info = f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}".encode()
+    key = HKDF(SHA256(), 32, None, info).derive(_bytes(me.shared[other]))
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return torch.frombuffer(bytearray(cipher.update(bytes(8 * words))), dtype=torch.int64)
+
+
+def neighbors(me: Keys, party: int) -> list[int]:
+    """Return the clients that `party` shares a secret with."""
+    return [int(other) for other in me.graph[party].nonzero().flatten()]
+
+
+def zero_sum(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
+    """Return this client's mask [words] int64: over all clients of the graph the masks sum to 0 modulo 2^64."""
+    total = torch.zeros(words, dtype=torch.int64)
+    for other in neighbors(me, ctx.party):
+        share = stream(me, ctx, other, purpose, words)
+        total = total + share if ctx.party < other else total - share
+    return total
+
+
+def to_ring(values: Tensor, bits: int) -> Tensor:
+    """Return `values` (float64) as fixed-point int64 with `bits` fractional bits.
+
+    Raises:
+        ProtocolError: a value that is not finite, or of 2^(62 - bits) and more: a weighted mean could leave the range.
+    """
+    limit = 2.0 ** (62 - bits)
+    if not bool((values.abs() < limit).all()):  # NaN fails too
+        raise ProtocolError(
+            f"A value to be masked is {float(values.abs().max()):.3g}; fixed point with {bits} fractional bits holds "
+            f"finite values below {limit:g}."
+        )
+    return (values.double() * 2.0**bits).round().to(torch.int64)
+
+
+def from_ring(total: Tensor, bits: int) -> Tensor:
+    """Return a sum of fixed-point numbers as float64."""
+    return total.double() / 2.0**bits
