@@ -11,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.view import View
-from ppbench.attacks.membership.loss import LossThreshold, best_threshold, last_model
+from ppbench.attacks.membership.base import best_threshold, last_model
+from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.defenses.none import NoDefense
 from ppbench.errors import UsageError
 from ppbench.federation.autodiff import gradient

@@ -1,0 +1,177 @@
+"""What membership attacks share: whose model is queried and how, what its outputs mean, thresholds and coins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.view import View
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Tree, leaves
+from ppbench.federation.wire import SERVER
+
+CHUNK = 512
+FLOOR = 1e-12
+"""Smallest probability read from an output of a net trained with the squared loss."""
+
+
+def last_model(view: View) -> Tree | None:
+    """Return the last message from the server that can hold a model, or None.
+
+    It can when its tensors hold at least as many numbers as the network has parameters: set-up messages, commands
+    and seeds are smaller.
+    """
+    for letter in reversed(view.mail):
+        if letter.sender != SERVER or letter.message is None:
+            continue
+        if view.party not in (None, SERVER, letter.receiver):
+            continue
+        if sum(leaf.numel() for leaf in leaves(letter.message)) >= view.plan.net.parameter_count:
+            return letter.message
+    return None
+
+
+def query(view: View, message: Tree, x: Tensor) -> Tensor:
+    """Return the outputs [Q, C] float64, on CPU, that the defense's own client computes from `message` on x.
+
+    Records are cast to the dtype and device of the message's largest floating-point tensor: a defense may send its
+    model in float64. `CHUNK` records are computed at a time.
+    """
+    like = max((leaf for leaf in leaves(message) if leaf.is_floating_point()), key=torch.numel)
+    with torch.no_grad():
+        parts = [view.defense.predict(view.plan, message, some.to(like)) for some in x.split(CHUNK)]
+    return torch.cat(parts).double().cpu()
+
+
+def log_probabilities(plan: Plan, outputs: Tensor) -> Tensor:
+    """Return log p [Q, C] float64 of outputs [Q, C]: what the net says about each class.
+
+    Cross-entropy: log-softmax. Squared loss on one-hot targets: the outputs estimate the targets, so p is the outputs
+    clipped to [1e-12, 1] and divided by their sum.
+    """
+    if plan.loss == "cross_entropy":
+        return outputs.log_softmax(-1)
+    clipped = outputs.clamp(FLOOR, 1)
+    return (clipped / clipped.sum(-1, keepdim=True)).log()
+
+
+def finite_scores(scores: Tensor) -> Tensor:
+    """Return scores [Q] with those that are not finite replaced by the smallest finite one; by 0 if there is none."""
+    finite = scores[scores.isfinite()]
+    return torch.where(scores.isfinite(), scores, finite.min() if len(finite) else torch.zeros_like(scores))
+
+
+def best_threshold(scores: Tensor, member: Tensor) -> float | None:
+    """Return the threshold t for which `score >= t` separates known members best, or None when nothing separates.
+
+    Best is the largest balanced accuracy (mean of the shares of members and of non-members decided rightly); of
+    equally good thresholds the middle one. Thresholds lie halfway between neighboring distinct scores, so equal
+    scores are always decided alike; -inf, which decides "member" for all, stands beside them.
+
+    Args:
+        scores: [K] float64, finite.
+        member: [K] bool.
+    """
+    values = scores.unique()
+    if len(values) < 2 or member.all() or not member.any():
+        return None
+    cuts = torch.cat([values.new_tensor([-torch.inf]), (values[1:] + values[:-1]) / 2])
+    inside = (scores[member][:, None] >= cuts).double().mean(0)
+    outside = (scores[~member][:, None] < cuts).double().mean(0)
+    balanced = (inside + outside) / 2
+    best = (balanced == balanced.max()).nonzero()[:, 0]
+    return float(cuts[best[len(best) // 2]])
+
+
+def coins(count: int, generator: torch.Generator) -> Tensor:
+    """Return [count] bool, fair coins: the decisions of an attacker who knows nothing."""
+    return torch.randint(0, 2, (count,), generator=generator) == 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A membership challenge on CPU: one-hot labels [Q, C] float64, known [Q] int8 (1 member, 0 not, -1 asked)."""
+
+    labels: Tensor
+    known: Tensor
+
+    @property
+    def told(self) -> Tensor:
+        """[Q] bool: whose membership the adversary knows."""
+        return self.known >= 0
+
+    @property
+    def members(self) -> Tensor:
+        """[K] bool: the memberships of those, in their order."""
+        return self.known[self.told] == 1
+
+
+@dataclass(frozen=True)
+class MembershipAttack(Attack):
+    """Asks the last model received about every candidate and decides from its outputs alone.
+
+    A subclass says in `answer` how. An adaptive attack overrides `outputs`: what it returns is all that the decision
+    is made from.
+    """
+
+    kind: ClassVar[Kind] = "membership"
+    threats: ClassVar[tuple[str, ...]] = ("client/1",)
+
+    def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
+        """Return the outputs [Q, C] float64, on CPU, that the attack works on; NaN rows where there are none.
+
+        Default: what the defense's own client computes from the last model that the adversary holds. An override may
+        draw from `generator`.
+        """
+        assert challenge.x is not None  # `run` has checked
+        message = last_model(view)
+        if message is None:
+            return torch.full((len(challenge.x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
+        return query(view, message, challenge.x)
+
+    def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+        """Return score [Q] float64, finite, and decision [Q] bool from outputs [Q, C]. A subclass must override it."""
+        raise NotImplementedError
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return score [Q] float64 and decision [Q] bool of every candidate, challenge by challenge.
+
+        Raises:
+            UsageError: a challenge lacks candidates, their labels or the known half.
+        """
+        guesses = []
+        for challenge in challenges:
+            if challenge.x is None or challenge.labels is None or challenge.known is None:
+                raise UsageError(
+                    f"Attack {self.name!r} was given a challenge without candidates, labels or known members; a "
+                    "membership challenge must have all three."
+                )
+            asked = Asked(challenge.labels.double().cpu(), challenge.known.cpu())
+            guesses.append(self.answer(view.plan, self.outputs(view, challenge, generator), asked, generator))
+        return guesses
+
+
+@dataclass(frozen=True)
+class ThresholdAttack(MembershipAttack):
+    """A record is a member when its score is at least a threshold, fitted on the known half.
+
+    Where no threshold can be fitted (one class known, or equal scores) each decision is a coin from the generator. A
+    score that is not finite counts as the smallest finite one.
+    """
+
+    def scores(self, plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the scores [Q] float64, higher is member, from outputs [Q, C] and labels [Q, C]."""
+        raise NotImplementedError
+
+    def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+        """Return the scores, and the decisions by the threshold that separates the known half best."""
+        scores = finite_scores(self.scores(plan, outputs, asked.labels))
+        threshold = best_threshold(scores[asked.told], asked.members)
+        decision = coins(len(scores), generator) if threshold is None else scores >= threshold
+        return Guess(score=scores, decision=decision)

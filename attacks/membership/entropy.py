@@ -1,0 +1,59 @@
+"""Membership inference by the modified prediction entropy of Song and Mittal (USENIX Security 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.attacks.membership.base import ThresholdAttack, log_probabilities
+from ppbench.federation.plan import Plan
+
+
+def log_complement(log_p: Tensor) -> Tensor:
+    """Return log(1 - p) of log p [Q, C], to full precision also where p rounds to 1.
+
+    At most one class of a record has p > 1/2; its complement is summed from the other classes.
+    """
+    p = log_p.exp()
+    rest = log_p.scatter(-1, log_p.argmax(-1, keepdim=True), -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.where(p > 0.5, rest, (-p).log1p())
+
+
+def modified_entropy(log_p: Tensor, labels: Tensor) -> Tensor:
+    """Return Mentr = -(1 - p_y) log p_y - sum_{j != y} p_j log(1 - p_j), [Q] float64, in nats.
+
+    0 for a confident right prediction, unbounded for a confident wrong one; unlike the plain entropy it tells the two
+    apart (Song and Mittal 2021, Sec. 3.2).
+
+    Args:
+        log_p: [Q, C] log-probabilities, C > 1.
+        labels: [Q, C], one-hot.
+    """
+    log_q, label = log_complement(log_p), labels.argmax(-1, keepdim=True)
+    own = -(log_q.exp() * log_p).gather(-1, label)[:, 0]
+    others = (-log_p.exp() * log_q).scatter(-1, label, 0.0)
+    return own + others.sort(-1).values.sum(-1)  # sorted: rounding must not tell labels apart where all p are equal
+
+
+@dataclass(frozen=True)
+class ModifiedEntropy(ThresholdAttack):
+    """A record is a member when the modified entropy of its prediction is small.
+
+    A net of one output predicts no distribution, so there is no entropy to modify: the score is minus the loss, as in
+    `mia_loss`.
+    """
+
+    name: ClassVar[str] = "mia_mentr"
+    reference: ClassVar[str] = (
+        "Song and Mittal, Systematic Evaluation of Privacy Risks of Machine Learning Models, USENIX Security 2021"
+    )
+
+    def scores(self, plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return minus the modified entropy [Q] of each record; minus its loss where the net has one output."""
+        if plan.spec.classes == 1:
+            return -plan.example_loss(outputs, labels)
+        scores = -modified_entropy(log_probabilities(plan, outputs), labels)
+        return torch.where(outputs.isfinite().all(-1), scores, torch.nan)

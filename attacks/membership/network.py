@@ -1,0 +1,120 @@
+"""Membership inference by a classifier of outputs (Shokri et al. 2017), as Baluta et al. (CCS 2022) train it.
+
+The adversary knows the membership of some candidates. A small network learns from those what the model's outputs on
+members look like, and judges the others. (Shokri's shadow models give such outputs to an adversary who knows nobody.)
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from ppbench.adversary.attack import Guess
+from ppbench.attacks.membership.base import Asked, MembershipAttack, coins, log_probabilities
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
+
+Floats = NDArray[np.float64]
+LARGE = 1e30
+"""Features are clipped to this size: the square of a larger one, in their variance, might overflow."""
+FAR = 10.0
+"""Standardized features are clipped to this many deviations: one diverged record must not saturate the classifier."""
+
+
+def signals(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return what outputs [Q, C] say about each record, [Q, F] float64: all that depends on the model.
+
+    C > 1, F = C + 4: sorted probabilities; probability of the label; loss; whether no class is likelier than the
+    label; and phi = log p_y - log sum_{j != y} p_j, which with softmax is the logit of the label minus the
+    log-sum-exp of the others' (Carlini et al. 2022). One output, F = 3: it, its distance to the target, the loss.
+    """
+    loss = plan.example_loss(outputs, labels)[:, None]
+    if plan.spec.classes == 1:
+        return torch.cat([outputs, (outputs - labels).abs(), loss], -1)
+    log_p = log_probabilities(plan, outputs)
+    label = labels.argmax(-1, keepdim=True)
+    own = log_p.gather(-1, label)
+    others = log_p.scatter(-1, label, -torch.inf)
+    right = (own >= log_p.max(-1, keepdim=True).values).double()
+    phi = own - others.logsumexp(-1, keepdim=True)
+    return torch.cat([log_p.exp().sort(-1).values, own.exp(), loss, right, phi], -1)
+
+
+@dataclass(frozen=True)
+class OutputClassifier(MembershipAttack):
+    """A network of one hidden layer tells members from others by the model's outputs on them.
+
+    Features are `signals` and the one-hot label (the target, with one output), standardized on the known half. A
+    record is a member when the mean probability over the seeds is at least .5. Where nothing can be learned (one class
+    known, no finite outputs, or the same outputs for all) every score is .5 and each decision a coin from the
+    generator. Records without finite outputs get the smallest score of the others.
+
+    Attributes:
+        hidden: units of the hidden layer (ReLU).
+        decay: weight decay: the penalty decay / 2 ||w||^2 beside the MEAN log loss.
+        seeds: networks whose probabilities are averaged, at least 3; they differ in their initial weights.
+        steps: L-BFGS iterations, at most. Full batches: the order of the candidates does not matter.
+    """
+
+    name: ClassVar[str] = "mia_nn"
+    reference: ClassVar[str] = (
+        "Shokri et al., Membership Inference Attacks against Machine Learning Models, S&P 2017; "
+        "Baluta et al., Membership Inference Attacks and Generalization: A Causal Perspective, CCS 2022"
+    )
+
+    hidden: int = 64
+    decay: float = 1e-2
+    seeds: int = 3
+    steps: int = 200
+
+    def check(self) -> None:
+        """Raise UsageError for a number out of range."""
+        for field, least in (("hidden", 1), ("decay", 0), ("seeds", 3), ("steps", 1)):
+            if not least <= getattr(self, field) < float("inf"):
+                raise UsageError(
+                    f"Attack {self.name!r}: {field}={getattr(self, field)} cannot be used; it must be {least} or more."
+                )
+
+    def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+        """Return the mean probability [Q] of membership, and whether it is at least .5."""
+        self.check()
+        found = signals(plan, outputs, asked.labels)
+        usable = found.isfinite().all(-1) & outputs.isfinite().all(-1)
+        fit = asked.told & usable
+        member = asked.known[fit] == 1
+        scores = torch.full((len(found),), 0.5, dtype=torch.float64)
+        if not member.any() or member.all() or bool((found[fit] == found[fit][0]).all()):
+            return Guess(score=scores, decision=coins(len(scores), generator))
+        features = torch.cat([found, asked.labels], -1).clamp(-LARGE, LARGE)
+        draws = torch.randint(2**31, (self.seeds,), generator=generator).tolist()
+        likely = self._probability(features[fit].numpy(), member.numpy(), features[usable].numpy(), draws)
+        scores[usable] = torch.from_numpy(likely)
+        scores[~usable] = scores[usable].min()
+        return Guess(score=scores, decision=scores >= 0.5)
+
+    def _probability(self, known: Floats, member: NDArray[np.bool_], asked: Floats, seeds: list[int]) -> Floats:
+        """Return the mean probability [A] of membership of `asked` [A, F], learned from `known` [K, F]."""
+        scaler = StandardScaler().fit(known)
+        inputs, queries = (scaler.transform(part).clip(-FAR, FAR) for part in (known, asked))
+        total: Floats = np.zeros(len(asked))
+        for seed in seeds:
+            net = MLPClassifier(
+                (self.hidden,),
+                solver="lbfgs",
+                alpha=self.decay * len(known),  # scikit-learn divides its penalty by the number of examples
+                max_iter=self.steps,
+                random_state=seed,
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # stopping early is meant
+                total += net.fit(inputs, member).predict_proba(queries)[:, 1]
+        return total / len(seeds)

@@ -1,0 +1,381 @@
+"""Membership attacks on a model's outputs: modified entropy and the classifier of outputs, beside the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.view import View
+from ppbench.attacks.membership.base import MembershipAttack, log_probabilities
+from ppbench.attacks.membership.entropy import ModifiedEntropy, log_complement, modified_entropy
+from ppbench.attacks.membership.loss import LossThreshold
+from ppbench.attacks.membership.network import OutputClassifier, signals
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.messages import Model
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.task.losses import LossName
+from ppbench.task.net import initial, net_spec
+
+COUNT = 120
+SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})
+PLANS: dict[LossName, Plan] = {loss: Plan(SPEC, 2, loss=loss) for loss in ("cross_entropy", "squared")}
+ATTACKS: list[type[MembershipAttack]] = [LossThreshold, ModifiedEntropy, OutputClassifier]
+each_attack = pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
+each_loss = pytest.mark.parametrize("loss", PLANS)
+
+
+def candidates(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, one-hot labels (drawn, so that only memory helps) and membership of 2 * COUNT digits."""
+    g = torch.Generator().manual_seed(seed)
+    digits = load_digits()
+    some = torch.randperm(len(digits.images), generator=g)[: 2 * COUNT]
+    x = torch.tensor(digits.images, dtype=torch.float32)[some, None] / 16
+    labels = torch.randint(0, 10, (2 * COUNT,), generator=g)
+    return x, torch.nn.functional.one_hot(labels, 10).float(), torch.randperm(2 * COUNT, generator=g) < COUNT
+
+
+def trained(plan: Plan, x: Tensor, y: Tensor, steps: int = 200) -> Params:
+    """Return weights after full-batch Adam on (x, y)."""
+    params, opt = initial(plan.spec, 0), Opt("adam", lr=0.01)
+    layout = Layout.of(params)
+    flat, w = layout.pack(params), torch.ones(len(x))
+    state = opt.init(flat)
+    for _ in range(steps):
+        g = gradient(lambda p: plan.objective(p, x, y, w), layout.unpack(flat))
+        flat, state = opt.step(flat, layout.pack(g), state, torch.tensor(opt.lr))
+    return {name: value.detach() for name, value in layout.unpack(flat).items()}
+
+
+@pytest.fixture(scope="module")
+def overfit() -> dict[str, Params]:
+    x, y, member = candidates()
+    return {loss: trained(plan, x[member], y[member]) for loss, plan in PLANS.items()}
+
+
+def view(plan: Plan, params: Params) -> View:
+    return View("client/1", 0, plan, NoDefense(), (Envelope(-1, 1, 0, SERVER, 0, 0, Model(params)),), ())
+
+
+def half(member: Tensor) -> Tensor:
+    known = member.to(torch.int8)
+    known[1::2] = -1
+    return known
+
+
+def ask(
+    attack: MembershipAttack, seen: View, known: Tensor, seed: int = 0, order: Tensor | None = None, data: int = 0
+) -> Guess:
+    x, y, _ = candidates(data)
+    order = torch.arange(len(x)) if order is None else order
+    challenge = Challenge((Slot(-1, 0),), 1, x=x[order], labels=y[order], known=known[order])
+    (guess,) = attack.run(seen, [challenge], torch.Generator().manual_seed(seed))
+    assert guess.score.dtype == torch.float64
+    assert guess.score.shape == guess.decision.shape == (len(x),)
+    assert bool(guess.score.isfinite().all())
+    assert guess.decision.dtype == torch.bool
+    return guess
+
+
+# -- leaks and nulls -------------------------------------------------------------------------------------------------
+@each_attack
+@each_loss
+def test_planted_leak_an_overfit_model_betrays_its_members(
+    attack: type[MembershipAttack], loss: LossName, overfit: dict[str, Params]
+) -> None:
+    _, _, member = candidates()
+    known = half(member)
+    guess = ask(attack(), view(PLANS[loss], overfit[loss]), known)
+    asked = known == -1
+    assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
+    assert float((guess.decision == member)[asked].double().mean()) > 0.8
+
+
+@each_attack
+@each_loss
+def test_null_an_untrained_model_is_inside_the_interval_of_chance(
+    attack: type[MembershipAttack], loss: LossName
+) -> None:
+    """Five seeds of 60 members and 60 others each: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n)."""
+    areas, right, count = [], 0, 0
+    for seed in range(5):
+        _, _, member = candidates(seed)
+        known = half(member)
+        guess = ask(attack(), view(PLANS[loss], initial(SPEC, seed)), known, data=seed)
+        asked = known == -1
+        inside, outside = int(member[asked].sum()), int((~member[asked]).sum())
+        deviation = ((inside + outside + 1) / (12 * inside * outside)) ** 0.5
+        areas.append((roc_auc_score(member[asked], guess.score[asked]) - 0.5) / deviation)
+        right, count = right + int((guess.decision == member)[asked].sum()), count + inside + outside
+    assert max(map(abs, areas)) < stats.norm.isf(5e-4)
+    assert abs(sum(areas)) / 5**0.5 < stats.norm.isf(5e-4)
+    low, high = stats.binom.interval(0.999, count, 0.5)
+    assert low <= right <= high
+
+
+def test_the_classifier_finds_what_no_threshold_on_the_loss_does() -> None:
+    """Members have losses of middle size, others small or large ones: only a rule that is not monotone tells them."""
+    g = torch.Generator().manual_seed(0)
+    member = torch.rand(400, generator=g) < 0.5
+    extreme = torch.where(torch.rand(400, generator=g) < 0.5, -4.0, 4.0)
+    margin = torch.where(member, 0.0, extreme) + 0.5 * torch.randn(400, generator=g)
+    outputs = torch.stack([margin, torch.zeros(400)], 1).double()
+    plan = Plan(net_spec("mlp", (2,), 2, {"hidden": ""}), 2)
+    labels = torch.tensor([[1.0, 0.0]]).double().expand(400, 2)
+    x = torch.arange(400.0)[:, None].expand(400, 2)
+    known = half(member)
+    areas = {}
+    for attack in (LossThreshold, OutputClassifier):
+
+        class Told(attack):
+            def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
+                return outputs
+
+        asked = Challenge((), 1, x=x, labels=labels, known=known)
+        (guess,) = Told().run(View("client/1", 0, plan, NoDefense(), (), ()), [asked], torch.Generator())
+        areas[attack.name] = roc_auc_score(member[known == -1], guess.score[known == -1])
+    assert areas["mia_loss"] < 0.6
+    assert areas["mia_nn"] > 0.95
+
+
+# -- determinism, order, coins ---------------------------------------------------------------------------------------
+@each_attack
+@each_loss
+def test_the_order_of_the_candidates_does_not_matter(
+    attack: type[MembershipAttack], loss: LossName, overfit: dict[str, Params]
+) -> None:
+    """Up to the rounding of a matrix product, whose sums depend on a record's place in it."""
+    _, _, member = candidates()
+    known, seen = half(member), view(PLANS[loss], overfit[loss])
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(5))
+    straight, moved = ask(attack(), seen, known), ask(attack(), seen, known, order=order)
+    scale = float(straight.score.std())
+    assert torch.allclose(moved.score, straight.score[order], atol=0.02 * scale, rtol=1e-3)
+    assert float((moved.decision == straight.decision[order]).double().mean()) > 0.98
+
+
+@each_attack
+def test_one_generator_one_guess_and_global_randomness_is_left_alone(
+    attack: type[MembershipAttack], overfit: dict[str, Params]
+) -> None:
+    seen, known = view(PLANS["cross_entropy"], overfit["cross_entropy"]), half(candidates()[2])
+    guesses = []
+    for global_seed in (1, 2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(global_seed)
+            np.random.seed(global_seed)
+            before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+            guesses.append(ask(attack(), seen, known, seed=3))
+            assert torch.equal(torch.get_rng_state(), before)
+            assert (np.random.get_state()[1] == numpy_before).all()
+    first, again = guesses
+    assert torch.equal(first.score, again.score)
+    assert torch.equal(first.decision, again.decision)
+    if attack is OutputClassifier:
+        assert not torch.equal(first.score, ask(attack(), seen, known, seed=4).score)
+
+
+def told(*pairs: tuple[int, int]) -> Tensor:
+    known = torch.full((2 * COUNT,), -1, dtype=torch.int8)
+    for place, value in pairs:
+        known[place] = value
+    return known
+
+
+@each_attack
+@pytest.mark.parametrize("known", [told(), told((0, 1)), told((0, 1), (3, 1), (9, 1)), told((2, 0), (7, 0))])
+def test_decisions_are_coins_where_one_class_is_known(
+    attack: type[MembershipAttack], known: Tensor, overfit: dict[str, Params]
+) -> None:
+    seen = view(PLANS["cross_entropy"], overfit["cross_entropy"])
+    first, again, other = (ask(attack(), seen, known, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.decision, again.decision)
+    assert not torch.equal(first.decision, other.decision)
+    assert 0.35 < float(first.decision.double().mean()) < 0.65
+
+
+@each_attack
+def test_one_known_record_of_each_kind_is_enough(attack: type[MembershipAttack], overfit: dict[str, Params]) -> None:
+    _, _, member = candidates()
+    known = told((int(member.nonzero()[0]), 1), (int((~member).nonzero()[0]), 0))
+    guess = ask(attack(), view(PLANS["squared"], overfit["squared"]), known)
+    assert bool(guess.decision[known == 1].all())
+    assert not bool(guess.decision[known == 0].any())
+
+
+# -- unusable models and queries -------------------------------------------------------------------------------------
+POISONS = {
+    "nan": lambda t: torch.full_like(t, torch.nan),
+    "inf": lambda t: torch.full_like(t, torch.inf),
+    "huge": lambda t: torch.full_like(t, 1e30),
+    "zero": torch.zeros_like,
+    "double": lambda t: t.double() * 1e120,
+}
+
+
+@each_attack
+@each_loss
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_model_gives_finite_scores_and_chance(
+    attack: type[MembershipAttack], loss: LossName, poison: str
+) -> None:
+    _, _, member = candidates()
+    known = half(member)
+    params = {n: POISONS[poison](v) for n, v in initial(SPEC, 0).items()}
+    guess = ask(attack(), view(PLANS[loss], params), known)
+    asked = known == -1
+    low, high = stats.binom.interval(0.999, int(asked.sum()), 0.5)
+    assert low <= int((guess.decision == member)[asked].sum()) <= high
+    if poison in ("nan", "inf", "zero"):
+        assert len(guess.score.unique()) == 1
+
+
+@each_attack
+def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(
+    attack: type[MembershipAttack], overfit: dict[str, Params]
+) -> None:
+    class Diverging(attack):
+        def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
+            found = super().outputs(view, challenge, generator)
+            found[[3, 4, 5]] = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)[:, None]
+            return found
+
+    _, _, member = candidates()
+    known = half(member)
+    guess = ask(Diverging(), view(PLANS["cross_entropy"], overfit["cross_entropy"]), known)
+    assert bool((guess.score[3:6] == guess.score.min()).all())
+    sound = (known == -1) & (torch.arange(len(known)) > 5)
+    assert roc_auc_score(member[sound], guess.score[sound]) > 0.9
+
+
+@each_attack
+def test_a_float64_model_is_queried_in_float64(attack: type[MembershipAttack], overfit: dict[str, Params]) -> None:
+    seen, known = PLANS["squared"], half(candidates()[2])
+    double = {name: value.double() for name, value in overfit["squared"].items()}
+    challenge = Challenge((), 1, x=candidates()[0], labels=candidates()[1], known=known)
+    outputs = attack().outputs(view(seen, double), challenge, torch.Generator())
+    assert outputs.dtype == torch.float64
+    assert torch.equal(outputs, seen.net(double, candidates()[0].double()))
+    single = ask(attack(), view(seen, overfit["squared"]), known)
+    assert float((ask(attack(), view(seen, double), known).decision == single.decision).double().mean()) > 0.95
+
+
+def test_outputs_is_the_one_door_for_adaptive_attacks(overfit: dict[str, Params]) -> None:
+    """A defense that shifts every output by a large record-dependent amount blinds the plain attack only."""
+
+    @dataclass(frozen=True)
+    class Shifted(NoDefense):
+        name: ClassVar[str] = "shifted"
+
+        def predict(self, plan: Plan, message: Model, x: Tensor) -> Tensor:
+            return super().predict(plan, message, x) + shift(x, plan.spec.classes)
+
+    def shift(x: Tensor, classes: int) -> Tensor:
+        return 50 * torch.sin(1e3 * x.flatten(1).sum(1, keepdim=True) * torch.arange(1, classes + 1))
+
+    class Adaptive(LossThreshold):
+        def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
+            return super().outputs(view, challenge, generator) - shift(challenge.x, view.plan.spec.classes)
+
+    _, _, member = candidates()
+    known = half(member)
+    seen = replace(view(PLANS["squared"], overfit["squared"]), defense=Shifted())
+    asked = known == -1
+    plain, adaptive = (ask(a, seen, known).score[asked] for a in (LossThreshold(), Adaptive()))
+    assert abs(roc_auc_score(member[asked], plain) - 0.5) < 0.15
+    assert roc_auc_score(member[asked], adaptive) > 0.9
+
+
+@each_attack
+def test_regression_with_one_output(attack: type[MembershipAttack]) -> None:
+    """Targets of noise, learned by heart: residuals tell members; `mia_mentr` scores as `mia_loss`."""
+    x, _, member = candidates()
+    plan = Plan(net_spec("mlp", (1, 8, 8), 1, {"hidden": "64"}), 2, loss="squared")
+    y = torch.randn(len(x), 1, generator=torch.Generator().manual_seed(2))
+    params = trained(plan, x[member], y[member], 400)
+    known = half(member)
+    challenge = Challenge((), 1, x=x, labels=y, known=known)
+    (guess,) = attack().run(view(plan, params), [challenge], torch.Generator())
+    asked = known == -1
+    assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
+    if attack is ModifiedEntropy:
+        (loss,) = LossThreshold().run(view(plan, params), [challenge], torch.Generator())
+        assert torch.equal(guess.score, loss.score)
+
+
+# -- formulas --------------------------------------------------------------------------------------------------------
+@given(st.lists(st.floats(-8, 8), min_size=2, max_size=6), st.integers(0, 5))
+@settings(max_examples=80, deadline=None)
+def test_modified_entropy_is_the_papers_formula(logits: list[float], label: int) -> None:
+    z = torch.tensor([logits], dtype=torch.float64)
+    y = label % len(logits)
+    p = z.softmax(-1)[0].tolist()
+    expected = -(1 - p[y]) * z.log_softmax(-1)[0, y].item() - sum(
+        q * torch.log1p(torch.tensor(-q, dtype=torch.float64)).item() for j, q in enumerate(p) if j != y
+    )
+    found = modified_entropy(z.log_softmax(-1), torch.nn.functional.one_hot(torch.tensor([y]), len(logits)))
+    assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_modified_entropy_is_monotone_where_probabilities_round_to_one() -> None:
+    """Confidence grows from logits 0 to 700: right predictions approach 0 from above, wrong ones grow for ever."""
+    z = torch.zeros(701, 3, dtype=torch.float64)
+    z[:, 0] = torch.arange(701.0)
+    right = modified_entropy(z.log_softmax(-1), torch.tensor([[1, 0, 0]]).expand(701, 3))
+    wrong = modified_entropy(z.log_softmax(-1), torch.tensor([[0, 1, 0]]).expand(701, 3))
+    assert bool((right[1:371].diff() < 0).all())
+    assert bool((right >= 0).all())
+    assert bool((wrong.diff() > 0).all())
+
+
+def test_complement_keeps_the_precision_that_one_minus_p_loses() -> None:
+    log_p = torch.tensor([[0.0, -100.0, -101.0]], dtype=torch.float64).log_softmax(-1)
+    assert log_complement(log_p)[0, 0].item() == pytest.approx(torch.tensor([-100.0, -101.0]).logsumexp(0).item())
+
+
+def test_probabilities_of_a_squared_loss_are_clipped_outputs() -> None:
+    outputs = torch.tensor([[0.5, 2.0, -3.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    p = log_probabilities(PLANS["squared"], outputs).exp()
+    assert torch.allclose(p[0], torch.tensor([1 / 3, 2 / 3, 0.0], dtype=torch.float64), atol=1e-11)
+    assert torch.allclose(p[1], torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert torch.allclose(log_probabilities(PLANS["cross_entropy"], outputs).exp(), outputs.softmax(-1))
+
+
+def test_signals_are_those_of_the_membership_papers() -> None:
+    z = torch.tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    plan = Plan(net_spec("mlp", (2,), 3, {"hidden": ""}), 2)
+    found = signals(plan, z, y)
+    p = z.softmax(-1)
+    assert torch.allclose(found[:, :3], p.sort(-1).values)
+    assert torch.allclose(found[:, 3], torch.stack([p[0, 0], p[1, 2]]))
+    assert torch.allclose(found[:, 4], plan.example_loss(z, y))
+    assert found[:, 5].tolist() == [1, 1]  # a tie is not a mistake, whichever label it is
+    assert found[0, 6].item() == pytest.approx(2 - torch.tensor([0.0, 1.0]).logsumexp(0).item())
+
+
+@pytest.mark.parametrize("options", [{"seeds": 2}, {"hidden": 0}, {"decay": -1.0}, {"steps": 0}])
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=f"'mia_nn'.*{next(iter(options))}="):
+        OutputClassifier(**options).check()
+
+
+@each_attack
+def test_an_incomplete_challenge_is_refused(attack: type[MembershipAttack], overfit: dict[str, Params]) -> None:
+    with pytest.raises(UsageError, match=f"'{attack.name}'.*must have all three"):
+        attack().run(view(PLANS["squared"], overfit["squared"]), [Challenge((), 1)], torch.Generator())
