@@ -58,7 +58,16 @@ def net_spec(model: str, shape: tuple[int, ...], classes: int, options: Mapping[
 
 
 class Net:
-    """A network as a function of explicit parameters; holds no weights of its own."""
+    """A network as a function of explicit parameters; holds no weights of its own.
+
+    Attributes:
+        spec: what it was built from.
+        module: the layers, on the meta device.
+        names: names of the parameters, in order.
+        parameter_count: their number of entries.
+        feature_count: D, the width of the head's input.
+        head_bias: whether the head has a bias, the parameter "head.bias".
+    """
 
     def __init__(self, spec: NetSpec, module: Classifier) -> None:
         self.spec = spec
@@ -66,6 +75,7 @@ class Net:
         self.names = tuple(name for name, _ in module.named_parameters())
         self.parameter_count = sum(parameter.numel() for parameter in module.parameters())
         self.feature_count = module.head.in_features
+        self.head_bias = module.head.bias is not None
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return logits [B, C] of x [B, *shape] under `params`."""
@@ -93,7 +103,8 @@ class Net:
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """Return logits [B, C] of features [B, D]."""
-        return nn.functional.linear(features, params["head.weight"], params["head.bias"])
+        bias = params["head.bias"] if self.head_bias else None
+        return nn.functional.linear(features, params["head.weight"], bias)
 
 
 def _construct(spec: NetSpec) -> Classifier:

@@ -1,0 +1,51 @@
+"""What models check alike: image shapes, options, activations. Every ValueError is the second half of a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "hardswish": nn.Hardswish,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+}
+
+
+def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
+    """Return `shape` as (channels, height, width); raises ValueError unless it is an image of `least` x `least`."""
+    if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < least:
+        raise ValueError(f"it takes images (channels, height, width) of at least {least}x{least}, not {tuple(shape)}")
+    return shape[0], shape[1], shape[2]
+
+
+def flag(name: str, value: bool) -> bool:
+    """Return `value`; raises ValueError unless it is true or false (any other word would count as true)."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def whole(name: str, value: int, least: int) -> int:
+    """Return `value`; raises ValueError unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def one_of(name: str, value: str, known: Collection[str]) -> str:
+    """Return `value`; raises ValueError unless it is one of `known`."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+    return value
+
+
+def widths(name: str, text: str | int) -> list[int]:
+    """Return the comma-separated widths in `text`; raises ValueError unless all are whole numbers > 0."""
+    words = str(text).split(",") if str(text).strip() else []
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"{name} must be widths > 0 such as '128,64', not {text!r}")
+    return [int(word) for word in words]

@@ -1,0 +1,343 @@
+"""cnn, densenet and the residual networks: counts, what channel scales ask of them, initial laws, what they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.func import grad, vmap
+
+from ppbench import registry
+from ppbench.errors import UsageError
+from ppbench.federation.tree import Params
+from ppbench.task.models.cnn import cnn
+from ppbench.task.models.densenet import densenet
+from ppbench.task.models.mlp import mlp
+from ppbench.task.models.resnet import Block, FixupBlock, PaddedShortcut, resnet20, resnet32, resnet56
+from ppbench.task.net import Net, Option, build, initial, net_spec
+
+FACTORIES = {
+    "cnn": cnn,
+    "densenet": densenet,
+    "mlp": mlp,
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+    "resnet56": resnet56,
+}
+CIFAR = (3, 32, 32)
+NORMS = ("none", "bn", "gn", "fixup")
+Options = dict[str, Option]
+
+VARIANTS: list[tuple[str, tuple[int, ...], Options]] = [
+    ("mlp", (3, 4, 4), {"bias": False}),
+    ("mlp", (7,), {"layers": 5, "hidden": 8}),
+    ("cnn", (3, 9, 11), {}),
+    ("cnn", (3, 9, 11), {"pool": "avg", "activation": "leaky_relu", "bias": False, "hidden": "16,8"}),
+    ("densenet", (3, 9, 11), {}),
+    ("densenet", (1, 8, 8), {"growth": 4, "blocks": 2, "layers": 2, "bias": False}),
+    *[("resnet20", (3, 7, 9), {"norm": norm, "shortcut": way}) for norm in NORMS for way in "AB"],
+    ("resnet32", (1, 8, 8), {"head_bias": False}),
+]
+each_variant = pytest.mark.parametrize(("model", "shape", "options"), VARIANTS)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the names stand for this tree's factories, whether or not the installed package registers them."""
+
+    def load(group: registry.Group, name: str) -> Any:
+        return FACTORIES.get(name) or registry.load(group, name)
+
+    monkeypatch.setattr("ppbench.task.net.load", load)
+
+
+def made(model: str, shape: tuple[int, ...], options: Options | None = None, classes: int = 10) -> tuple[Net, Params]:
+    """The network and initial float64 parameters, those that start at 0 moved a little."""
+    spec = net_spec(model, shape, classes, options)
+    g = torch.Generator().manual_seed(0)
+    params = {
+        name: value.double() + 0.1 * torch.randn(value.shape, generator=g, dtype=torch.float64) * (value == 0)
+        for name, value in initial(spec, 0).items()
+    }
+    return build(spec), params
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "classes", "options", "parameters", "features"),
+    [
+        ("resnet20", 10, {}, 268_346, 64),
+        ("resnet20", 10, {"head_bias": False}, 268_336, 64),
+        ("resnet32", 10, {}, 461_882, 64),
+        ("resnet56", 10, {"head_bias": False}, 848_944, 64),
+        ("resnet56", 100, {"head_bias": False}, 854_704, 64),
+        ("resnet20", 10, {"shortcut": "B"}, 268_346 + 16 * 32 + 32 * 64, 64),
+        ("resnet20", 10, {"norm": "bn"}, 268_346 + 2 * (16 + 6 * (16 + 32 + 64)), 64),
+        ("resnet20", 10, {"norm": "gn", "shortcut": "B"}, 268_346 + 2560 + 2 * (16 + 6 * 112 + 32 + 64), 64),
+        # stem 16, after the pool 64; a block: its input, thrice its output, one multiplier
+        ("resnet20", 10, {"norm": "fixup"}, 268_346 + 80 + (3 * 16 + 16 + 2 * 32 + 32 + 2 * 64) + 9 * 112 + 9, 64),
+        ("cnn", 10, {}, 896 + 9_248 + 20_490, 2048),
+        ("cnn", 10, {"bias": False}, 864 + 9_216 + 20_480, 2048),
+        ("cnn", 1, {"widths": 8, "hidden": "20"}, 224 + (2048 + 1) * 20 + 21, 20),
+        ("densenet", 10, {}, 119_146, 168),
+        ("densenet", 10, {"bias": False}, 119_146 - 24 - 12 * 12 - 10, 168),
+    ],
+)
+def test_parameters_and_features(model: str, classes: int, options: Options, parameters: int, features: int) -> None:
+    net = build(net_spec(model, CIFAR, classes, options))
+    assert (net.parameter_count, net.feature_count) == (parameters, features)
+    assert net.head_bias == ("head.bias" in net.names)
+    assert not any("bias" in name for name in net.names) or options.get("bias") is not False
+    assert all(p.is_meta for p in net.module.parameters())
+
+
+@pytest.mark.parametrize(("depth", "model"), [(20, resnet20), (32, resnet32), (56, resnet56)])
+def test_depth_is_the_number_of_weighted_layers(depth: int, model: Callable[..., nn.Module]) -> None:
+    layers = [m for m in model(CIFAR, 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert len(layers) == depth
+
+
+# -- what channel scales ask of a network ----------------------------------------------------------------------------
+
+
+@each_variant
+def test_graph_is_traced_without_state_or_in_place_operations(
+    model: str, shape: tuple[int, ...], options: Options
+) -> None:
+    net, params = made(model, shape, options)
+    assert not list(net.module.buffers())
+    graph = fx.symbolic_trace(net.module.features)
+    for node in graph.graph.nodes:
+        name = node.target if isinstance(node.target, str) else node.target.__name__
+        assert node.op != "call_method" or not name.endswith("_")
+        assert node.op != "call_function" or name in {"add", "mul", "cat", "getitem", "pad"}
+        assert node.op != "call_module" or not getattr(graph.get_submodule(name), "inplace", False)
+    x, inner = uniform(3, *shape), {n.removeprefix("features."): p for n, p in params.items()}
+    traced = torch.func.functional_call(graph, {n: inner[n] for n, _ in graph.named_parameters()}, (x,))
+    assert torch.equal(traced, net.features(params, x))
+    assert traced.shape == (3, net.feature_count)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("mlp", {"bias": False}),
+        ("mlp", {"bias": False, "activation": "leaky_relu", "layers": 7, "hidden": 9}),
+        ("cnn", {"bias": False}),
+        ("cnn", {"bias": False, "pool": "avg", "activation": "leaky_relu", "hidden": 12}),
+        ("densenet", {"bias": False, "growth": 4}),
+        ("resnet20", {"head_bias": False}),
+        ("resnet20", {"head_bias": False, "shortcut": "B"}),
+    ],
+)
+def test_networks_without_biases_are_positively_homogeneous(model: str, options: Options) -> None:
+    net, params = made(model, (3, 9, 10), options)
+    x = uniform(2, 3, 9, 10)
+    torch.testing.assert_close(net(params, 3.7 * x), 3.7 * net(params, x), rtol=1e-12, atol=1e-12)
+    assert net(params, x).abs().max() > 1e-3
+
+
+def test_tanh_is_not_homogeneous() -> None:
+    net, params = made("cnn", (3, 9, 10), {"bias": False, "activation": "tanh"})
+    x = uniform(2, 3, 9, 10)
+    assert not torch.allclose(net(params, 3.7 * x), 3.7 * net(params, x), rtol=0.1)
+
+
+@each_variant
+def test_gradients_by_vmap_equal_a_loop(model: str, shape: tuple[int, ...], options: Options) -> None:
+    """Mapped over clients, each with a batch of two: what the federation does."""
+    net, params = made(model, shape, options, classes=4)
+    x = uniform(2, 2, *shape)
+
+    def loss(p: Params, batch: Tensor) -> Tensor:
+        return net(p, batch).logsumexp(1).sum()
+
+    mapped = vmap(grad(loss), in_dims=(None, 0))(params, x)
+    for client in range(2):
+        single = grad(loss)(params, x[client])
+        for name in params:
+            torch.testing.assert_close(mapped[name][client], single[name], rtol=1e-7, atol=1e-9)
+
+
+# -- residual blocks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 9), (8, 8)])
+def test_padded_shortcut_has_the_size_of_a_strided_convolution(size: tuple[int, int]) -> None:
+    x = uniform(2, 4, *size)
+    out = PaddedShortcut(2, 5)(x)
+    assert out.shape == F.conv2d(x, torch.zeros(9, 4, 3, 3, dtype=x.dtype), stride=2, padding=1).shape
+    assert torch.equal(out[:, 2:6], x[:, :, ::2, ::2])
+    assert (out[:, :2] == 0).all() and (out[:, 6:] == 0).all()
+
+
+@pytest.mark.parametrize("index", [0, 3], ids=["identity", "halved"])
+@pytest.mark.parametrize("norm", ["none", "fixup"])
+def test_a_block_is_relu_of_branch_plus_shortcut(norm: str, index: int) -> None:
+    net, params = made("resnet20", (3, 8, 8), {"norm": norm})
+    block = net.module.features[3 + index]
+    own = {n.removeprefix(f"features.{3 + index}."): p for n, p in params.items() if f"features.{3 + index}." in n}
+    inside, outside = (16, 16) if index == 0 else (16, 32)
+    x = uniform(2, inside, 8, 8) - 0.5
+    stride = 1 if index == 0 else 2
+    zero = torch.zeros(outside, 1, 1, dtype=x.dtype)
+    way = x if index == 0 else F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 8, 8))
+    branch = F.conv2d(x + own.get("before1.bias", torch.zeros(1)), own["conv1.weight"], stride=stride, padding=1)
+    branch = (branch + own.get("after1.bias", zero)).relu() + own.get("before2.bias", zero)
+    branch = F.conv2d(branch, own["conv2.weight"], padding=1) * own.get("scale", 1) + own.get("after2.bias", zero)
+    found = torch.func.functional_call(block, own, (x,))
+    torch.testing.assert_close(found, (branch + way).relu(), rtol=1e-12, atol=1e-12)
+    assert ("after1.bias" in own) == (norm == "fixup")
+
+
+def test_batch_norm_sees_the_batch_and_the_other_norms_do_not() -> None:
+    x = uniform(3, 3, 8, 8)
+    for norm in NORMS:
+        net, params = made("resnet20", (3, 8, 8), {"norm": norm})
+        alone, together = net(params, x[:2])[0], net(params, x)[0]
+        assert torch.allclose(alone, together, rtol=1e-9) == (norm != "bn"), norm
+
+
+# -- initial laws ----------------------------------------------------------------------------------------------------
+
+
+def rms(features: nn.Sequential, x: Tensor) -> list[float]:
+    """Root mean square after the stem and after every block."""
+    found = []
+    with torch.no_grad():
+        for place, layer in enumerate(features):
+            x = layer(x)
+            if place == 2 or isinstance(layer, Block):
+                found.append(float(x.square().mean().sqrt()))
+    return found
+
+
+@pytest.mark.parametrize("shortcut", ["A", "B"])
+@pytest.mark.parametrize("model", [resnet20, resnet56])
+def test_norm_free_activations_and_gradients_do_not_grow_with_depth(
+    model: Callable[..., nn.Module], shortcut: str
+) -> None:
+    torch.manual_seed(0)
+    net = model(CIFAR, 10, shortcut=shortcut)
+    x = uniform(4, *CIFAR).float()
+    sizes = rms(net.features, x)
+    assert max(sizes) < math.e * sizes[0]
+    assert min(sizes) > sizes[0] / math.e
+    F.cross_entropy(net(x), torch.arange(4)).backward()
+    norms = {n: float(p.grad.norm()) for n, p in net.named_parameters() if p.dim() == 4}
+    assert all(0.05 < value < 50 for value in norms.values()), norms
+    if model is resnet56:  # the scale is what does it
+        with torch.no_grad():
+            for block in (m for m in net.modules() if isinstance(m, Block)):
+                block.conv2.weight.mul_(27**0.5)
+        assert max(rms(net.features, x)) > 100 * sizes[0]
+
+
+def test_second_convolutions_alone_are_scaled() -> None:
+    params = initial(net_spec("resnet20", CIFAR, 10), 0)
+    for name, value in params.items():
+        if value.dim() == 4:
+            bound = math.sqrt(6 / value[0].numel()) * (1 / 3 if "conv2" in name else 1)
+            assert value.std() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
+            assert value.abs().max() <= bound, name
+
+
+def test_fixup_starts_as_its_paper_says_and_wakes_up_layer_by_layer() -> None:
+    """Zero heads and last convolutions: the gradient reaches the head, then conv2, then conv1, a step each."""
+    spec = net_spec("resnet20", (1, 8, 8), 3, {"norm": "fixup"})
+    net, params = build(spec), initial(spec, 0)
+    assert all((params[n] == 1).all() for n in params if n.endswith("scale"))
+    zero = [n for n in params if "conv2" in n or n.startswith("head") or n.endswith("bias")]
+    assert all((params[n] == 0).all() for n in zero)
+    first = params["features.3.conv1.weight"]
+    assert first.std() == pytest.approx(math.sqrt(2 / (16 * 9)) / 3, rel=0.1)
+    x, y = uniform(6, 1, 8, 8).float(), torch.arange(6) % 3
+    reached = []
+    for _ in range(4):
+        g = grad(lambda p: F.cross_entropy(net(p, x), y))(params)
+        reached.append({k for k in ("head", "conv2", "conv1") if any(k in n and g[n].abs().max() > 0 for n in g)})
+        params = {n: p - 0.5 * g[n] for n, p in params.items()}
+    assert reached == [{"head"}, {"head", "conv2"}, {"head", "conv2", "conv1"}, {"head", "conv2", "conv1"}]
+    assert any(isinstance(m, FixupBlock) for m in net.module.modules())
+
+
+@pytest.mark.parametrize(("model", "shape", "options"), [*VARIANTS[2:6:2], VARIANTS[6]])
+def test_initial_parameters_are_a_function_of_the_seed_alone(
+    model: str, shape: tuple[int, ...], options: Options
+) -> None:
+    spec = net_spec(model, shape, 4, options)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, again, other = initial(spec, 7), initial(spec, 7), initial(spec, 8)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "smallest", "smaller"),
+    [
+        ("cnn", (1, 4, 4), (1, 4, 3)),
+        ("densenet", (1, 4, 4), (1, 3, 4)),
+        ("resnet20", (1, 1, 1), (0, 8, 8)),
+        ("resnet56", (2, 1, 3), (1, 0, 8)),
+    ],
+)
+def test_smallest_input_works_and_a_smaller_one_is_refused(
+    model: str, smallest: tuple[int, ...], smaller: tuple[int, ...]
+) -> None:
+    spec = net_spec(model, smallest, 2)
+    assert build(spec)(initial(spec, 0), torch.zeros(1, *smallest)).shape == (1, 2)
+    for shape in (smaller, (43,)):
+        with pytest.raises(UsageError, match=f"Model '{model}' cannot be built for inputs .*: it takes images"):
+            build(net_spec(model, shape, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("cnn", {"widths": ""}, "one block at least"),
+        ("cnn", {"widths": "8,x"}, "widths must be widths > 0"),
+        ("cnn", {"hidden": "0"}, "hidden must be widths > 0"),
+        ("cnn", {"pool": "min"}, "pool must be one of max, avg"),
+        ("cnn", {"activation": "sigmoid"}, "activation must be one of relu, leaky_relu, tanh"),
+        ("cnn", {"bias": "no"}, "bias must be true or false, not 'no'"),
+        ("densenet", {"growth": 0}, "growth must be a whole number of at least 1"),
+        ("densenet", {"blocks": 1.5}, "blocks must be a whole number"),
+        ("densenet", {"layers": True}, "layers must be a whole number"),
+        ("densenet", {"bias": 1}, "bias must be true or false"),
+        ("resnet20", {"norm": "ln"}, "norm must be one of none, bn, gn, fixup"),
+        ("resnet32", {"shortcut": "C"}, "shortcut must be one of A, B"),
+        ("resnet56", {"head_bias": "no"}, "head_bias must be true or false"),
+        ("resnet20", {"norm": "gn", "groups": 32}, "groups must divide 16"),
+        ("resnet20", {"depth": 3}, "depth"),
+        ("mlp", {"layers": -1}, "layers must be a whole number of at least 0"),
+        ("mlp", {"layers": 5, "hidden": "64,32"}, "one width, such as 64, where layers=5"),
+        ("mlp", {"layers": 1, "hidden": ""}, "one width"),
+        ("mlp", {"bias": "false"}, "bias must be true or false"),
+    ],
+)
+def test_bad_options_are_refused(model: str, options: Options, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        build(net_spec(model, CIFAR, 10, options))
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_count_linear_layers() -> None:
+    for layers in (1, 3, 5, 7):
+        module = mlp((16,), 1, layers=layers, hidden=64)
+        assert [m.out_features for m in module.modules() if isinstance(m, nn.Linear)] == [64] * (layers - 1) + [1]
