@@ -1,52 +1,41 @@
-"""Cells: which ones an evaluation has, and how one group of them (one view, several attacks) is run."""
+"""Cells: which ones an evaluation has, grouped by the view that they attack."""
 
 from __future__ import annotations
 
 import dataclasses
-import platform
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from ppbench import __version__
-from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.score import Scored, score_images, score_labels, score_members, score_traces
-from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
-from ppbench.adversary.view import THREATS, View
+from ppbench.adversary.attack import RECORD_KINDS, Attack
+from ppbench.adversary.view import THREATS
 from ppbench.config import EvaluateConfig, Stage, attacks, points, threats_of
-from ppbench.federation.engine import Federation
-from ppbench.records.aggregate import aggregate
+from ppbench.errors import UsageError
 from ppbench.records.schema import (
     AttackInfo,
     CellConfig,
     Control,
     DefenseInfo,
-    Environment,
-    Record,
     Scalar,
     ThreatModel,
 )
 from ppbench.records.store import Store
-from ppbench.task.task import Task, describe, make_task
-from ppbench.train import Trained, federation, train
+from ppbench.task.task import Task, describe
 
-MEMBERSHIP_BATCH = 1
+RECORDS_BATCH = 1
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that share a view: one point, stage, threat model and batch size. membership: asks about records."""
+    """Cells that share a view: one point, stage, threat model and batch size.
+
+    records: asks about records through the model that a client holds (membership, extraction), not about probes.
+    """
 
     point: int
     stage: Stage
     threat: str
     batch: int
-    membership: bool
+    records: bool
 
 
 @dataclass(frozen=True)
@@ -59,19 +48,41 @@ class Cell:
     id: str
 
 
-def groups(config: EvaluateConfig) -> Iterator[Group]:
-    """Yield the groups of an evaluation, point by point. Membership is asked of trained models only."""
+def fitting(task: Task, config: EvaluateConfig) -> list[Attack]:
+    """Return the evaluation's attacks that can say something about the task's network and loss.
+
+    Raises:
+        UsageError: an attack that was named cannot.
+    """
     chosen = attacks(config)
-    visual = {t for a in chosen if a.kind != "membership" for t in threats_of(a, config)}
-    record = {t for a in chosen if a.kind == "membership" for t in threats_of(a, config)}
-    for index in range(len(points(config))):
+    found = [attack for attack in chosen if attack.suits(task.plan)]
+    if config.attacks != ("all",) and len(found) < len(chosen):
+        name = next(attack.name for attack in chosen if attack not in found)
+        raise UsageError(
+            f"Attack {name!r} has no use for model {config.model!r} with loss {config.loss!r}; leave it out."
+        )
+    return found
+
+
+def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
+    """Yield the groups of an evaluation, point by point.
+
+    Membership and extraction are asked of trained models only, and on iterates where the evaluated defense trains
+    clients on another model than it delivers; then of the controls too, to stand beside.
+    """
+    chosen = fitting(task, config)
+    visual = {t for a in chosen if a.kind not in RECORD_KINDS for t in threats_of(a, config)}
+    record = {t for a in chosen if a.kind in RECORD_KINDS for t in threats_of(a, config)}
+    every = points(config)
+    masked = any(point.defense.masked for point in every)
+    for index in range(len(every)):
         for stage in config.stages:
-            for threat in sorted(visual):
+            for threat in sorted(visual) if stage != "iterate" else []:
                 for batch in config.attack_batch:
                     yield Group(index, stage, threat, batch, False)
-            if stage == "final":
+            if stage == "final" or (stage == "iterate" and masked):
                 for threat in sorted(record):
-                    yield Group(index, stage, threat, MEMBERSHIP_BATCH, True)
+                    yield Group(index, stage, threat, RECORDS_BATCH, True)
 
 
 def _scalars(value: object) -> dict[str, Scalar]:
@@ -95,8 +106,8 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
     control = None if defense.control is None else Control(name=defense.control, value=point.value or 0.0)
     chosen = [
         a
-        for a in attacks(config)
-        if group.threat in threats_of(a, config) and (a.kind == "membership") == group.membership
+        for a in fitting(task, config)
+        if group.threat in threats_of(a, config) and (a.kind in RECORD_KINDS) == group.records
     ]
     sources = [a for a in chosen if a.kind == "reconstruction"]
     found = []
@@ -123,157 +134,13 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                 model=model,
                 stage=group.stage,
                 batch_size=group.batch,
-                victims=config.candidates if group.membership else config.victims,
+                victims=config.candidates if group.records else config.victims,
                 seed=config.seed,
             )
             found.append(Cell(attack, follows.name if follows is not None else None, cell, cell.cell_id()))
     return found
 
 
-@dataclass
-class Bench:
-    """Runs the cells of one group and keeps their records."""
-
-    config: EvaluateConfig
-    group: Group
-    task: Task
-    store: Store
-    trained: Trained
-
-    def run(self, fed: Federation, missing: list[Cell]) -> None:
-        """Probe, attack, score and keep each of `missing`; an attack that fails leaves a record that says so."""
-        if self.trained.diverged and self.group.stage == "final":
-            for cell in missing:
-                self._keep(cell, Scored([]), 0.0, status="diverged", reason=self.trained.utility.reason)
-            return
-        answer = self._membership if self.group.membership else self._probed
-        answer(fed, missing)
-
-    def _membership(self, fed: Federation, missing: list[Cell]) -> None:
-        candidates = choose_candidates(self.task.shards, self.task.test, self.config.candidates, self.task.seeds)
-        view = fed.release().view(self.group.threat, own=((-1, self.task.shards[0]),))
-        for cell in missing:
-            began = time.perf_counter()
-            asked = [candidates.challenge(half) for half in (0, 1)]
-            _, scored, failure = self._attempt(cell, view, asked, partial(score_members, candidates))
-            self._keep(cell, scored, time.perf_counter() - began, failure)
-
-    def _probed(self, fed: Federation, missing: list[Cell]) -> None:
-        group, needed = self.group, {c.follows for c in missing} - {None}
-        victims = choose_victims(self.task.shards, group.threat, group.batch, self.config.victims, self.task.seeds)
-        view = fed.probe(victims.data).view(group.threat, own=victims.own)
-        found: dict[str, list[Guess]] = {}
-        wanted = {cell.id for cell in missing}
-        for cell in cells(self.task, self.config, group):
-            if cell.id not in wanted and cell.attack.name not in needed:
-                continue
-            began = time.perf_counter()
-            asked = self._questions(cell, victims, found)
-            guesses, scored, failure = self._attempt(cell, view, asked, partial(self._score, cell, view, victims))
-            found[cell.attack.name] = guesses
-            if cell.id in wanted:
-                self._keep(cell, scored, time.perf_counter() - began, failure)
-
-    def _questions(self, cell: Cell, victims: Victims, found: Mapping[str, list[Guess]]) -> list[Challenge]:
-        if cell.attack.kind != "tracing":
-            return victims.challenges()
-        slots = tuple(slot for unit in victims.units for slot in unit)
-        images = [g.x for g in found.get(cell.follows or "", []) if g.x is not None]
-        shape = self.task.plan.spec.shape
-        rebuilt = torch.cat(images) if len(images) == len(victims.units) else torch.full((0, *shape), 0.0)
-        queries, _ = victims.queries(self.task.seeds)
-        return [Challenge(slots, victims.batch, x=queries, reconstructions=rebuilt)]
-
-    def _attempt(
-        self, cell: Cell, view: View, asked: list[Challenge], score: Callable[[list[Guess]], Scored]
-    ) -> tuple[list[Guess], Scored, str | None]:
-        """Run and score an attack. A stranger's may raise, or answer, anything: a failed cell, never a lost run."""
-        group = self.group
-        generator = self.task.seeds.generator(
-            "attack", cell.attack.name, cell.follows or "", group.threat, group.stage, group.batch
-        )
-        try:
-            guesses = cell.attack.run(view, asked, generator)
-            if len(guesses) != len(asked):
-                raise ValueError(f"{len(guesses)} guesses to {len(asked)} questions")
-            return guesses, score(guesses), None
-        except Exception as cause:  # noqa: BLE001
-            return [], Scored([]), f"attack {cell.attack.name!r}: {type(cause).__name__}: {cause}"
-
-    def _score(self, cell: Cell, view: View, victims: Victims, guesses: list[Guess]) -> Scored:
-        if cell.attack.kind == "reconstruction":
-            evidence = {e.unit: e for e in cell.attack.evidence(view)}
-            plain = {e.unit: e for e in view.defense.evidence(view)}
-            return score_images(victims, guesses, evidence, plain, self.task.plan.data_range)
-        if cell.attack.kind == "label":
-            return score_labels(victims, guesses)
-        return score_traces(victims.queries(self.task.seeds)[1], guesses[0])
-
-    def _keep(
-        self,
-        cell: Cell,
-        scored: Scored,
-        seconds: float,
-        failure: str | None = None,
-        status: str | None = None,
-        reason: str | None = None,
-    ) -> None:
-        task = self.task
-        state = status or ("failed" if failure else "complete")
-        metrics = aggregate(scored.victims, classes=task.plan.spec.classes, seed=self.config.seed)
-        record = Record(
-            cell_id=cell.id,
-            config=cell.config,
-            victims=scored.victims,
-            metrics=metrics if scored.victims else [],
-            utility=self.trained.utility,
-            cost=self.trained.cost,
-            privacy=self.trained.privacy,
-            flags=list(scored.flags),
-            status=state,  # type: ignore[arg-type]  # one of the three
-            reason=failure or reason,
-            environment=environment(self.config),
-        )
-        self.store.save(record, seconds=seconds, tensors=_images(scored))
-
-
-def _images(scored: Scored) -> dict[str, Tensor] | None:
-    if scored.guess is None or scored.truth is None or scored.guess.dim() != 4:
-        return None
-    return {"guess": scored.guess, "truth": scored.truth}
-
-
 def finished(store: Store, cell: Cell) -> bool:
     """Return whether `store` holds the cell and need not run it again; a failed one is tried anew."""
     return store.has(cell.id) and store.load(cell.id).status != "failed"
-
-
-def environment(config: EvaluateConfig) -> Environment:
-    """Return where this process runs."""
-    device = torch.cuda.get_device_name() if config.device == "cuda" else platform.machine()
-    return Environment(
-        ppbench=__version__,
-        python=platform.python_version(),
-        torch=torch.__version__,
-        device=device,
-        threads=torch.get_num_threads(),
-        dtype="float32",
-    )
-
-
-def run_group(config: EvaluateConfig, group: Group, out: Path) -> int:
-    """Run those cells of `group` that `out` does not hold complete or diverged; return how many were run."""
-    task, store = make_task(config), Store(out)
-    missing = [cell for cell in cells(task, config, group) if not finished(store, cell)]
-    if not missing:
-        return 0
-    point = points(config)[group.point]
-    fed, trained = train(task, point, config, out / "cache")
-    if group.stage == "init":
-        fed = federation(task, point, config)
-        fed.start(task.params)
-    Bench(config, group, task, store, trained).run(fed, missing)
-    return len(missing)
-
-
-__all__ = ["Bench", "Cell", "Group", "cells", "environment", "finished", "groups", "run_group"]

@@ -17,7 +17,7 @@ from ppbench.federation.contract import Defense
 from ppbench.records.schema import Scalar, Strict
 from ppbench.registry import load, load_all, plugins
 
-Stage = Literal["init", "final"]
+Stage = Literal["init", "iterate", "final"]
 
 
 class EvaluateConfig(Strict):
@@ -32,11 +32,15 @@ class EvaluateConfig(Strict):
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
         clients, rounds, local_epochs, batch_size: the federation.
         schedule: "round_robin" (the SPN paper's for DLNet) or "parallel".
-        optimizer, lr, momentum, decay_at, decay: local training; the rate is multiplied by `decay` at those rounds.
+        loss: "cross_entropy", or "squared" (half the squared distance to one-hot labels, or to a number).
+        upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
+        optimizer, lr, momentum, decay_at, decay: of who steps: every client ("delta") or the server ("gradient"); the
+            rate is multiplied by `decay` at those rounds.
         partition: "iid", "imbalanced" or "dirichlet:ALPHA".
         attack_batch: sizes of the victims' batches.
         victims: victim images a cell (rounded up to whole batches); candidates: members and non-members of each kind.
-        stages: "init" (random weights) and "final" (after training).
+        stages: "init" (random weights), "final" (after training; membership: the delivered model) and "iterate" (what
+            clients train on in the next round, where that is not the delivered model; asked about membership only).
         threats: threat models of reconstruction, label and tracing attacks.
         seed: master seed.
         device: "cpu" or "cuda"; backend: "auto", "loop" or "vmap".
@@ -49,11 +53,13 @@ class EvaluateConfig(Strict):
     attacks: tuple[str, ...] = ("all",)
     grid: Literal["quick", "paper"] | tuple[float, ...] = "quick"
     settings: dict[str, Scalar] = Field(default_factory=dict)
-    clients: int = Field(default=10, ge=2)
+    clients: int = Field(default=10, ge=1)
     rounds: int = Field(default=40, ge=1)
     local_epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
     schedule: Literal["round_robin", "parallel"] = "round_robin"
+    loss: Literal["cross_entropy", "squared"] = "cross_entropy"
+    upload: Literal["delta", "gradient"] = "delta"
     optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = Field(default=5e-3, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -63,7 +69,7 @@ class EvaluateConfig(Strict):
     attack_batch: tuple[int, ...] = Field(default=(1, 4, 8), min_length=1)
     victims: int = Field(default=20, ge=1)
     candidates: int = Field(default=200, ge=4)
-    stages: tuple[Stage, ...] = Field(default=("init", "final"), min_length=1)
+    stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
     threats: tuple[str, ...] = ("server/1",)
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
@@ -92,13 +98,14 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     """
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    base = PRESETS[preset]
+    base = {**PRESETS[preset], **_setting(preset, options)}
     settings = {**base.get("settings", {}), **(options.get("settings") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
         if isinstance(options.get(name), tuple | list):
             options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
     try:
-        config = EvaluateConfig(**{**base, **options, "settings": settings})
+        merged = {k: base[k] for k in ("model_options",) if k in base}
+        config = EvaluateConfig(**{**base, **options, **merged, "settings": settings})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][:1])
@@ -111,6 +118,18 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     if any(size < 1 for size in config.attack_batch):
         raise UsageError(f"Option attack_batch={config.attack_batch} cannot be used: a batch has at least 1 image.")
     return config
+
+
+def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the federation that the defense's paper needs, less what belongs to another network than the asked."""
+    name = options.get("defense")
+    factory = load("defenses", name) if isinstance(name, str) else Defense
+    setting = dict(getattr(factory, "setting", {}).get(preset, {}))
+    if options.get("model", setting.get("model")) != setting.get("model"):
+        setting.pop("model_options", None)
+    if "model_options" in setting and options.get("model_options"):
+        setting["model_options"] = {**setting["model_options"], **options["model_options"]}
+    return setting
 
 
 @dataclass(frozen=True)

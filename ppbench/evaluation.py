@@ -10,16 +10,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.adversary.victims import choose_victims
+from ppbench.adversary.victims import choose_candidates, choose_victims
 from ppbench.cells import Cell, Group, cells, finished, groups
-from ppbench.config import EvaluateConfig, configure, points
+from ppbench.config import EvaluateConfig, attacks, configure, points
 from ppbench.controls import Check, check_controls
 from ppbench.errors import UsageError
 from ppbench.leaderboard.board import up_to_date, write_board
 from ppbench.parallel import Job, Progress, Silent, run_jobs
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.task.task import Task, make_plan, make_task
+from ppbench.task.task import Task, make_task
 from ppbench.train import trained
 from ppbench.verdict import sentences
 
@@ -80,7 +80,7 @@ def evaluate(
     store = Store(Path(out))
     task = _checked(asked)
     store.prepare()
-    plan = [(group, cells(task, asked, group)) for group in groups(asked)]
+    plan = [(group, cells(task, asked, group)) for group in groups(task, asked)]
     missing = [(group, [c for c in some if not finished(store, c)]) for group, some in plan]
     todo = [(group, some) for group, some in missing if some]
     _compute(asked, todo, store.out, workers, progress or Silent())
@@ -100,18 +100,24 @@ def _checked(config: EvaluateConfig) -> Task:
         if not torch.cuda.is_available():
             raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
     all_points = points(config)
-    if not list(groups(config)):
-        raise UsageError("There is nothing to evaluate: membership attacks need --stage final.")
+    attacks(config)  # an unknown attack is told before any data is read
     task = make_task(config)
+    every = list(groups(task, config))
+    if not every:
+        raise UsageError("There is nothing to evaluate: membership attacks need --stage final.")
     for point in all_points:
-        point.defense.check(make_plan(config, task.dataset))
+        point.defense.check(task.plan)
+        point.defense.check_data(task.plan, [len(task.shards[c].x) for c in range(config.clients)])
     if task.dataset.data_range[0] == task.dataset.data_range[1]:
         raise UsageError(
             f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
         )
-    for group in groups(config):
-        if not group.membership:
-            choose_victims(task.shards, group.threat, group.batch, config.victims, task.seeds)
+    for group in every:
+        if group.records:
+            choose_candidates(task.shards, task.test, config.candidates, task.seeds)
+        else:
+            sums = all_points[group.point].defense.sums
+            choose_victims(task.shards, group.threat, group.batch, config.victims, task.seeds, sums=sums)
     return task
 
 

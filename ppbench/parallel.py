@@ -18,7 +18,8 @@ from typing import Protocol
 
 import torch
 
-from ppbench.cells import Group, run_group
+from ppbench.bench import run_group
+from ppbench.cells import Group
 from ppbench.config import EvaluateConfig, points
 from ppbench.errors import UsageError
 from ppbench.task.task import make_task

@@ -141,6 +141,6 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
     privacy = Privacy(
         epsilon=guarantee[0] if guarantee else None,
         delta=guarantee[1] if guarantee else None,
-        reason=None if guarantee else fed.defense.epsilon_reason,
+        reason=None if guarantee else fed.defense.why_no_epsilon(plan),
     )
     return Trained(utility=utility, cost=cost, privacy=privacy, diverged=not finished, seconds=fed.seconds)

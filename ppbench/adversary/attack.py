@@ -11,9 +11,12 @@ from torch import Tensor
 
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
+from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
 
-Kind = Literal["reconstruction", "label", "membership", "tracing"]
+Kind = Literal["reconstruction", "label", "membership", "tracing", "extraction"]
+RECORD_KINDS = ("membership", "extraction")
+"""Kinds that ask about records through the model that a party holds, not about probes."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Challenge:
         unit: the slots that the question is about.
         batch: examples in each slot's batch.
         y: true one-hot labels [U, B, C] where the threat model grants them, else None.
-        x: candidates [Q, *shape]: records whose membership is asked, or images to trace; else None.
+        x: candidates [Q, *shape]: records whose membership is asked, images to trace, or inputs whose true outputs
+            are asked (extraction); else None.
         labels: one-hot labels [Q, C] of the candidates, for membership.
         known: for membership, [Q] int8: 1 member, 0 not, -1 unknown (what is asked).
         reconstructions: for tracing, the adversary's own reconstructions [U * B, *shape], in the order of `unit`.
@@ -49,6 +53,7 @@ class Guess:
         score: membership scores [Q], higher is member.
         decision: membership decisions [Q] bool, from a threshold fitted on the known half.
         owner: client index [Q] int64.
+        outputs: the true model's outputs [Q, C] on the queries, as far as the adversary can tell.
         confidence: the attacker's own figure of merit, smaller is surer (e.g. relative mismatch); None if it has none.
         evaluations: gradient evaluations spent.
     """
@@ -58,6 +63,7 @@ class Guess:
     score: Tensor | None = None
     decision: Tensor | None = None
     owner: Tensor | None = None
+    outputs: Tensor | None = None
     confidence: float | None = None
     evaluations: int = 0
 
@@ -87,6 +93,10 @@ class Attack:
 
     def check(self) -> None:
         """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence)."""
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether the attack can say anything under `plan` (its network, its loss). Default: yes."""
+        return True
 
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""

@@ -15,7 +15,7 @@ from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import image_figures, match
 from ppbench.metrics.labels import multiset_hits
-from ppbench.records.schema import Flag, ImageScore, LabelScore, MemberScore, TraceScore, Victim
+from ppbench.records.schema import Flag, ImageScore, LabelScore, MemberScore, OutputScore, TraceScore, Victim
 
 INEXACT = 1e-6  # relative discrepancy at the truth above which evidence is not called exact
 
@@ -182,3 +182,18 @@ def score_traces(owners: Tensor, guess: Guess) -> Scored:
     found = guess.owner.tolist() if guess.owner is not None else [-1] * len(owners)
     pairs = zip(owners.tolist(), found, strict=True)
     return Scored([TraceScore(index=i, owner=owner, guess=answer) for i, (owner, answer) in enumerate(pairs)])
+
+
+def score_outputs(true: Tensor, guess: Guess) -> Scored:
+    """Score guessed outputs against the true model's [Q, C].
+
+    Raises:
+        ValueError: the answer has no finite outputs for every query.
+    """
+    found = guess.outputs
+    if found is None or found.shape != true.shape or not bool(found.isfinite().all()):
+        raise ValueError("an extraction attack must answer finite outputs for every query")
+    found = found.detach().cpu().double()
+    agree = (found.argmax(1) == true.argmax(1)).tolist()
+    error = ((found - true).norm(dim=1) / true.norm(dim=1).clamp(min=1e-300)).tolist()
+    return Scored([OutputScore(index=i, agree=a, error=e) for i, (a, e) in enumerate(zip(agree, error, strict=True))])

@@ -51,12 +51,18 @@ class Victims:
 
 
 def choose_victims(
-    shards: Mapping[int, Data], threat: str, batch: int, count: int, seeds: Seeds, adversary: int = 0
+    shards: Mapping[int, Data],
+    threat: str,
+    batch: int,
+    count: int,
+    seeds: Seeds,
+    adversary: int = 0,
+    sums: bool = False,
 ) -> Victims:
     """Draw victims' batches from the clients' own data.
 
     Server and eavesdropper: ceil(count / batch) batches, clients in order, as many probes as that takes. Client:
-    whole cohorts, all others' batches being one unit.
+    whole cohorts, all others' batches being one unit. Where only sums can be read (`sums`), whole cohorts too.
 
     Args:
         shards: the clients' training data.
@@ -65,9 +71,10 @@ def choose_victims(
         count: victim images wanted.
         seeds: victims depend on (master seed, batch, client, probe) only.
         adversary: the curious client.
+        sums: whether uploads can be read only as a sum over the cohort.
 
     Raises:
-        UsageError: a client has too few examples; no example is a victim twice.
+        UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
     """
     clients = sorted(shards)
 
@@ -81,9 +88,12 @@ def choose_victims(
             )
         return Data(shards[slot.client].x[pick].cpu(), shards[slot.client].y[pick].cpu())
 
-    cohort = threat.startswith("client/")
+    curious = threat.startswith("client/")
+    cohort = curious or sums
     wanted = -(-count // batch)
-    per_probe = len(clients) - 1 if cohort else len(clients)
+    per_probe = len(clients) - 1 if curious else len(clients)
+    if per_probe == 0:
+        raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
     probes = -(-wanted // per_probe)
     slots = [Slot(p, c) for p in range(probes) for c in clients]
     if not cohort:
@@ -91,8 +101,10 @@ def choose_victims(
         data = {slot: draw(slot) for slot in slots}
         return Victims(data, tuple((slot,) for slot in slots), (), batch)
     data = {slot: draw(slot) for slot in slots}
-    units = tuple(tuple(s for s in slots if s.probe == p and s.client != adversary) for p in range(probes))
-    return Victims(data, units, tuple((p, data[Slot(p, adversary)]) for p in range(probes)), batch)
+    asked = [s for s in slots if not curious or s.client != adversary]
+    units = tuple(tuple(s for s in asked if s.probe == p) for p in range(probes))
+    own = tuple((p, data[Slot(p, adversary)]) for p in range(probes)) if curious else ()
+    return Victims(data, units, own, batch)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,8 @@ def choose_candidates(
     Halves are balanced in membership. Equal numbers: the smaller side decides.
     """
     others = [c for c in sorted(shards) if c != adversary]
+    if not others:
+        raise UsageError("Membership is asked of other clients' records; use at least 2 clients.")
     x = torch.cat([shards[c].x for c in others]).cpu()
     y = torch.cat([shards[c].y for c in others]).cpu()
     n = min(count, len(x), len(test.x)) // 2 * 2

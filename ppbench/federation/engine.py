@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ppbench.adversary.view import StateRecord, Transcript
 from ppbench.errors import UsageError
@@ -108,14 +109,16 @@ class Federation:
         """Return the message that hands the present model to a client."""
         return self.defense.deliver(self._context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
 
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return the delivered model's outputs [N, C] float64, on CPU, for inputs x [N, *shape]."""
+        message = self.deliver()
+        with torch.no_grad():
+            parts = [self.defense.predict(self.plan, message, some.to(self.device)) for some in x.split(512)]
+        return torch.cat(parts).cpu().double()
+
     def accuracy(self, data: Data) -> float:
         """Return top-1 accuracy of the delivered model on `data`."""
-        message, hits = self.deliver(), 0
-        with torch.no_grad():
-            for x, y in zip(data.x.split(512), data.y.split(512), strict=True):
-                logits = self.defense.predict(self.plan, message, x.to(self.device))
-                hits += int((logits.argmax(1).cpu() == y.argmax(1)).sum())
-        return hits / len(data.x)
+        return float((self.outputs(data.x).argmax(1) == data.y.argmax(1)).double().mean())
 
     def probe(self, victims: Mapping[Slot, Data]) -> Transcript:
         """Fork a round in which each client holds a victim's batch and uploads ONE gradient; nothing real moves.
@@ -140,6 +143,16 @@ class Federation:
             wire.post(probe, self.round + 2, 0, SERVER, sorted(data), message)
             states += drive.states
         return Transcript(plan, self.defense, tuple(wire.mail), tuple(states))
+
+    def observe(self) -> Transcript:
+        """Fork the next round of training on the clients' own data, and return all of it; nothing real moves.
+
+        What a curious client holds before the model is delivered: the broadcast that it trains on.
+        """
+        wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
+        drive = Drive(self, self.plan, "observed", -1, self.round + 1, wire, parties, self.shards)
+        drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, range(self.plan.clients)))
+        return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states))
 
     def release(self) -> Transcript:
         """Hand the present model to every client over the Wire, and return the transcript of that alone."""

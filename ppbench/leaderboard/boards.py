@@ -146,7 +146,8 @@ def boards(records: Sequence[Record], claims: Claims) -> list[Board]:
     """Return every board of `records`; of one suite, data set and model: reconstruction, membership, tracing."""
     groups: dict[Setting, list[Record]] = defaultdict(list)
     for record in records:
-        groups[setting_of(record)].append(record)
+        if record.config.attack.kind in BOARD_OF:
+            groups[setting_of(record)].append(record)
     order: tuple[BoardKind, ...] = ("reconstruction", "membership", "tracing")
     keys = sorted(
         groups,

@@ -14,19 +14,21 @@ from typing import Literal
 
 from ppbench.records.schema import CellConfig, Metric, Record
 
-DistanceName = Literal["recon/1", "recon_unit/1", "label/1", "trace/1", "mia/1"]
+DistanceName = Literal["recon/1", "recon_unit/1", "label/1", "trace/1", "mia/1", "output/1"]
 METRIC_OF: dict[DistanceName, str] = {
     "recon/1": "rmse_mean",
     "recon_unit/1": "rmse_unit_mean",
     "label/1": "label_accuracy",
     "trace/1": "tracing_accuracy",
     "mia/1": "asr",
+    "output/1": "agreement",
 }
 DISTANCE_OF_KIND: dict[str, DistanceName] = {
     "reconstruction": "recon/1",
     "label": "label/1",
     "tracing": "trace/1",
     "membership": "mia/1",
+    "extraction": "output/1",
 }
 
 

@@ -19,7 +19,7 @@ from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, boo
 from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.membership import Half, asr, auc, tpr_at
 from ppbench.metrics.tracing import tracing_accuracy
-from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, TraceScore, Victim
+from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, OutputScore, TraceScore, Victim
 
 BROKEN_DB = 20.0
 """A reconstruction above this PSNR in dB counts as broken: the subject is plain to see."""
@@ -33,8 +33,8 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Met
 
     Image cells: psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean,
     share_above_20db, label_accuracy, at_truth_median, ratio_median. Label cells: label_accuracy. Member
-    cells: asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr. Trace cells: tracing_accuracy. No victims: no
-        metrics.
+    cells: asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr. Trace cells: tracing_accuracy. Output cells:
+        agreement, output_error. No victims: no metrics.
 
     Args:
         victims: the per-victim scores, all of one kind.
@@ -51,6 +51,7 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Met
     labels = [v for v in victims if isinstance(v, LabelScore)]
     members = [v for v in victims if isinstance(v, MemberScore)]
     traces = [v for v in victims if isinstance(v, TraceScore)]
+    answers = [v for v in victims if isinstance(v, OutputScore)]
     if images:
         return _images(images, classes, seed)
     if labels:
@@ -60,6 +61,8 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Met
     if traces:
         figure = tracing_accuracy([v.owner for v in traces], [v.guess for v in traces])
         return [_metric("tracing_accuracy", figure, False)]
+    if answers:
+        return _outputs(answers, classes, seed)
     return []
 
 
@@ -183,6 +186,16 @@ def _label_cell(scores: Sequence[LabelScore], classes: int) -> Estimate:
 def _chance(units: Sequence[NDArray[np.bool_]], classes: int) -> float:
     """Return the label accuracy of blind guessing: batches compared as multisets, averaged over victims."""
     return sum(len(unit) * multiset_chance(classes, len(unit)) for unit in units) / sum(map(len, units))
+
+
+def _outputs(scores: Sequence[OutputScore], classes: int, seed: int) -> list[Metric]:
+    """Return the share of queries with the true argmax, and the mean relative error of the outputs."""
+    agreement = proportion([np.array([score.agree]) for score in scores], 1 / classes)
+    units = [np.array([score.error]) for score in scores]
+    return [
+        _metric("agreement", agreement, False),
+        _metric("output_error", bootstrap(units, "mean", _seed(seed, "output_error")), True),
+    ]
 
 
 def _members(scores: Sequence[MemberScore], seed: int) -> list[Metric]:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from ppbench.records.scores import ImageScore, LabelScore, MemberScore, OutputScore, Strict, TraceScore, Victim
 
 SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
 Scalar = str | int | float | bool | None
-
-
-class Strict(BaseModel):
-    """Frozen, refuses unknown fields and NaN."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ThreatModel(Strict):
@@ -51,7 +47,7 @@ class AttackInfo(Strict):
 
     id: str
     version: str
-    kind: Literal["reconstruction", "label", "membership", "tracing"]
+    kind: Literal["reconstruction", "label", "membership", "tracing", "extraction"]
     parameters: dict[str, Scalar]
     adaptive: bool
     oracle: bool = False
@@ -103,8 +99,8 @@ class ModelInfo(Strict):
 class CellConfig(Strict):
     """Everything that determines a cell.
 
-    stage: "init" (random weights) or "final" (after training); batch_size: examples in a victim's batch;
-    victims: number of victim images asked for, or of membership candidates.
+    stage: "init" (random weights), "iterate" (what clients train on) or "final" (after training); batch_size: examples
+    in a victim's batch; victims: number of victim images asked for, or of candidates or queries.
     """
 
     schema_: Literal["ppbench.run/1"] = Field(default=SCHEMA, alias="schema")
@@ -115,7 +111,7 @@ class CellConfig(Strict):
     federation: FederationInfo
     data: DataInfo
     model: ModelInfo
-    stage: Literal["init", "final"]
+    stage: Literal["init", "iterate", "final"]
     batch_size: int
     victims: int
     seed: int
@@ -126,75 +122,6 @@ class CellConfig(Strict):
         """Return the name of the cell: the first 32 hex digits of the SHA-256 of its canonical JSON."""
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-class ImageScore(Strict):
-    """One reconstructed image. A failed one (not finite) has null figures and counts as psnr 0 dB, rmse 1.
-
-    Attributes:
-        probe, client, index: the slot, and the place in its batch.
-        psnr: dB, of the reconstruction clipped to the data range.
-        rmse: ||guess - x|| / ||x||, clipped ("recon/1"); rmse_raw: the same, not clipped.
-        ssim: structural similarity, clipped; null where the image is too small.
-        label: whether the label that came with the reconstruction is right; null when none was given.
-        confidence: the attacker's own relative mismatch.
-        at_truth: discrepancy at the truth relative to an all-zero simulation; null with nuisance unknowns.
-        evaluations: gradient evaluations spent on the image's batch.
-        cohort: whether one observation mixed all clients of the probe; then the probe is the independent unit.
-        ratio: magnitude of the undefended gradient over that of the defense's perturbation, at the biases of
-            the feature layers (x-axis of a PPC figure); null where nothing is perturbed or it is not known.
-    """
-
-    kind: Literal["image"] = "image"
-    probe: int
-    client: int
-    index: int
-    psnr: float | None
-    rmse: float | None
-    rmse_raw: float | None
-    ssim: float | None
-    label: bool | None
-    confidence: float | None
-    at_truth: float | None
-    evaluations: int
-    ratio: float | None = None
-    cohort: bool = False
-
-
-class LabelScore(Strict):
-    """One recovered label; fields as in `ImageScore`."""
-
-    kind: Literal["label"] = "label"
-    probe: int
-    client: int
-    index: int
-    label: bool
-    cohort: bool = False
-
-
-class MemberScore(Strict):
-    """One candidate of a membership attack. half: the one it was asked in; decision: by the other half's
-    fit.
-    """
-
-    kind: Literal["member"] = "member"
-    index: int
-    half: int
-    member: bool
-    score: float
-    decision: bool
-
-
-class TraceScore(Strict):
-    """One traced image: its owner, and the attack's answer."""
-
-    kind: Literal["trace"] = "trace"
-    index: int
-    owner: int
-    guess: int
-
-
-Victim = Annotated[ImageScore | LabelScore | MemberScore | TraceScore, Field(discriminator="kind")]
 
 
 class Metric(Strict):
@@ -223,7 +150,8 @@ class Metric(Strict):
 class Utility(Strict):
     """Accuracy of the delivered model on the test part, 95 % Clopper-Pearson interval, chance level.
 
-    curve: (round, accuracy) pairs measured during training.
+    curve: (round, accuracy) pairs measured during training, or (round, mse) where targets are numbers.
+    mse: mean squared error an output on the test part, with its 95 % interval, where the loss is the squared one.
     """
 
     accuracy: float | None
@@ -233,6 +161,9 @@ class Utility(Strict):
     chance: float
     curve: list[tuple[int, float]]
     reason: str | None = None
+    mse: float | None = None
+    mse_low: float | None = None
+    mse_high: float | None = None
 
 
 class Cost(Strict):
@@ -289,8 +220,8 @@ class Record(Strict):
     utility: Utility
     cost: Cost
     privacy: Privacy
-    artifacts: list[Artifact] = []
-    flags: list[Flag] = []
+    artifacts: list[Artifact] = Field(default_factory=list)
+    flags: list[Flag] = Field(default_factory=list)
     status: Literal["complete", "diverged", "failed"]
     reason: str | None = None
     environment: Environment
@@ -298,3 +229,32 @@ class Record(Strict):
     def metric(self, name: str) -> Metric | None:
         """Return the aggregate called `name`, or None when this cell has none."""
         return next((m for m in self.metrics if m.name == name), None)
+
+
+__all__ = [
+    "SCHEMA",
+    "Artifact",
+    "AttackInfo",
+    "CellConfig",
+    "Control",
+    "Cost",
+    "DataInfo",
+    "DefenseInfo",
+    "Environment",
+    "FederationInfo",
+    "Flag",
+    "ImageScore",
+    "LabelScore",
+    "MemberScore",
+    "Metric",
+    "ModelInfo",
+    "OutputScore",
+    "Privacy",
+    "Record",
+    "Scalar",
+    "Strict",
+    "ThreatModel",
+    "TraceScore",
+    "Utility",
+    "Victim",
+]

@@ -43,10 +43,13 @@ class Task:
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
     """Return the public plan that `config` describes on `dataset`."""
     opt = Opt(config.optimizer, config.lr, config.momentum, decay_at=config.decay_at, decay=config.decay)
+    local = Local(config.upload, config.local_epochs, config.batch_size, opt)
     return Plan(
         net_spec(config.model, dataset.shape, dataset.classes, config.model_options),
         config.clients,
-        Local("delta", config.local_epochs, config.batch_size, opt),
+        local,
+        loss=config.loss,
+        server_opt=opt if config.upload == "gradient" else Opt(),
         schedule=config.schedule,
         data_range=dataset.data_range,
     )

@@ -1,0 +1,93 @@
+"""Scores of single victims, as records keep them: from these every aggregate can be computed again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Strict(BaseModel):
+    """Frozen, refuses unknown fields and NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ImageScore(Strict):
+    """One reconstructed image. A failed one (not finite) has null figures and counts as psnr 0 dB, rmse 1.
+
+    Attributes:
+        probe, client, index: the slot, and the place in its batch.
+        psnr: dB, of the reconstruction clipped to the data range.
+        rmse: ||guess - x|| / ||x||, clipped ("recon/1"); rmse_raw: the same, not clipped.
+        ssim: structural similarity, clipped; null where the image is too small.
+        label: whether the label that came with the reconstruction is right; null when none was given.
+        confidence: the attacker's own relative mismatch.
+        at_truth: discrepancy at the truth relative to an all-zero simulation; null with nuisance unknowns.
+        evaluations: gradient evaluations spent on the image's batch.
+        cohort: whether one observation mixed all clients of the probe; then the probe is the independent unit.
+        ratio: magnitude of the undefended gradient over that of the defense's perturbation, at the biases of
+            the feature layers (x-axis of a PPC figure); null where nothing is perturbed or it is not known.
+    """
+
+    kind: Literal["image"] = "image"
+    probe: int
+    client: int
+    index: int
+    psnr: float | None
+    rmse: float | None
+    rmse_raw: float | None
+    ssim: float | None
+    label: bool | None
+    confidence: float | None
+    at_truth: float | None
+    evaluations: int
+    ratio: float | None = None
+    cohort: bool = False
+
+
+class LabelScore(Strict):
+    """One recovered label; fields as in `ImageScore`."""
+
+    kind: Literal["label"] = "label"
+    probe: int
+    client: int
+    index: int
+    label: bool
+    cohort: bool = False
+
+
+class MemberScore(Strict):
+    """One candidate of a membership attack. half: the one it was asked in; decision: by the other half's
+    fit.
+    """
+
+    kind: Literal["member"] = "member"
+    index: int
+    half: int
+    member: bool
+    score: float
+    decision: bool
+
+
+class TraceScore(Strict):
+    """One traced image: its owner, and the attack's answer."""
+
+    kind: Literal["trace"] = "trace"
+    index: int
+    owner: int
+    guess: int
+
+
+class OutputScore(Strict):
+    """One query of an extraction attack. agree: whether the guessed outputs have the true model's argmax; error:
+    ||guess - true|| / ||true|| of the outputs.
+    """
+
+    kind: Literal["output"] = "output"
+    index: int
+    agree: bool
+    error: float
+
+
+Victim = Annotated[ImageScore | LabelScore | MemberScore | TraceScore | OutputScore, Field(discriminator="kind")]
