@@ -78,6 +78,7 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", help="name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."),
     ] = None,
+    train: Annotated[int | None, typer.Option(help="Training examples that the clients share; all by default.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a training batch.")] = None,
@@ -87,7 +88,14 @@ def evaluate(
     threat: Annotated[str | None, typer.Option(help="server/1, client/1, eavesdropper/1, with commas between.")] = None,
     partition: Annotated[str | None, typer.Option(help="iid, imbalanced or dirichlet:ALPHA.")] = None,
     schedule: Annotated[str | None, typer.Option(help="round_robin or parallel.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    loss: Annotated[str | None, typer.Option(help="cross_entropy or squared.")] = None,
+    upload: Annotated[
+        str | None, typer.Option(help="delta (FedAvg: local epochs) or gradient (FedSGD: one batch a round).")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adam or sgd: the clients', or with gradients the server's.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of that optimizer.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Master seed: one seed, one result.")] = None,
     preset: Annotated[str, typer.Option(help="quick, or paper: the SPN paper's set-up, hours.")] = "quick",
@@ -112,6 +120,7 @@ def evaluate(
         "attacks": names(attack),
         "grid": numbers(grid),
         "settings": settings or None,
+        "train": train,
         "clients": clients,
         "rounds": rounds,
         "batch_size": batch_size,
@@ -121,6 +130,9 @@ def evaluate(
         "threats": names(threat),
         "partition": partition,
         "schedule": schedule,
+        "loss": loss,
+        "upload": upload,
+        "optimizer": optimizer,
         "lr": lr,
         "seed": seed,
         "device": resolve_device(device),

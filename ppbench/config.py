@@ -30,6 +30,7 @@ class EvaluateConfig(Strict):
         attacks: names, or ("all",): every attack that applies to the defense.
         grid: "quick" or "paper" (the defense's own grids), or values of its control parameter.
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
+        train: training examples that the clients share, drawn by seed; None for all. Few are easily memorized.
         clients, rounds, local_epochs, batch_size: the federation.
         schedule: "round_robin" (the SPN paper's for DLNet) or "parallel".
         loss: "cross_entropy", or "squared" (half the squared distance to one-hot labels, or to a number).
@@ -53,6 +54,7 @@ class EvaluateConfig(Strict):
     attacks: tuple[str, ...] = ("all",)
     grid: Literal["quick", "paper"] | tuple[float, ...] = "quick"
     settings: dict[str, Scalar] = Field(default_factory=dict)
+    train: int | None = Field(default=None, ge=1)
     clients: int = Field(default=10, ge=1)
     rounds: int = Field(default=40, ge=1)
     local_epochs: int = Field(default=1, ge=1)

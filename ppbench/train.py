@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def train(
 
     def watch(round_: int) -> None:
         if round_ % max(1, config.rounds // 10) == 0 or round_ == config.rounds:
-            curve.append((round_, fed.accuracy(task.test)))
+            curve.append((round_, fed.accuracy(task.test) if task.classified else mean_square(fed, task).value))
         if after is not None:
             after(round_)
 
@@ -114,12 +115,30 @@ def _keep(fed: Federation, result: Trained, home: Path) -> None:
         raise unwritable(home, 0, cause) from cause
 
 
+@dataclass(frozen=True)
+class MeanSquare:
+    """Mean squared error an output, with its 95 % interval (normal, over the test examples)."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean_square(fed: Federation, task: Task) -> MeanSquare:
+    """Return the mean squared error of the delivered model on the test part."""
+    errors = (fed.outputs(task.test.x) - task.test.y.double()).square().mean(1)
+    mean, spread = float(errors.mean()), float(errors.std()) / len(errors) ** 0.5
+    return MeanSquare(mean, max(0.0, mean - 1.96 * spread), mean + 1.96 * spread)
+
+
 def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
     n, chance, plan = len(task.test.x), 1 / task.plan.spec.classes, fed.plan
-    accuracy = curve[-1][1] if finished else None
-    interval = clopper_pearson(round(curve[-1][1] * n), n) if finished else None
-    reason = None if finished else f"the model was not finite after round {fed.round}"
+    told = finished and task.classified
+    accuracy = curve[-1][1] if told else None
+    interval = clopper_pearson(round(curve[-1][1] * n), n) if told else None
+    reason = f"the model was not finite after round {fed.round}" if not finished else None
+    square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
     utility = Utility(
         accuracy=accuracy,
         low=interval.low if interval else None,
@@ -127,7 +146,10 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
         n=n,
         chance=chance,
         curve=curve,
-        reason=reason,
+        reason=reason if told or reason else "targets are numbers; mse stands instead",
+        mse=square.value if square else None,
+        mse_low=square.low if square else None,
+        mse_high=square.high if square else None,
     )
     per = plan.clients * fed.round
     cost = Cost(

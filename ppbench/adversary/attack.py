@@ -95,8 +95,11 @@ class Attack:
         """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence)."""
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the attack can say anything under `plan` (its network, its loss). Default: yes."""
-        return True
+        """Return whether the attack can say anything under `plan` (its network, its loss).
+
+        Default: yes, where targets are classes; a search over labels has no use for targets that are numbers.
+        """
+        return plan.spec.classes > 1 or self.kind in RECORD_KINDS
 
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from ppbench.config import EvaluateConfig
+from ppbench.errors import UsageError
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params
@@ -39,6 +41,11 @@ class Task:
     params: Params
     seeds: Seeds
 
+    @property
+    def classified(self) -> bool:
+        """Whether targets are classes; else they are numbers, and utility is an error."""
+        return self.dataset.classes > 1
+
 
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
     """Return the public plan that `config` describes on `dataset`."""
@@ -66,10 +73,21 @@ def _task(dataset_name: str, plan_config: str) -> Task:
     seeds = Seeds(config.seed)
     dataset = _dataset(dataset_name, seeds.seed("data"))
     plan = make_plan(config, dataset)
-    parts = partition(config.partition, dataset.train.y, config.clients, seeds.seed("partition"))
-    shards = {client: dataset.train.take(index) for client, index in enumerate(parts)}
+    members = _members(dataset, config.train, seeds)
+    parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"))
+    shards = {client: dataset.train.take(members[index]) for client, index in enumerate(parts)}
     test = dataset.test.take(torch.arange(len(dataset.test.y)))
     return Task(dataset, plan, shards, test, initial(plan.spec, seeds.seed("model")), seeds)
+
+
+def _members(dataset: Dataset, count: int | None, seeds: Seeds) -> Tensor:
+    """Return the training examples that take part: `count` drawn at random, ascending, or all."""
+    size = len(dataset.train)
+    if count is None:
+        return torch.arange(size)
+    if count > size:
+        raise UsageError(f"Option train={count} cannot be used: {dataset.name!r} has {size} training examples.")
+    return torch.randperm(size, generator=seeds.generator("train"))[:count].sort().values
 
 
 def make_task(config: EvaluateConfig) -> Task:
@@ -84,7 +102,8 @@ def make_task(config: EvaluateConfig) -> Task:
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
     """Return the parts of a cell's configuration that a task determines."""
     dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
-    data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=len(dataset.train.y), test=len(dataset.test.y))
+    members = sum(len(shard.x) for shard in task.shards.values())
+    data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=members, test=len(dataset.test.y))
     model = ModelInfo(
         id=plan.spec.model,
         options=dict(plan.spec.options),
