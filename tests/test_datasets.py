@@ -25,7 +25,7 @@ from torch import Tensor
 from ppbench.errors import UsageError
 from ppbench.task import parquet
 from ppbench.task.dataset import Dataset, Split, default_root, open_dataset
-from ppbench.task.partition import hold_out
+from ppbench.task.partition import hold_out, strata, three_way
 from ppbench.vision import torchvision
 
 DATA = Path(os.environ.get("PPBENCH_TEST_DATA", ""))
@@ -147,6 +147,45 @@ def broken(part: str, **fields: Any) -> dict[str, Any]:
 def test_what_is_no_data_set_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         small(**changes)
+
+
+def fitted(**changes: Any) -> Dataset:
+    """A small regression."""
+    split = Split(torch.arange(24.0).view(6, 4), torch.tensor([[0.5], [-1.0], [2.0], [0.5], [3.0], [0.0]]), 1)
+    whole = {"name": "r", "train": split, "test": split, "classes": 1, "shape": (4,), "data_range": (0.0, 23.0)}
+    return Dataset(**{**whole, "kind": "tabular", "task": "regression", **changes})
+
+
+def test_a_regression_gives_its_targets_as_copies() -> None:
+    data = fitted()
+    taken = data.train.take(torch.tensor([4, 1, 1]))
+    assert taken.y.dtype == torch.float32 and taken.y.tolist() == [[3.0], [-1.0], [-1.0]]
+    assert shares_nothing(taken.y, data.train.y) and shares_nothing(taken.x, data.train.x)
+    assert data.train.strata.tolist() == [2, 0, 3, 2, 4, 1]
+    assert torch.equal(small().train.strata, small().train.y)
+    moved = replace(data.train, y=data.train.y + 1e-6)
+    assert fitted(test=moved).sha256() != data.sha256()
+    assert small().task == "classification"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": 2}, "2 classes; a regression must have 1"),
+        ({"train": replace(fitted().train, y=torch.arange(6))}, "torch.int64 .*targets of a regression"),
+        ({"test": replace(fitted().train, y=torch.zeros(6))}, r"float32 \(6,\); .* \[N, 1\]"),
+        ({"test": replace(fitted().train, y=torch.zeros(6, 2))}, r"float32 \(6, 2\)"),
+        ({"test": replace(fitted().train, y=torch.zeros(6, 1).double())}, "float64"),
+        ({"train": replace(fitted().train, y=torch.tensor([0, 1, torch.inf, 0, 1, 2])[:, None])}, "Example 2 .* inf"),
+        ({"train": replace(fitted().train, y=torch.tensor([torch.nan, 1, 0, 0, 1, 2])[:, None])}, "nan.* be finite"),
+        ({"task": "classification"}, "1 classes"),
+        ({"task": "classification", "classes": 2}, "int64 with one axis"),
+    ],
+)
+def test_what_is_no_regression_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        fitted(**changes)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_class_that_only_the_test_part_has_is_accepted() -> None:
@@ -510,6 +549,68 @@ def test_other_targets_and_missing_categories(tmp_path: Path) -> None:
     assert data.train.y.unique().tolist() == [0, 1, 2]
 
 
+def test_three_parts_leave_validation_rows_out(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", table(200))
+    data = open_dataset(f"csv:{path}?split=8:1:1", seed=5, root=tmp_path)
+    train, validation, test = three_way(torch.arange(200) % 2, (8, 1, 1), 5)
+    assert (len(data.train), len(validation), len(data.test)) == (160, 20, 20)
+    ids = torch.arange(200.0)  # the second column, standardized with the training rows' figures
+    scale = ids[train].std(correction=0)
+    torch.testing.assert_close(data.train.x[:, 1], (ids[train] - ids[train].mean()) / scale, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(data.test.x[:, 1], (ids[test] - ids[train].mean()) / scale, rtol=1e-5, atol=1e-5)
+    usual = open_dataset(f"csv:{path}", seed=5, root=tmp_path).sha256()
+    assert open_dataset(f"csv:{path}?split=4:0:1", seed=5, root=tmp_path).sha256() == usual != data.sha256()
+
+
+def test_validation_rows_influence_nothing(tmp_path: Path) -> None:
+    rows = table(100)
+    _, validation, _ = three_way(torch.arange(100) % 2, (8, 1, 1), 0)
+    name = f"csv:{write_csv(tmp_path / 'a.csv', rows)}?split=8:1:1"
+    before = open_dataset(name, seed=0, root=tmp_path).sha256()
+    for row in validation.tolist():
+        rows[row][:4] = [1e6, -5, "unseen", 99]
+    write_csv(tmp_path / "a.csv", rows)
+    assert open_dataset(name, seed=0, root=tmp_path).sha256() == before
+
+
+@pytest.mark.parametrize(("target", "values"), [("pdays", [float(row % 7) for row in range(60)]), ("age", None)])
+def test_csv_regression(tmp_path: Path, target: str, values: list[float] | None) -> None:
+    rows = table(60)
+    path = write_csv(tmp_path / "a.csv", rows)
+    data = open_dataset(f"csv:{path}?target={target}&task=regression", seed=2, root=tmp_path)
+    expected = torch.tensor(values or [row[0] for row in rows])[:, None]
+    train, _, test = three_way(strata(expected), (4, 0, 1), 2)
+    assert (data.task, data.classes, data.train.classes) == ("regression", 1, 1)
+    assert torch.equal(data.train.y, expected[train]) and torch.equal(data.test.y, expected[test])
+    assert data.train.y.dtype == torch.float32 and data.train.y.shape == (len(train), 1)
+    assert data.train.take(torch.tensor([0])).y.shape == (1, 1)
+    again = open_dataset(f"csv:{path}?task=regression&target={target}", seed=2, root=tmp_path)
+    other = open_dataset(f"csv:{path}?task=regression&target={target}", seed=3, root=tmp_path)
+    assert again.sha256() == data.sha256() != other.sha256()
+
+
+def test_a_truth_value_is_a_number_to_fit(tmp_path: Path) -> None:
+    rows = [[*row[:4], row[1] % 4 == 0] for row in table()]
+    data = open_dataset(f"csv:{write_csv(tmp_path / 'a.csv', rows)}?task=regression", seed=0, root=tmp_path)
+    assert data.train.y.unique().tolist() == [0.0, 1.0]
+    assert float(data.train.y.mean()) == float(data.test.y.mean()) == 0.25
+
+
+def test_bad_splits_and_targets_are_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", table())
+    for text in ("8:2", "0:1:1", "8:1:0", "8:-1:1", "8:1:x", "", "8:1:1:1", "1e3:1:1", "0.8:0.1:0.1"):
+        refused(f"csv:{path}?split={text}", tmp_path, f"split={text!r}", "'split=8:1:1'")
+    refused(f"csv:{path}?task=regresion", tmp_path, "csv task", "did you mean 'regression'")
+    refused(f"csv:{path}?task=regression", tmp_path, "target column 'y'", "text such as 'no'", "must be numbers")
+    refused(f"csv:{path}?task=regression&target=job", tmp_path, "'job'", "'r'")
+    refused(f"csv:{write_csv(path, [[*row[:4], 3] for row in table()])}?task=regression", tmp_path, "3 in every row")
+    for cell, words in (("inf", "inf"), ("1e39", "1e+39"), ("", "no value in the target column")):
+        rows: list[list[Any]] = [[*row[:4], row[1]] for row in table()]
+        rows[6][4] = cell
+        refused(f"csv:{write_csv(path, rows)}?task=regression", tmp_path, "Row 6", "'y'", words)
+    refused(f"csv:{write_csv(path, table(3))}?split=2:1:1&task=regression&target=id", tmp_path, "3 rows", "split=2:1:1")
+
+
 def test_bad_tables_are_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", table())
     refused(f"csv:{path}?target=yy", tmp_path, "column", "'yy'", "did you mean 'y'")
@@ -567,3 +668,16 @@ def test_bank_marketing(tmp_path: Path) -> None:
     assert (len(data.train), len(data.test), data.classes) == (32_950, 8_238, 2)
     assert data.test.y.double().mean().item() == pytest.approx(0.113, abs=1e-3)
     assert data.train.x[:, 0].mean().abs() < 1e-5
+
+
+@needs_data
+def test_bank_marketing_as_the_paper_splits_and_fits_it(tmp_path: Path) -> None:
+    name = f"csv:{DATA / 'bank-marketing.csv.gz'}?target=y&sep=;&split=8:1:1&task=regression"
+    data = open_dataset(name, seed=0, root=tmp_path)
+    assert (len(data.train), len(data.test)) == (32_950, 4_119)
+    assert 41_188 - len(data.train) - len(data.test) == 4_119
+    assert (data.task, data.classes) == ("regression", 1)
+    assert data.train.y.unique().tolist() == [0.0, 1.0]
+    means = [float(split.y.mean()) for split in (data.train, data.test)]
+    assert means == [pytest.approx(0.1127, abs=5e-4)] * 2
+    assert data.train.strata.bincount().tolist() == [int((data.train.y == v).sum()) for v in (0, 1)]

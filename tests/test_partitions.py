@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ppbench.errors import UsageError
-from ppbench.task.partition import hold_out, partition
+from ppbench.task.partition import DISTINCT, hold_out, partition, strata, three_way
 
 KINDS = ("iid", "imbalanced", "dirichlet", "dirichlet:0.01", "dirichlet:100")
 BALANCED = torch.arange(10).repeat(500)
@@ -133,3 +133,64 @@ def test_hold_out_is_stratified(labels: list[int], parts: int, seed: int) -> Non
 def test_hold_out_depends_on_the_seed_alone() -> None:
     assert torch.equal(hold_out(BALANCED, 5, 1)[1], hold_out(BALANCED, 5, 1)[1])
     assert not torch.equal(hold_out(BALANCED, 5, 1)[1], hold_out(BALANCED, 5, 2)[1])
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=100),
+    shares=st.tuples(st.integers(1, 9), st.integers(0, 4), st.integers(1, 4)),
+    seed=st.integers(0, 99),
+)
+def test_three_parts_are_disjoint_and_stratified(labels: list[int], shares: tuple[int, int, int], seed: int) -> None:
+    y, whole = torch.tensor(labels), sum(shares)
+    parts = three_way(y, shares, seed)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(y)))
+    assert all((part.diff() > 0).all() for part in parts)
+    for c in y.unique():
+        n = int((y == c).sum())
+        sizes = [int((y[part] == c).sum()) for part in parts]
+        assert sizes[0] > 0
+        assert sizes[2] in (n * shares[2] // whole, n * shares[2] // whole + 1, n - 1)
+        assert abs(sizes[1] - n * shares[1] / whole) < 2
+    if (y.bincount()[y.unique()] > whole).all():
+        assert len(parts[2]) == -(-len(y) * shares[2] // whole)
+    assert shares[1] > 0 or len(parts[1]) == 0
+
+
+@pytest.mark.parametrize("shares", [(4, 0, 1), (8, 0, 2)])
+def test_shares_without_validation_are_the_default_split(shares: tuple[int, int, int]) -> None:
+    train, test = hold_out(BALANCED, 5, 3)
+    kept, none, tested = three_way(BALANCED, shares, 3)
+    assert torch.equal(kept, train) and torch.equal(tested, test) and len(none) == 0
+
+
+def test_three_parts_depend_on_the_seed_alone() -> None:
+    first, again, other = (three_way(BALANCED, (8, 1, 1), seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert [len(part) for part in first] == [4000, 500, 500]
+
+
+@settings(deadline=None, max_examples=60)
+@given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200), column=st.booleans())
+def test_strata_are_values_or_deciles_and_monotone(values: list[float], column: bool) -> None:
+    targets = torch.tensor(values)
+    groups = strata(targets[:, None] if column else targets)
+    assert groups.dtype == torch.int64 and groups.shape == (len(values),)
+    order = targets.argsort()
+    assert (groups[order].diff() >= 0).all()
+    distinct = targets.unique()
+    if len(distinct) <= DISTINCT:
+        assert torch.equal(distinct[groups], targets)
+    else:
+        assert groups.min() >= 0 and groups.max() <= 9
+        assert all(len(groups[targets == value].unique()) == 1 for value in distinct)
+
+
+def test_strata_of_many_values_are_tenths() -> None:
+    targets = torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 7 - 3
+    assert strata(targets).bincount().tolist() == [100] * 10
+    assert strata(torch.arange(DISTINCT)).unique().tolist() == list(range(DISTINCT))
+    assert strata(torch.arange(DISTINCT + 1)).max() == 9
+    shards = partition("iid", strata(targets), 4, 0)
+    assert max(targets[shard].mean() for shard in shards) - min(targets[shard].mean() for shard in shards) < 0.1

@@ -17,8 +17,10 @@ from torch.nn.functional import one_hot
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.registry import load
+from ppbench.task.partition import strata
 
 Kind = Literal["image", "tabular"]
+TaskKind = Literal["classification", "regression"]
 Loader = Callable[..., "Dataset"]  # (argument: str, *, seed: int, root: Path) -> Dataset
 MAX_CLASSES = 65_536
 
@@ -29,8 +31,8 @@ class Split:
 
     Attributes:
         x: [N, *shape]: uint8 (images, 0 to 255) or float32 (already in the data set's range).
-        y: int64 [N], the class of each example, 0 to classes - 1.
-        classes: number of classes C of the whole data set, the width of one-hot labels.
+        y: int64 [N], the class of each example, 0 to classes - 1; of a regression float32 [N, 1], its target.
+        classes: number of classes C of the whole data set, the width of one-hot labels; 1 of a regression.
     """
 
     x: Tensor
@@ -41,6 +43,11 @@ class Split:
         """Return the number of examples N."""
         return len(self.y)
 
+    @property
+    def strata(self) -> Tensor:
+        """What partitions stratify by, int64 [N]: the classes, or groups of targets (see `partition.strata`)."""
+        return strata(self.y) if self.y.is_floating_point() else self.y
+
     def take(self, index: Tensor) -> Data:
         """Return a copy of the examples that `index` names, as a party of the federation holds them.
 
@@ -48,31 +55,32 @@ class Split:
             index: int64 [n].
 
         Returns:
-            x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot. Both have storage of their
-            own: nothing of the data set can be reached through them.
+            x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot, or the targets [n, 1] of a
+            regression. Both have storage of their own: nothing of the data set can be reached through them.
         """
-        x = self.x.index_select(0, index)
+        x, y = self.x.index_select(0, index), self.y.index_select(0, index)
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
-        return Data(x, one_hot(self.y.index_select(0, index), self.classes).float())
+        return Data(x, y if y.is_floating_point() else one_hot(y, self.classes).float())
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples of one classification task, checked on construction.
+    """Training and test examples of one task, checked on construction.
 
     Attributes:
         name: how records call it; holds no path of the machine.
         train, test: the splits.
-        classes: number of classes C.
+        classes: number of classes C; 1 of a regression, the width of its targets.
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
         data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training
             part for tables (test rows may lie outside).
         kind: "image" or "tabular".
+        task: "classification", or "regression" of one number an example.
 
     Raises:
         UsageError: an empty split, labels out of range, values that are not finite or out of range, or splits that
-            do not fit each other.
+            do not fit each other or the task.
     """
 
     name: str
@@ -82,9 +90,13 @@ class Dataset:
     shape: tuple[int, ...]
     data_range: tuple[float, float]
     kind: Kind
+    task: TaskKind = "classification"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.classes <= MAX_CLASSES:
+        if self.task == "regression":
+            if self.classes != 1:
+                raise UsageError(f"Data set {self.name!r} has {self.classes} classes; a regression must have 1.")
+        elif not 2 <= self.classes <= MAX_CLASSES:
             raise UsageError(
                 f"Data set {self.name!r} has {self.classes} classes; labels must be class numbers that start at 0, "
                 f"of 2 to {MAX_CLASSES} classes."
@@ -153,10 +165,12 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
     where = f"the {part} part of data set {dataset.name!r}"
     if len(split.y) == 0:
         raise UsageError(f"There is no example in {where}; both the training and the test part need some.")
-    if split.x.dtype not in (torch.uint8, torch.float32) or split.y.dtype != torch.int64 or split.y.dim() != 1:
+    dtype, width = (torch.float32, (1,)) if dataset.task == "regression" else (torch.int64, ())
+    if split.x.dtype not in (torch.uint8, torch.float32) or (split.y.dtype, split.y.shape[1:]) != (dtype, width):
+        right = "float32 [N, 1], the targets of a regression" if dataset.task == "regression" else "int64 with one axis"
         raise UsageError(
             f"The tensors of {where} are x {split.x.dtype} and y {split.y.dtype} {tuple(split.y.shape)}; "
-            "x must be uint8 or float32, and y int64 with one axis."
+            f"x must be uint8 or float32, and y {right}."
         )
     expected = (len(split.y), *dataset.shape)
     if tuple(split.x.shape) != expected or split.classes != dataset.classes:
@@ -169,12 +183,12 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
 
 def _check_values(dataset: Dataset, split: Split, where: str) -> None:
     """Raise UsageError at the first label or input of `split` that is out of range."""
-    wrong = ((split.y < 0) | (split.y >= dataset.classes)).nonzero()
+    regression = dataset.task == "regression"
+    wrong = (~split.y.isfinite() if regression else (split.y < 0) | (split.y >= dataset.classes)).nonzero()
     if len(wrong):
-        row = int(wrong[0])
-        raise UsageError(
-            f"Example {row} of {where} has label {int(split.y[row])}; labels must be from 0 to {dataset.classes - 1}."
-        )
+        row = int(wrong[0, 0])
+        right = "targets must be finite" if regression else f"labels must be from 0 to {dataset.classes - 1}"
+        raise UsageError(f"Example {row} of {where} has label {split.y[row].item()}; {right}.")
     if split.x.dtype == torch.uint8:
         if dataset.data_range != (0.0, 1.0):
             raise UsageError(f"The inputs of {where} are uint8, so its data range must be (0, 1).")

@@ -1,6 +1,6 @@
 """Who holds which example: the partition of a training set over clients, and the split into train and test.
 
-Everything here is a pure function of the labels and the seed.
+Everything here is a pure function of the labels and the seed. Numbers to regress on are stratified by `strata`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ppbench.seeds import Seeds
 KINDS = ("iid", "imbalanced", "dirichlet")
 DEFAULT_ALPHA = 0.9  # the SPN paper, Appendix C
 ALPHAS = (1e-3, 1e6)  # beyond these a draw is one-hot or equal shares, and can overflow
+DISTINCT = 20
+"""Numbers with at most so many distinct values are stratified by value, others by decile."""
 
 
 def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
@@ -35,7 +37,7 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor
             concentration ALPHA in [.001, 1e6]; "dirichlet" alone is ALPHA = .9 (SPN paper, Appendix C).
             Cuts fall at the rounded cumulative shares. A client that would come out empty takes one example, drawn
             at random, from the client that then has most.
-        labels: int64 [N], the class of each example.
+        labels: int64 [N], the class of each example, or the `strata` of its target.
         clients: number of clients, 1 to N.
         seed: the shards are a function of it, of `kind`, `labels` and `clients`.
 
@@ -70,31 +72,72 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor
     return [torch.from_numpy(np.sort(shard)).long() for shard in shards]
 
 
-def hold_out(labels: Tensor, parts: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Split a data set into a training part and a stratified test part of one `parts`-th.
+def strata(targets: Tensor) -> Tensor:
+    """Return the group, int64 [N], of each target of a regression, for `partition` and for splits.
 
-    The test part has ceil(N / parts) examples, drawn class by class: floor(n_c / parts) of each class of n_c, and one
-    more of the classes with the largest remainders. The last example of a class always stays in the training part.
+    Args:
+        targets: [N] or [N, 1], finite. At most `DISTINCT` distinct values are a group each, numbered from 0 by size;
+            of more, the groups are the tenths of the sorted values (0 to 9), where equal values share a group.
+    """
+    values = targets.reshape(-1).double().numpy()
+    distinct, rank = np.unique(values, return_inverse=True)
+    if len(distinct) > DISTINCT:
+        edges = np.quantile(values, np.arange(1, 10) / 10)
+        rank = np.searchsorted(edges, values, side="right")
+    return torch.from_numpy(rank.astype(np.int64))
+
+
+def hold_out(labels: Tensor, parts: int, seed: int, taken: int = 1) -> tuple[Tensor, Tensor]:
+    """Split a data set into a training part and a stratified test part of `taken` `parts`-ths.
+
+    The test part has ceil(N taken / parts) examples, drawn class by class: floor(n_c taken / parts) of each class of
+    n_c, and one more of the classes with the largest remainders. The last example of a class always stays in the
+    training part.
 
     Args:
         labels: int64 [N].
-        parts: the test part is one of so many; 5 splits 80 : 20.
+        parts: the data set is cut in so many equal parts; 5 splits 80 : 20.
         seed: of the draw.
+        taken: so many of them are the test part, fewer than `parts`.
 
     Returns:
         (train, test): ascending int64 indices; disjoint, together all of range(N).
     """
-    generator = Seeds(seed).generator("hold-out", parts)
+    common = math.gcd(taken, parts)
+    parts, taken = parts // common, taken // common
+    generator = Seeds(seed).generator("hold-out", *((parts,) if taken == 1 else (parts, taken)))
     members = [(labels == c).nonzero()[:, 0] for c in labels.unique().tolist()]
-    quota = [len(member) // parts for member in members]
-    missing = -(-len(labels) // parts) - sum(quota)
-    for c in sorted(range(len(members)), key=lambda c: (-(len(members[c]) % parts), c))[:missing]:
+    quota = [len(member) * taken // parts for member in members]
+    missing = -(-len(labels) * taken // parts) - sum(quota)
+    for c in sorted(range(len(members)), key=lambda c: (-(len(members[c]) * taken % parts), c))[:missing]:
         quota[c] += 1
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for member, count in zip(members, quota, strict=True):
         order = torch.randperm(len(member), generator=generator)
         chosen[member[order[: min(count, len(member) - 1)]]] = True
     return (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
+
+
+def three_way(labels: Tensor, shares: tuple[int, int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a data set into training, validation and test parts with sizes as `shares`, each stratified.
+
+    The test part is `hold_out` of the whole, the validation part `hold_out` of what is left, so shares of 4:0:1 (or
+    8:0:2) give the training and test parts of `hold_out` in fifths.
+
+    Args:
+        labels: int64 [N].
+        shares: (training, validation, test), training and test > 0, validation >= 0.
+        seed: of the draws.
+
+    Returns:
+        Ascending int64 indices; disjoint, together all of range(N).
+    """
+    train, validation, test = shares
+    left, tested = hold_out(labels, sum(shares), seed, test)
+    if validation == 0:
+        return left, left[:0], tested
+    kept, held = hold_out(labels[left], train + validation, Seeds(seed).seed("validation"), validation)
+    return left[kept], left[held], tested
 
 
 def _concentration(argument: str) -> float:

@@ -1,12 +1,13 @@
-"""Tables: a CSV file whose columns become features and whose target column becomes the label."""
+"""Tables: a CSV file whose columns become features and whose target column becomes the label, or the number to fit."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, get_args
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ppbench.errors import UsageError, unknown
-from ppbench.task.dataset import Dataset, Split, existing
-from ppbench.task.partition import hold_out
+from ppbench.task.dataset import Dataset, Split, TaskKind, existing
+from ppbench.task.partition import strata, three_way
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,29 +26,41 @@ _SEPARATORS = (",", ";", "\t", "|")
 MAX_CATEGORIES = 1000
 
 
+_FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
+_DEFAULT_SPLIT = (4, 0, 1)
+
+
 @dataclass(frozen=True)
 class Options:
-    """What stands behind the "?" of csv:FILE?target=NAME&sep=CHARACTER; None where it is not given."""
+    """What stands behind the "?" of csv:FILE?target=NAME&sep=CHARACTER&split=A:B:C&task=KIND.
 
-    target: str | None = None
-    sep: str | None = None
+    target and sep are None where they are not given; split: shares of training, validation and test.
+    """
+
+    target: str | None
+    sep: str | None
+    split: tuple[int, int, int]
+    task: TaskKind
 
 
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
-    """Rows of a CSV file (also .gz) with a header: csv:FILE?target=NAME&sep=CHARACTER.
+    """Rows of a CSV file (also .gz) with a header: csv:FILE?target=NAME&sep=CHARACTER&split=8:1:1&task=regression.
 
     `target` is the column with the label, the last one by default; its distinct values, sorted, are the classes.
+    With task=regression it is a column of numbers (or of true and false, 1 and 0), taken as they are, not scaled.
     `sep` is one character or "tab"; by default that of , ; tab | which the header has most of.
 
-    The rows are split 80 : 20, stratified, as a function of `seed`; nothing is held back for validation, so a
-    published split 8 : 1 : 1 has the same training share. Columns of numbers are standardized (mean 0, variance 1)
-    and the others one-hot encoded, with figures and categories of the training part alone: a category that only the
-    test part has becomes all zeros, a column constant in the training part is only centered. A missing category is a
-    category of its own; a missing number is refused. Order of features: numbers first, then the one-hot columns.
+    The rows are split into training and test 80 : 20, or by the shares in `split` (training : validation : test), as a
+    function of `seed`, stratified by class (a regression: by value or decile of the target, see `partition.strata`).
+    Validation rows are held out and not used: nothing here chooses a model, so they serve to train and to test on the
+    same shares as a paper with three parts. Columns of numbers are standardized (mean 0, variance 1) and the others
+    one-hot encoded, with figures and categories of the training part alone: a category that only the test part has
+    becomes all zeros, a column constant in the training part is only centered. A missing category is a category of its
+    own; a missing number is refused. Order of features: numbers first, then the one-hot columns.
 
     Raises:
         UsageError: an unknown option or column, a file that cannot be parsed, missing or infinite numbers, a text
-            column or target with more than 1000 distinct values.
+            column or target with more than 1000 distinct values, a target of a regression that is text or constant.
     """
     text, _, query = argument.partition("?")
     path = existing("csv", text)
@@ -56,37 +69,67 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     target = frame.columns[-1] if options.target is None else options.target
     if target not in frame.columns:
         raise unknown("column", target, [str(column) for column in frame.columns])
-    labels, classes = _labels(frame[target], path)
+    regression = options.task == "regression"
+    y, classes = _targets(frame[target], path) if regression else _labels(frame[target], path)
     inputs = frame.drop(columns=[target])
     _check_columns(inputs, path)
-    train, test = hold_out(labels, 5, seed)
+    train, test = _parts(strata(y) if regression else y, options.split, seed, path)
     x, x_test = _encode(inputs, train.numpy(), test.numpy())
     return Dataset(
         f"csv:{path.resolve().name}",
-        Split(x, labels[train], classes),
-        Split(x_test, labels[test], classes),
+        Split(x, y[train], classes),
+        Split(x_test, y[test], classes),
         classes=classes,
         shape=(x.shape[1],),
         data_range=(float(x.min()), float(x.max())),
         kind="tabular",
+        task=options.task,
     )
 
 
 def _options(query: str) -> Options:
-    """Return the options in "target=NAME&sep=CHARACTER"; raises UsageError for any other."""
+    """Return the options in `query`; raises UsageError for one that is unknown or has no such value."""
     try:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as cause:
-        raise UsageError(f"The csv options {query!r} are malformed; write 'target=NAME&sep=CHARACTER'.") from cause
+        raise UsageError(f"The csv options {query!r} are malformed; write '{_FORM}'.") from cause
     for key in given:
-        if key not in ("target", "sep"):
-            raise unknown("csv option", key, ("target", "sep"))
+        if key not in ("target", "sep", "split", "task"):
+            raise unknown("csv option", key, ("target", "sep", "split", "task"))
     sep = given.get("sep")
     if sep is not None:
         sep = {"tab": "\t", "\\t": "\t"}.get(sep, sep)
         if len(sep) != 1:
             raise UsageError(f"The csv option sep={sep!r} is not one character; write e.g. 'sep=;' or 'sep=tab'.")
-    return Options(given.get("target"), sep)
+    task = given.get("task", "classification")
+    if task not in get_args(TaskKind):
+        raise unknown("csv task", task, get_args(TaskKind))
+    return Options(given.get("target"), sep, _shares(given.get("split")), cast(TaskKind, task))
+
+
+def _shares(text: str | None) -> tuple[int, int, int]:
+    """Return the shares in "8:1:1"; raises UsageError unless they are whole numbers, training and test above 0."""
+    if text is None:
+        return _DEFAULT_SPLIT
+    found = re.fullmatch(r"(\d{1,6}):(\d{1,6}):(\d{1,6})", text, re.ASCII)
+    train, validation, test = map(int, found.groups()) if found else (0, 0, 0)
+    if train == 0 or test == 0:
+        raise UsageError(
+            f"The csv option split={text!r} cannot be used; write shares of training, validation and test as whole "
+            "numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
+        )
+    return train, validation, test
+
+
+def _parts(groups: Tensor, shares: tuple[int, int, int], seed: int, path: Path) -> tuple[Tensor, Tensor]:
+    """Return indices (train, test); raises UsageError where no row is left to test on."""
+    train, _, test = three_way(groups, shares, seed)
+    if len(test) == 0:  # the last row of a class is trained on
+        raise UsageError(
+            f"{path} has {len(groups)} rows, too few to hold some out as split={':'.join(map(str, shares))}; every "
+            "class needs several."
+        )
+    return train, test
 
 
 def _frame(path: Path, sep: str | None) -> pd.DataFrame:
@@ -115,11 +158,7 @@ def _frame(path: Path, sep: str | None) -> pd.DataFrame:
 
 def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
     """Return (labels int64 [N], number of classes): the rank of each value among the sorted distinct values."""
-    missing = np.flatnonzero(column.isna().to_numpy())
-    if len(missing):
-        raise UsageError(
-            f"Row {missing[0]} of {path} has no value in the target column {column.name!r}; fill or drop it."
-        )
+    _check_present(column, path)
     values, inverse = np.unique(column.to_numpy(), return_inverse=True)
     if not 2 <= len(values) <= MAX_CATEGORIES:
         raise UsageError(
@@ -127,6 +166,42 @@ def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
             f"2 to {MAX_CATEGORIES} (name another column with 'target=')."
         )
     return torch.from_numpy(inverse.astype(np.int64)), len(values)
+
+
+def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
+    """Return (targets float32 [N, 1], 1), the numbers of a regression's target column as they are."""
+    from pandas.api.types import is_numeric_dtype
+
+    _check_present(column, path)
+    if not is_numeric_dtype(column):
+        text = next((value for value in column if isinstance(value, str)), column.iloc[0])
+        raise UsageError(
+            f"The target column {column.name!r} of {path} holds text such as {text!r}; with task=regression it must "
+            "be numbers (leave the option out to take its values for classes)."
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is named below
+        values = column.to_numpy(np.float64).astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise UsageError(
+            f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the target column {column.name!r}; targets must be "
+            "finite in single precision."
+        )
+    if values.min() == values.max():
+        raise UsageError(
+            f"The target column {column.name!r} of {path} is {values[0]:g} in every row; there is nothing to fit (name "
+            "another column with 'target=')."
+        )
+    return torch.from_numpy(values)[:, None], 1
+
+
+def _check_present(column: pd.Series, path: Path) -> None:
+    """Raise UsageError at a missing value of the target column."""
+    missing = np.flatnonzero(column.isna().to_numpy())
+    if len(missing):
+        raise UsageError(
+            f"Row {missing[0]} of {path} has no value in the target column {column.name!r}; fill or drop it."
+        )
 
 
 def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
