@@ -1,0 +1,127 @@
+"""Inputs read off the gradient of a first linear layer, by algebra instead of search.
+
+Let z = W x + b be the first layer and s ANY scalar of the network: the loss, or a surrogate such as PBPFL's. Then
+ds/dW = sum_n d_n x_n^T and ds/db = sum_n d_n with d_n = ds/dz_n. One example: row i of ds/dW is x times entry i of
+ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has that example alone in its row
+(Boenisch et al. 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.view import View
+from ppbench.attacks.label.recovery import read_labels
+from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
+from ppbench.attacks.reconstruction.scale import EXPLAINED, Match, Mismatch, best_label, best_scale
+from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
+
+
+@dataclass(frozen=True)
+class LinearInversion(Attack):
+    """Analytic inversion of a first `nn.Linear` on the flattened input.
+
+    What it can do, from an observation that is the gradient of some scalar of the network:
+    - one example, layer with biases: x by weighted least squares over all units, exact up to rounding. Noise is
+      averaged over the units; entries that were not sent (`Evidence.weight` 0) are left out, as are values that are
+      not finite.
+    - one example, no biases: x up to its scale is the leading right singular vector; sign from the data range, scale by
+      a search in one dimension for the smallest mismatch of the evidence, label by trying.
+    - a batch, biases and ReLU: each example that fires at least two units alone is exact: rows that it alone fires are
+      copies after division by the bias gradient, rows of mixtures are not. The rest of the batch gets the mean of the
+      remaining rows. Wide layers and small batches help.
+    What it cannot do: batches without biases; batches where activations are smooth (every row is a mixture: only the
+    mean is found); networks that begin with anything else (see `suits`). Where rows agree on an image no better than
+    noise would, the answer is a start image. A batch has no confidence; one example has its relative mismatch.
+
+    Attributes:
+        budget: gradient evaluations a victim for labels and scale.
+    """
+
+    name: ClassVar[str] = "linear"
+    kind: ClassVar[Kind] = "reconstruction"
+    reference: ClassVar[str] = (
+        "Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, IEEE TIFS 2018; "
+        "Boenisch et al., When the Curious Abandon Honesty: Federated Learning Is Not Private, EuroS&P 2023"
+    )
+
+    budget: int = 2000
+
+    def check(self) -> None:
+        """Raise UsageError for a budget below 1."""
+        if not self.budget >= 1:
+            raise UsageError(f"Attack {self.name!r}: budget={self.budget} is too small; it must be 1 or more.")
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether the network of `plan` begins with a linear layer on the flattened input."""
+        return first_layer(plan) is not None
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge; each victim has a generator of its own.
+
+        A victim without evidence, or whose observation tells no image, gets a grey start image and confidence None.
+        """
+        self.check()
+        seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
+        evidence = {frozenset(e.unit): e for e in reversed(self.evidence(view))}
+        layer = first_layer(view.plan)
+        return [
+            self._answer(
+                Victim(evidence.get(frozenset(c.unit)), c, view.plan, torch.Generator().manual_seed(seed)), layer
+            )
+            for c, seed in zip(challenges, seeds, strict=True)
+        ]
+
+    def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
+        start, labels = victim.image("grey"), guessed_labels(victim)
+        rows = None if layer is None or victim.evidence is None else layer.rows(victim.evidence)
+        if rows is None or victim.evidence is None:
+            return Guess(x=start, y=labels, evaluations=1)
+        if victim.size[0] > 1:
+            exact = recurring_rows(rows, victim.size[0], victim.plan.data_range)
+            rest = mean_image(rows.without(exact.members))
+            images = start.flatten(1).double() if rest is None else rest.expand(len(start), -1)
+            images = torch.cat([exact.images, images[len(exact.images) :]])
+            return Guess(x=images.view(victim.size).float(), y=labels, evaluations=1)
+        mismatch = Mismatch(victim.evidence, victim.plan, self.budget)
+        image = mean_image(rows)
+        found: Match | None
+        if image is not None:
+            found = best_label(mismatch, image, int(labels), victim.challenge.y is not None)
+        else:
+            found = self._scaled(victim, mismatch, direction(rows), int(labels))
+        spent = max(1, mismatch.spent)  # reading the gradient counts as one
+        if found is None:
+            return Guess(x=start, y=labels, evaluations=spent)
+        confidence = found.mismatch if math.isfinite(found.mismatch) else None
+        x, y = found.image.view(victim.size).float(), torch.tensor([found.label])
+        return Guess(x=x, y=y, confidence=confidence, evaluations=spent)
+
+    def _scaled(self, victim: Victim, mismatch: Mismatch, image: Tensor | None, label: int) -> Match | None:
+        """Return the best multiple of a `direction`: with the guessed label, and with others if that explains little.
+
+        A scale is nothing but what the mismatch says, so without a finite one there is no image.
+        """
+        if image is None:
+            return None
+        found = best_scale(mismatch, image, [label])
+        if victim.challenge.y is None and found.mismatch > EXPLAINED and victim.plan.spec.classes > 1:
+            others = [c for c in range(victim.plan.spec.classes) if c != label]
+            found = min(found, best_scale(mismatch, image, others), key=lambda match: match.mismatch)
+        return found if math.isfinite(found.mismatch) else None
+
+
+def guessed_labels(victim: Victim) -> Tensor:
+    """Return labels [N] int64: granted, or read off the head's gradient, or drawn where that tells none."""
+    if victim.challenge.y is not None:
+        return victim.challenge.y.flatten(0, 1).argmax(-1)
+    return read_labels(victim.evidence, victim.plan, victim.size[0], victim.generator)

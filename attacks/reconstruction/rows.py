@@ -1,0 +1,193 @@
+"""The rows of a first linear layer's gradient, and the images in them. Pure algebra: nothing is simulated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from scipy.optimize import nnls
+from torch import Tensor, nn
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.federation.plan import Plan
+
+COPY = 1e-4
+"""Rows count as copies of one example within this distance: root mean square over the pixels, of the data range."""
+DEAD = 1e-12
+"""Bias gradients below this share of the largest one are rounding."""
+LEVEL = 1e-9
+"""Chance that rows of noise pass for rows of an image."""
+EDGE = 1.2
+"""Energy of one direction, in units of the largest that noise alone has (Marchenko and Pastur), that shows an image."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gradients of a layer with H units on D inputs, float64 on CPU; hidden or unusable entries are 0 with weight 0.
+
+    Attributes:
+        weight: [H, D].
+        bias: [H]; all 0 where the layer has none.
+        seen: [H, D] precision of each entry of `weight`.
+        seen_bias: [H] precision of each entry of `bias`.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    seen: Tensor
+    seen_bias: Tensor
+
+    @property
+    def alive(self) -> Tensor:
+        """[H] bool: units whose bias gradient is seen and is no rounding error."""
+        size = self.bias.abs()
+        return (self.seen_bias > 0) & (size > DEAD * size.max())
+
+    def without(self, members: Tensor) -> Rows:
+        """Return the rows with the units `members` [H] bool hidden."""
+        hide = ~members
+        return Rows(self.weight, self.bias, self.seen * hide[:, None], self.seen_bias * hide)
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """Names of a first linear layer's parameters; bias None for none."""
+
+    weight: str
+    bias: str | None
+
+    def rows(self, evidence: Evidence) -> Rows | None:
+        """Return the layer's rows in `evidence`, or None where they are not observed or hold nothing but 0."""
+        if self.weight not in evidence.observed:
+            return None
+        weight, seen = _part(evidence, self.weight)
+        bias, seen_bias = torch.zeros(len(weight), dtype=torch.float64), torch.zeros(len(weight), dtype=torch.float64)
+        if self.bias is not None and self.bias in evidence.observed:
+            bias, seen_bias = _part(evidence, self.bias)
+        return Rows(weight, bias, seen, seen_bias) if bool((weight != 0).any()) else None
+
+
+def _part(evidence: Evidence, name: str) -> tuple[Tensor, Tensor]:
+    """Return one observed tensor and its precisions, float64 on CPU, both 0 where it is not finite or not sent."""
+    value = evidence.observed[name].detach().double().cpu()
+    seen = torch.ones_like(value) if evidence.weight is None else evidence.weight[name].detach().double().cpu()
+    seen = seen * value.isfinite()
+    return torch.where(seen > 0, value, 0.0), seen
+
+
+def first_layer(plan: Plan) -> FirstLayer | None:
+    """Return the linear layer that the flattened input enters, or None where the network begins with anything else."""
+    module = plan.net.module
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    layers = module.features.modules() if isinstance(module.features, nn.Sequential) else iter([module.features])
+    for layer in [*layers, module.head]:
+        if isinstance(layer, nn.Sequential | nn.Flatten | nn.Identity):
+            continue
+        if not isinstance(layer, nn.Linear) or layer.in_features != math.prod(plan.spec.shape):
+            return None
+        return FirstLayer(names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)])
+    return None
+
+
+def mean_image(rows: Rows) -> Tensor | None:
+    """Return x [D] minimizing sum_ij seen_ij (dW_ij - db_i x_j)^2, or None where the rows agree no better than noise.
+
+    That is sum_i db_i dW_i / sum_i db_i^2: for one example the example, for a batch a mean of its examples. A pixel in
+    which no row is seen gets the mean of the others. Agreement is tested by the F-ratio of what x explains to what it
+    leaves, with D and (H - 1) D degrees of freedom; a single row has nothing to disagree with and passes.
+    """
+    seen = rows.seen * rows.alive[:, None]
+    if not bool((seen > 0).any()):
+        return None
+    weight, bias = rows.weight / rows.weight.abs().max(), rows.bias[:, None] / rows.bias.abs().max()
+    power = (seen * bias**2).sum(0)
+    known = power > 0
+    slope = torch.where(known, (seen * bias * weight).sum(0) / power.clamp(min=1e-300), 0.0)
+    left, whole = float((seen * (weight - bias * slope) ** 2).sum()), float((seen * weight**2).sum())
+    units, pixels = int((seen > 0).any(1).sum()), int(known.sum())
+    needed = 0.0 if units == 1 else float(stats.f.isf(LEVEL, pixels, (units - 1) * pixels))
+    if whole == 0 or (whole - left) * (units - 1) < needed * left:
+        return None
+    x = slope * (rows.weight.abs().max() / rows.bias.abs().max())
+    return torch.where(known, x, x[known].mean())
+
+
+def direction(rows: Rows) -> Tensor | None:
+    """Return the direction [D] of one example, a unit vector without its sign, or None where there is only noise.
+
+    The leading right singular vector of dW = d x^T, by alternating weighted least squares from the largest row, which
+    is a power iteration where all entries are seen. Noise of deviation s alone has no singular value much above
+    s (sqrt(H) + sqrt(D)).
+    """
+    weight, seen = rows.weight / rows.weight.abs().max(), rows.seen
+    x = weight[weight.norm(dim=1).argmax()]
+    left = x.new_zeros(len(weight))
+    for _ in range(100):
+        before, x = x, x / x.norm().clamp(min=1e-300)
+        left = (seen * weight * x).sum(1) / (seen * x**2).sum(1).clamp(min=1e-300)
+        x = (seen * weight * left[:, None]).sum(0) / (seen * left[:, None] ** 2).sum(0).clamp(min=1e-300)
+        if torch.allclose(x, before, rtol=1e-12, atol=0.0):
+            break
+    rest = float((seen * (weight - left[:, None] * x) ** 2).sum())
+    energy = float((seen * weight**2).sum()) - rest
+    units, pixels = int((seen > 0).any(1).sum()), int((seen > 0).any(0).sum())
+    noise = rest / float((seen > 0).sum()) * (math.sqrt(units) + math.sqrt(pixels)) ** 2
+    if min(units, pixels) > 1 and energy <= EDGE * noise:
+        return None
+    found: Tensor = x / x.norm()
+    return found
+
+
+@dataclass(frozen=True)
+class Recurring:
+    """Examples that a batch's rows show exactly: images [E, D] float64, and members [H] bool, the rows they are in."""
+
+    images: Tensor
+    members: Tensor
+
+
+def recurring_rows(rows: Rows, count: int, data_range: tuple[float, float]) -> Recurring:
+    """Return at most `count` images that recur among the rows dW_i / db_i and lie in the data range.
+
+    Most frequent first. A recurring image between others is dropped: with one output (or two classes) all units that
+    the same examples fire show the same mixture of them. Rows with hidden entries are not used.
+    """
+    low, high = data_range
+    slack = COPY * (high - low)
+    members = torch.zeros(len(rows.bias), dtype=torch.bool)
+    whole = rows.alive & (rows.seen > 0).all(1)
+    ratios = rows.weight / torch.where(whole, rows.bias, 1.0)[:, None]
+    index = (whole & (ratios >= low - slack).all(1) & (ratios <= high + slack).all(1)).nonzero()[:, 0]
+    near = torch.cdist(ratios[index], ratios[index]) <= slack * math.sqrt(ratios.shape[1])
+    found: list[tuple[Tensor, Tensor]] = []
+    free = torch.ones(len(index), dtype=torch.bool)
+    for i in near.sum(1).argsort(descending=True, stable=True).tolist():
+        copies = near[i] & free
+        if not free[i] or int(copies.sum()) < 2:
+            continue
+        free = free & ~copies
+        power = rows.bias[index[copies]] ** 2
+        found.append(((power[:, None] * ratios[index[copies]]).sum(0) / power.sum(), index[copies]))
+    chosen = _corners(found[: 4 * count], slack)[:count]
+    for _, places in chosen:
+        members[places] = True
+    images = [image for image, _ in chosen]
+    return Recurring(torch.stack(images) if images else rows.weight.new_zeros(0, rows.weight.shape[1]), members)
+
+
+def _corners(found: list[tuple[Tensor, Tensor]], slack: float) -> list[tuple[Tensor, Tensor]]:
+    """Return those (image, rows) whose image is no convex combination of the others' images."""
+    if len(found) < 3:
+        return found
+    images = torch.stack([image for image, _ in found])
+    heavy = 1e3 * float(images.abs().max().clamp(min=1e-12)) * torch.ones(1, len(found), dtype=images.dtype)
+    columns = torch.cat([images.T, heavy]).numpy()  # the last row makes weights sum to 1
+    kept = []
+    for i, item in enumerate(found):
+        others = [j for j in range(len(found)) if j != i]
+        _, distance = nnls(columns[:, others], columns[:, i])
+        if distance > 10 * slack * math.sqrt(images.shape[1]):
+            kept.append(item)
+    return kept

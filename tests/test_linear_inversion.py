@@ -1,0 +1,438 @@
+"""Analytic inversion of a first linear layer: exact where algebra says so, silent where it says nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.evidence import Evidence, simulation
+from ppbench.adversary.victims import choose_victims
+from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.linear import LinearInversion
+from ppbench.attacks.reconstruction.rows import Rows, direction, first_layer, mean_image, recurring_rows
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.seeds import Seeds
+from ppbench.task.losses import LossName
+from ppbench.task.net import Option, initial, net_spec
+
+SLOT = Slot(0, 0)
+GREY = 0.1  # how far a grey start image lies from .5, at most (5 standard deviations)
+
+
+def digits(count: int) -> Tensor:
+    return torch.tensor(load_digits().images[:count], dtype=torch.float32)[:, None] / 16
+
+
+def color(count: int) -> Tensor:
+    return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def plan_of(x: Tensor, loss: LossName = "cross_entropy", classes: int = 10, **options: Option) -> Plan:
+    return Plan(net_spec("mlp", tuple(x.shape[1:]), classes, options), 1, loss=loss)
+
+
+def targets(plan: Plan, count: int) -> Tensor:
+    """Return one-hot labels 0, 3, 6, ... modulo the classes, or for one output numbers."""
+    if plan.spec.classes == 1:
+        return torch.linspace(-1, 2, count)[:, None] if count > 1 else torch.tensor([[0.7]])
+    return torch.nn.functional.one_hot(torch.arange(count) * 3 % plan.spec.classes, plan.spec.classes).float()
+
+
+def gradient_of(plan: Plan, x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Params, Params]:
+    """Return initial weights and the mean gradient at them, in `dtype`."""
+    params = {n: v.to(dtype) for n, v in initial(plan.spec, 0).items()}
+    w = torch.ones(len(x), dtype=dtype)
+    found = gradient(lambda p: plan.objective(p, x.to(dtype), y.to(dtype), w), params)
+    return params, {n: v.detach() for n, v in found.items()}
+
+
+def seen(plan: Plan, params: Params, observed: Params) -> View:
+    mail = (
+        Envelope(0, 1, 0, SERVER, 0, 0, Model(params)),
+        Envelope(0, 1, 0, 0, SERVER, 0, Update(observed)),
+    )
+    return View("server/1", SERVER, plan, NoDefense(), mail, ())
+
+
+def attack(view: View, batch: int = 1, seed: int = 0, budget: int = 2000, y: Tensor | None = None) -> Guess:
+    challenge = Challenge((SLOT,), batch, y=y)
+    (guess,) = LinearInversion(budget=budget).run(view, [challenge], torch.Generator().manual_seed(seed))
+    assert guess.x.shape == (batch, *view.plan.spec.shape)
+    assert guess.x.dtype == torch.float32
+    assert guess.y.shape == (batch,)
+    assert guess.y.dtype == torch.int64
+    assert guess.evaluations >= 1
+    return guess
+
+
+def invert(plan: Plan, x: Tensor, dtype: torch.dtype = torch.float64, noise: float = 0.0) -> Guess:
+    params, observed = gradient_of(plan, x, targets(plan, len(x)), dtype)
+    g = torch.Generator().manual_seed(9)
+    noisy = {n: v + noise * torch.randn(v.shape, generator=g, dtype=dtype) for n, v in observed.items()}
+    return attack(seen(plan, params, noisy), len(x))
+
+
+def psnr(guess: Tensor, truth: Tensor) -> float:
+    """Return dB, without the cap of the scorer."""
+    error = float(((guess.double() - truth.double()) ** 2).mean())
+    return math.inf if error == 0 else -10 * math.log10(error)
+
+
+def exact(guess: Tensor, truth: Tensor, least: float = 100.0) -> int:
+    """Return how many of the true images are among the guessed ones to `least` dB."""
+    return sum(any(psnr(found, image) > least for found in guess) for image in truth)
+
+
+def told(evidence: Evidence, budget: int = 2000) -> LinearInversion:
+    """Return the attack with `evidence` in place of what it would read from a view."""
+
+    class Told(LinearInversion):
+        def evidence(self, view: View) -> list[Evidence]:
+            return [evidence]
+
+    return Told(budget=budget)
+
+
+def is_grey(guess: Guess) -> bool:
+    return float((guess.x - 0.5).abs().max()) < GREY and guess.confidence is None
+
+
+# -- one example -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("images", [digits, color])
+def test_one_example_and_a_layer_with_biases_is_exact(
+    images: Callable[[int], Tensor], activation: str, loss: LossName
+) -> None:
+    x = images(1)
+    for hidden, dtype, least in (("64,32", torch.float64, 100), ("64,32", torch.float32, 60), ("", torch.float32, 60)):
+        plan = plan_of(x, loss, hidden=hidden, activation=activation)
+        guess = invert(plan, x, dtype)
+        assert psnr(guess.x, x) > least
+        assert guess.y.tolist() == [0]
+        assert guess.confidence < 1e-10
+        assert guess.evaluations <= 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+@pytest.mark.parametrize("images", [digits, lambda n: 0.3 * digits(n), color])
+def test_one_example_without_biases_is_found_by_direction_and_scale(
+    images: Callable[[int], Tensor], loss: LossName, dtype: torch.dtype
+) -> None:
+    x = images(1)
+    guess = invert(plan_of(x, loss, hidden="64,32", bias=False), x, dtype)
+    assert psnr(guess.x, x) > 60
+    assert guess.y.tolist() == [0]
+    assert guess.confidence < 1e-6
+    assert guess.evaluations <= 400
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-1.0, 0.0)])
+def test_without_biases_the_range_or_the_mismatch_gives_the_sign(low: float, high: float) -> None:
+    x = digits(1) * (high - low) + low
+    plan = replace(plan_of(x, "squared", hidden="64", bias=False), data_range=(low, high))
+    assert psnr(invert(plan, x).x, x) > 60
+
+
+def test_any_scalar_of_the_network_will_do() -> None:
+    """Half the squared sum of features, as PBPFL's clients send: no labels, no public weights, another simulation."""
+    x = color(1)
+    plan = plan_of(x, hidden="64,32")
+    params = {n: v.double() for n, v in initial(plan.spec, 0).items()}
+
+    def surrogate(x: Tensor, y: Tensor) -> Params:
+        return gradient(lambda p: 0.5 * (plan.net.features(p, x.flatten(0, 1)).sum(-1) ** 2).mean(), params)
+
+    observed = {n: v.detach() for n, v in surrogate(x.double()[None], torch.zeros(0)).items()}
+    evidence = Evidence((SLOT,), observed, surrogate)
+
+    view = View("server/1", SERVER, plan, NoDefense(), (), ())
+    (guess,) = told(evidence).run(view, [Challenge((SLOT,), 1)], torch.Generator())
+    assert psnr(guess.x, x) > 100
+    assert guess.confidence < 1e-20
+
+
+def test_one_output_with_an_unknown_target() -> None:
+    """With biases exact. Without any the gradient holds scale times residual: the direction is exact, nothing more."""
+    x = 0.8 * digits(1)
+    plan = plan_of(x, "squared", classes=1, hidden="64")
+    guess = invert(plan, x)
+    assert psnr(guess.x, x) > 100
+    assert guess.y.tolist() == [0]
+    assert guess.confidence < 1e-20
+    bare = invert(plan_of(x, "squared", classes=1, hidden="64", bias=False), x)
+    cosine = torch.nn.functional.cosine_similarity(bare.x.flatten().double(), x.flatten().double(), dim=0)
+    assert float(1 - cosine) < 1e-12
+    assert float(bare.x.max()) == pytest.approx(1.0)
+
+
+def test_granted_labels_are_used() -> None:
+    x = digits(1)
+    plan = plan_of(x, hidden="16")
+    params, observed = gradient_of(plan, x, targets(plan, 1), torch.float64)
+    granted = torch.nn.functional.one_hot(torch.tensor([[7]]), 10).float()
+    guess = attack(seen(plan, params, observed), y=granted)
+    assert guess.y.tolist() == [7]
+    assert guess.evaluations == 1
+    assert psnr(guess.x, x) > 100
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("images", [digits, color])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_wide_layer_shows_examples_of_a_batch_exactly(images: Callable[[int], Tensor], dtype: torch.dtype) -> None:
+    x = images(4)
+    guess = invert(plan_of(x, hidden="512,32"), x, dtype)
+    assert exact(guess.x, x) >= 3
+    assert guess.confidence is None
+
+
+def test_the_rest_of_a_batch_gets_one_mean_image() -> None:
+    """Twelve digits and 256 units: some are exact, the others get a mean that is nearer to them than grey is."""
+    x = digits(12)
+    guess = invert(plan_of(x, hidden="256"), x)
+    hidden = [image for image in x if not exact(guess.x, image[None])]
+    rest = [image for image in guess.x if not exact(x, image[None])]
+    assert 1 <= len(rest) == len(hidden) < 12
+    assert all(torch.equal(image, rest[0]) for image in rest)
+    gains = [psnr(rest[0], image) - psnr(torch.full_like(image, 0.5), image) for image in hidden]
+    assert sum(gains) / len(gains) > 1
+
+
+def test_smooth_activations_show_mixtures_only() -> None:
+    x = digits(4)
+    guess = invert(plan_of(x, hidden="512", activation="tanh"), x)
+    assert exact(guess.x, x, 40) == 0
+
+
+def test_a_batch_without_biases_gives_a_start_image() -> None:
+    x = digits(2)
+    assert is_grey(invert(plan_of(x, hidden="512", bias=False), x))
+
+
+def test_recurring_mixtures_of_a_single_output_are_no_examples() -> None:
+    """All units that two examples fire show one mixture of them, many times: it lies between the two and is dropped."""
+    x = digits(3).flatten(1).double()
+    residual = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    fired = torch.tensor([[1, 1, 0]] * 9 + [[0, 1, 1]] * 9 + [[1, 1, 1]] * 9 + [[1, 0, 0], [0, 1, 0], [0, 0, 1]] * 2)
+    delta = fired * residual * torch.linspace(1, 2, len(fired))[:, None]
+    rows = Rows(delta @ x, delta.sum(1), torch.ones(len(fired), 64), torch.ones(len(fired)))
+    rows = replace(rows, seen=rows.seen.double(), seen_bias=rows.seen_bias.double())
+    found = recurring_rows(rows, 3, (0.0, 1.0))
+    assert len(found.images) == 3
+    assert exact(found.images, x) == 3
+    assert int(found.members.sum()) == 6
+
+
+def test_a_recurring_image_outside_the_data_range_is_no_example() -> None:
+    rows = Rows(
+        torch.tensor([[2.0, 0.5], [4.0, 1.0], [0.2, 0.4], [0.1, 0.2]]).double(),
+        torch.tensor([1.0, 2.0, 1.0, 0.5]).double(),
+        torch.ones(4, 2).double(),
+        torch.ones(4).double(),
+    )
+    found = recurring_rows(rows, 2, (0.0, 1.0))
+    assert found.images.tolist() == [[pytest.approx(0.2), pytest.approx(0.4)]]
+    assert found.members.tolist() == [False, False, True, True]
+
+
+# -- algebra ---------------------------------------------------------------------------------------------------------
+@given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 9), st.floats(0, 0.6))
+@settings(max_examples=60, deadline=None)
+def test_least_squares_finds_the_factor_of_what_is_seen(seed: int, units: int, pixels: int, hide: float) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(pixels, generator=g, dtype=torch.float64) + 0.1
+    bias = torch.randn(units, generator=g, dtype=torch.float64)
+    weight = bias[:, None] * x
+    seen_weight = (torch.rand(units, pixels, generator=g) >= hide).double()
+    found = mean_image(Rows(weight * seen_weight, bias, seen_weight, torch.ones(units).double()))
+    visible = seen_weight.any(0)
+    if not visible.any():
+        assert found is None
+        return
+    assert torch.allclose(found[visible], x[visible], rtol=1e-9)
+
+
+@given(st.integers(0, 2**31), st.floats(0, 0.4))
+@settings(max_examples=30, deadline=None)
+def test_the_direction_is_that_of_a_singular_vector_also_with_hidden_entries(seed: int, hide: float) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(40, generator=g, dtype=torch.float64) + 0.1
+    left = torch.randn(20, generator=g, dtype=torch.float64)
+    seen_weight = (torch.rand(20, 40, generator=g) >= hide).double()
+    weight = left[:, None] * x * seen_weight
+    found = direction(Rows(weight, torch.zeros(20).double(), seen_weight, torch.zeros(20).double()))
+    assert float((found @ x).abs() / x.norm()) == pytest.approx(1, abs=1e-8)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_entries_that_were_not_sent_or_are_not_finite_are_left_out(bias: bool) -> None:
+    x = digits(1)
+    plan = plan_of(x, "squared", hidden="64", bias=bias)
+    params, observed = gradient_of(plan, x, targets(plan, 1), torch.float64)
+    g = torch.Generator().manual_seed(0)
+    weight = {n: (torch.rand(v.shape, generator=g) < 0.4).double() for n, v in observed.items()}
+    evidence = Evidence((SLOT,), {n: v * weight[n] for n, v in observed.items()}, simulation(plan, params), params)
+
+    (guess,) = told(replace(evidence, weight=weight)).run(
+        seen(plan, params, observed), [Challenge((SLOT,), 1)], torch.Generator()
+    )
+    assert psnr(guess.x, x) > 60
+    observed["features.1.weight"][3, 5] = torch.nan
+    observed["features.1.weight"][7] = torch.inf
+    observed["head.weight"][0, 0] = torch.nan
+    if bias:
+        guess = attack(seen(plan, params, observed))
+        assert psnr(guess.x, x) > 100
+        assert guess.confidence is None
+
+
+# -- nulls and noise -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("classes", [1, 10])
+def test_null_noise_gives_no_image(bias: bool, batch: int, classes: int) -> None:
+    x = digits(1)
+    plan = plan_of(x, "squared", classes=classes, hidden="32", bias=bias)
+    params = initial(plan.spec, 0)
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        observed = {n: 1e-3 * torch.randn(v.shape, generator=g) for n, v in params.items()}
+        assert is_grey(attack(seen(plan, params, observed), batch, seed))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_noise_is_averaged_over_the_units(bias: bool) -> None:
+    """More units, better image: 64 and 1024 of them, with noise of a tenth and a fifth of the layer's gradient."""
+    x, found = digits(1), []
+    for hidden in (64, 1024):
+        plan = plan_of(x, hidden=hidden, bias=bias)
+        _, observed = gradient_of(plan, x, targets(plan, 1), torch.float64)
+        size = float(observed["features.1.weight"].square().mean().sqrt())
+        found.append([psnr(invert(plan, x, noise=share * size).x, x) for share in (0.1, 0.2)])
+    assert min(wide - narrow for narrow, wide in zip(*found, strict=True)) > 5
+    assert min(found[0]) > 20
+
+
+POISONS = {
+    "nan": lambda t: torch.full_like(t, torch.nan),
+    "inf": lambda t: torch.full_like(t, torch.inf),
+    "huge": lambda t: torch.full_like(t, 1e30),
+    "tiny": lambda t: t * 1e-30,
+    "zero": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("poison", POISONS)
+def test_poisoned_messages_are_failed_guesses(poison: str, batch: int, bias: bool) -> None:
+    x = digits(batch)
+    plan = plan_of(x, hidden="32", bias=bias)
+    params, observed = gradient_of(plan, x, targets(plan, batch), torch.float32)
+    change = POISONS[poison]
+    guess = attack(seen(plan, params, {n: change(v) for n, v in observed.items()}), batch)
+    if poison in ("nan", "inf", "zero"):
+        assert is_grey(guess)
+    attack(seen(plan, {n: change(v) for n, v in params.items()}, observed), batch)
+
+
+def test_without_evidence_or_on_a_convolution_the_answer_is_a_start_image() -> None:
+    x = digits(1)
+    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1)
+    params, observed = gradient_of(plan, x, targets(plan, 1), torch.float32)
+    assert is_grey(attack(seen(plan, params, observed)))
+    flat = plan_of(x, hidden="8")
+    assert is_grey(attack(View("server/1", SERVER, flat, NoDefense(), (), ())))
+    short = {n: v for n, v in gradient_of(flat, x, targets(flat, 1), torch.float32)[1].items() if "features" not in n}
+    evidence = Evidence((SLOT,), short, simulation(flat, initial(flat.spec, 0)))
+
+    view = View("server/1", SERVER, flat, NoDefense(), (), ())
+    (guess,) = told(evidence).run(view, [Challenge((SLOT,), 1)], torch.Generator())
+    assert is_grey(guess)
+
+
+# -- which networks, budget, determinism -----------------------------------------------------------------------------
+def test_it_suits_networks_that_begin_with_a_linear_layer() -> None:
+    x = digits(1)
+    assert LinearInversion().suits(plan_of(x, hidden="8"))
+    assert LinearInversion().suits(plan_of(x, hidden=""))
+    assert not LinearInversion().suits(Plan(net_spec("dlnet", (1, 8, 8), 10), 1))
+    assert not LinearInversion().suits(Plan(net_spec("lenet", (1, 28, 28), 10), 1))
+    assert first_layer(plan_of(x, hidden="8", bias=False)).bias is None
+    assert first_layer(plan_of(x, hidden="")).weight == "head.weight"
+
+
+@pytest.mark.parametrize("classes", [1, 10])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("budget", [1, 2, 5, 40, 150])
+def test_evaluations_are_counted_and_limited(budget: int, bias: bool, classes: int) -> None:
+    x = digits(1)
+    plan = plan_of(x, "squared", classes=classes, hidden="32", bias=bias)
+    params, observed = gradient_of(plan, x, targets(plan, 1), torch.float32)
+    noisy = {
+        n: v + 0.05 * v.abs().mean() * torch.randn(v.shape, generator=torch.Generator()) for n, v in observed.items()
+    }
+    for update in (observed, noisy):
+        calls = 0
+        evidence = NoDefense().evidence(seen(plan, params, update))[0]
+
+        def counted(x: Tensor, y: Tensor, simulate: Callable[..., Params] = evidence.simulate) -> Params:
+            nonlocal calls
+            calls += 1
+            return simulate(x, y)
+
+        limited = told(replace(evidence, simulate=counted), budget)
+        (guess,) = limited.run(seen(plan, params, update), [Challenge((SLOT,), 1)], torch.Generator())
+        assert max(1, calls) == guess.evaluations <= budget
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'linear'.*budget=0.*1 or more"):
+        LinearInversion(budget=0).check()
+
+
+def test_one_view_one_guess_in_memory_and_from_disk(tmp_path: Path) -> None:
+    """What algebra finds depends on no seed; a start image does. Global random state is neither read nor moved."""
+    x = color(4)
+    plan = plan_of(x, hidden="512")
+    params, observed = gradient_of(plan, x, targets(plan, 4), torch.float32)
+    view = seen(plan, params, observed)
+    view.save(tmp_path)
+    state = torch.get_rng_state()
+    first, again, other = attack(view, 4), attack(View.load(tmp_path), 4), attack(view, 4, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.x.numpy().tobytes() == again.x.numpy().tobytes() == other.x.numpy().tobytes()
+    empty = replace(view, mail=())
+    assert torch.equal(attack(empty, 4).x, attack(empty, 4).x)
+    assert not torch.equal(attack(empty, 4).x, attack(empty, 4, seed=1).x)
+
+
+def test_one_curious_client_finds_the_others_in_the_aggregate(federate: Callable[..., Federation], plan: Plan) -> None:
+    """Three others with one example each are a batch of three; observed as the difference of two broadcasts."""
+    wide = replace(plan, spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "1024"}))
+    defense: Defense = NoDefense()
+    run = federate(defense, wide)
+    victims = choose_victims(run.shards, "client/1", 1, 3, Seeds(0))
+    view = run.probe(victims.data).view("client/1", own=victims.own)
+    (guess,) = LinearInversion().run(view, victims.challenges(), torch.Generator())
+    assert exact(guess.x, victims.truth(victims.units[0]).x, 30) >= 2
