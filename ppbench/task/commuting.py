@@ -50,12 +50,19 @@ def flat(args: Any) -> list[Any]:
     return found
 
 
+def ranked(label: str, kind: str, x: Value) -> None:
+    """Refuse a layer for d axes of space on anything but [B, C, d axes]: torch would take the channels for space."""
+    if kind[-2:] in ("1d", "2d") and len(x.shape) != 2 + int(kind[-2]):
+        raise refusal(label, f"({kind}) is applied to activations of shape {x.shape[1:]}", f"it on {kind[-2:]} maps")
+
+
 def module(state: Walk, name: str, module: nn.Module, x: Value, shape: tuple[int, ...]) -> Value:
     """Return what a layer makes of `x`; raises UsageError for one that does not commute with scales."""
     kind, label = type(module).__name__, f"features.{name}"
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
         return _affine(state, label, module, x, shape)
     if isinstance(module, SAME_MODULES):
+        ranked(label, kind, x)
         return Value(x.ids, shape)
     if isinstance(module, nn.Flatten) and module.start_dim == 1:
         return _flattened(x, shape)
@@ -71,6 +78,7 @@ def _affine(state: Walk, label: str, module: nn.Linear | nn.Conv1d | nn.Conv2d, 
         raise refusal(label, "is applied to more than one axis", "Flatten before it")
     if not isinstance(module, nn.Linear) and module.groups != 1:
         raise refusal(label, "is a grouped convolution", "groups=1")
+    ranked(label, type(module).__name__, x)
     out = state.fresh(module.weight.shape[0])
     state.put(f"{label}.weight", Factor(tuple(module.weight.shape), out=out, inp=x.ids))
     if module.bias is not None:
@@ -109,6 +117,8 @@ def _cat(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, .
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     if dim not in (1, 1 - len(shape)):
         raise refusal(node.name, f"concatenates along axis {dim}", "torch.cat along channels, axis 1")
+    if not all(isinstance(part, Value) for part in args[0]):
+        raise refusal(node.name, "concatenates a parameter or a constant", "torch.cat of activations")
     return Value(np.concatenate([part.ids for part in args[0]]), shape)
 
 
@@ -162,6 +172,10 @@ def _pad(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, .
         raise refusal(node.name, f"pads with {value}", "zero padding")
     axis = 2 * (len(x.shape) - 2)  # F.pad counts from the last axis
     before, after = (list(widths) + [0] * (axis + 2))[axis : axis + 2]
+    if len(widths) > axis + 2:
+        raise refusal(node.name, "pads the batch", "padding of channels and space")
+    if mode != "constant" and (before or after):
+        raise refusal(node.name, f"pads channels in mode {mode!r}", "zero padding")
     if before < 0 or after < 0:
         raise refusal(node.name, "cuts channels off", "padding of zero or more channels")
     return Value(np.concatenate([state.fresh(before), x.ids, state.fresh(after)]), shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -22,6 +24,7 @@ from ppbench.task.commuting import (
     TRANSITIONAL,
     flat,
     module,
+    ranked,
 )
 from ppbench.task.net import Net, NetSpec, build
 from ppbench.task.tying import ONE, Parameter, Value, Walk, refusal
@@ -35,10 +38,12 @@ def traced(net: Net) -> fx.GraphModule:
     """
     try:
         graph = fx.symbolic_trace(net.module.features)
-        ShapeProp(graph).propagate(torch.empty(2, *net.spec.shape, device="meta"))
+        with contextlib.redirect_stderr(io.StringIO()):  # ShapeProp prints the traceback of what it raises
+            ShapeProp(graph).propagate(torch.empty(2, *net.spec.shape, device="meta"))
     except Exception as cause:  # fx raises whatever the model's forward raises on a symbol
+        reason = str(cause.__cause__ or cause).strip().split("\n")[0].rstrip(".")
         raise UsageError(
-            f"Model {net.spec.model!r} cannot be traced by torch.fx ({cause}), so it cannot be perturbed; write its "
+            f"Model {net.spec.model!r} cannot be traced by torch.fx ({reason}), so it cannot be perturbed; write its "
             "forward without control flow on tensors."
         ) from cause
     return graph
@@ -64,10 +69,17 @@ def walk(net: Net, norms: Norms = "refuse") -> Channels:
             features = values[node.args[0]]
         else:
             values[node] = _visit(state, node, values)
+            if isinstance(values[node], Value) and values[node].shape[1:2] != values[node].ids.shape:
+                raise refusal(node.name, "does not keep its channels on axis 1", "layers that return [B, C, ...]")
     if not isinstance(features, Value) or len(features.shape) != 2:
         raise UsageError(f"The features of model {net.spec.model!r} are not flat, so it cannot be perturbed.")
     head = net.module.head.weight
     state.put("head.weight", Factor(tuple(head.shape), inp=features.ids))
+    foreign = [name for name in state.factors if name not in net.names]
+    if foreign:  # a scale put there would reach no layer, or two
+        raise refusal(
+            foreign[0], "is a buffer, a constant, or a weight made of others", "a parameter of its own in each layer"
+        )
     return _compressed(state, features.ids)
 
 
@@ -92,16 +104,30 @@ def _visit(state: Walk, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     meta: Any = node.meta.get("tensor_meta")
     shape = tuple(meta.shape) if hasattr(meta, "shape") else ()
     if node.op == "placeholder":
+        if not shape:
+            return None  # an optional argument of forward, left at its default
         return Value(np.full(shape[1], ONE), shape)
     if node.op == "get_attr":
         return Parameter(f"features.{node.target}", shape)
     if node.op == "call_module":
+        if len(args) != 1 or kwargs or not isinstance(args[0], Value):
+            raise refusal(f"features.{node.target}", "is called on something else than one activation", "layer(x)")
         return module(state, str(node.target), state.module.get_submodule(str(node.target)), args[0], shape)
+    return _called(state, node, args, kwargs, shape)
+
+
+def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Any:
+    """Return what a function or method makes of `args`."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    if any(isinstance(a, Value | Parameter) for a in flat(kwargs.values())):
+        raise refusal(node.name, f"names its operands in calling {name}", "operands by position")
     if not any(isinstance(a, Value) for a in flat(args)):
         return None if any(a is None for a in flat(args)) else shape  # arithmetic on sizes
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     called = node.op == "call_function"
+    if name in ("size", "dim") if not called else args[1:] == ("shape",):
+        return shape  # a size; what is done with it shows in the shapes
     if node.target in SAME_FUNCTIONS if called else name in SAME_METHODS:
+        ranked(node.name, name, args[0])
         return Value(args[0].ids, shape)
     handler = FUNCTIONS.get(node.target) if called else METHODS.get(name)
     if handler is None:
