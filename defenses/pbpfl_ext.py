@@ -13,8 +13,8 @@ from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import Exchange, View
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.perturbation import Surrogates
-from ppbench.defenses.perturbed_evidence import cohort_evidence, exchanges
-from ppbench.errors import ProtocolError
+from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence, exchanges
+from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Round, Server
 from ppbench.federation.messages import Hello
@@ -46,11 +46,16 @@ class PBPFLExt(PBPFL):
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
 
     def check(self, plan: Plan) -> None:
-        """As PBPFL; also refuse an unknown `families` and a single client, whose sum is its own gradient."""
+        """As PBPFL; also refuse an unknown `families`, a single client and clients that upload one after another."""
         super().check(plan)
         self.require(self.families in ("independent", "shared"), "families", "'independent' or 'shared'")
         self.require(16 <= self.fraction_bits <= 56, "fraction_bits", "from 16 to 56")
         self.require(plan.clients >= 2, "families", "used with at least 2 clients")
+        if plan.schedule != "parallel":
+            raise UsageError(
+                f"Defense {self.name!r} reads nothing but the sum over all clients, so they upload together; use "
+                f"--schedule parallel, not {plan.schedule!r}."
+            )
 
     def init_client(self, ctx: Context, params: Params) -> Tree:
         """Draw a key pair."""
@@ -78,7 +83,7 @@ class PBPFLExt(PBPFL):
             flat = layout.pack(part).cpu()
             purpose = family if self.families == "independent" else "all"
             masks = secagg.zero_sum(me, ctx, purpose, len(flat))
-            parts.append(layout.unpack(secagg.to_ring(share * flat.double(), self.fraction_bits) + masks))
+            parts.append(layout.unpack(secagg.to_ring(flat, self.fraction_bits, share) + masks))
         return Surrogates(*parts)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
@@ -104,12 +109,12 @@ class PBPFLExt(PBPFL):
         cohorts: dict[int, list[Exchange]] = defaultdict(list)
         for exchange in exchanges(view):
             cohorts[exchange.slot.probe].append(exchange)
-        found = []
+        shared, found = Shared(view.plan), []
         for unit in cohorts.values():
             server = view.state_at(unit[0])
             if server is None or len(unit) != len(server.counts):
                 continue
             mean = self.recover(view.plan, server, self.total([e.answer for e in unit]))
             weights = server.counts[[e.slot.client for e in unit]].double()
-            found.append(cohort_evidence(view, mean, unit, weights / weights.sum(), server))
+            found.append(cohort_evidence(shared, mean, unit, weights / weights.sum(), server))
         return found

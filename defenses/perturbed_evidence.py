@@ -18,19 +18,33 @@ Recover = Callable[[Plan, Server, Surrogates], Params]
 
 
 class Shared:
-    """Simulations by weights: victims at equal weights share one object, so that attacks take them in one batch."""
+    """Simulations by weights: victims at equal weights share one object, so that attacks take them in one batch.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.known: list[tuple[Params, Simulate]] = []
+    Args:
+        plan: the public plan.
+        make: what makes a simulation at given weights; default: the undefended client's gradient.
+    """
 
-    def at(self, params: Params) -> Simulate:
-        """Return the simulation of the gradient at `params`."""
-        for weights, simulate in self.known:
-            if all(torch.equal(weights[n], v) for n, v in params.items()):
+    def __init__(self, plan: Plan, make: Callable[[Plan, Params], Simulate] = simulation) -> None:
+        self.plan, self.make = plan, make
+        self.known: list[tuple[Params, tuple[float, ...], Simulate]] = []
+
+    def at(self, params: Params, shares: tuple[float, ...] = ()) -> Simulate:
+        """Return the simulation of the gradient at `params`; of the mean over a unit's slots weighted by `shares`."""
+        for weights, same, simulate in self.known:
+            if same == shares and all(torch.equal(weights[n], v) for n, v in params.items()):
                 return simulate
-        self.known.append((params, simulation(self.plan, params)))
-        return self.known[-1][1]
+        one = self.make(self.plan, params)
+        self.known.append((params, shares, _weighted(one, shares) if shares else one))
+        return self.known[-1][2]
+
+
+def _weighted(one: Simulate, shares: tuple[float, ...]) -> Simulate:
+    def simulate(x: Tensor, y: Tensor) -> Params:
+        parts = [one(x[i : i + 1], y[i : i + 1]) for i in range(len(shares))]
+        return {n: sum((w * p[n] for w, p in zip(shares, parts, strict=True)), torch.zeros(())) for n in parts[0]}
+
+    return simulate
 
 
 def exchanges(view: View) -> list[Exchange]:
@@ -57,24 +71,20 @@ def gradient_evidence(view: View, recover: Recover) -> list[Evidence]:
     return found
 
 
-def cohort_evidence(view: View, mean: Params, unit: Sequence[Exchange], weights: Tensor, server: Server) -> Evidence:
+def cohort_evidence(
+    shared: Shared, mean: Params, unit: Sequence[Exchange], weights: Tensor, server: Server
+) -> Evidence:
     """Return evidence about a whole cohort from the weighted mean of its gradients.
 
     Args:
-        view: the server's view.
+        shared: the simulations so far; equal weights of two cohorts share one.
         mean: the recovered mean gradient.
         unit: one upload a client.
         weights: [U] aggregation weights in the order of `unit`.
         server: the server's state of that step.
     """
-    one = simulation(view.plan, server.params)
-    shares = weights.tolist()
-
-    def simulate(x: Tensor, y: Tensor) -> Params:
-        parts = [one(x[i : i + 1], y[i : i + 1]) for i in range(len(shares))]
-        return {n: sum((w * p[n] for w, p in zip(shares, parts, strict=True)), torch.zeros(())) for n in parts[0]}
-
+    shares = tuple(weights.tolist())
     equal = max(shares) - min(shares) < 1e-12
     params = server.params if equal else None  # the mean of equal batches is the gradient of all of them together
     slots = tuple(e.slot for e in unit)
-    return Evidence(slots, mean, one if equal else simulate, params, channel="sum")
+    return Evidence(slots, mean, shared.at(server.params, () if equal else shares), params, channel="sum")

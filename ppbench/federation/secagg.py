@@ -80,6 +80,11 @@ def setup(
     for client, answer in answers.items():
         if not isinstance(answer, Announce):
             raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Announce.")
+        if answer.public.shape != (32,):
+            raise ProtocolError(f"Client {client} sent a public key of shape {tuple(answer.public.shape)}, not (32,).")
+    missing = [client for client in cohort if client not in answers]
+    if missing:
+        raise ProtocolError(f"Client {missing[0]} did not answer set-up; masks need everybody's public key.")
     counts = torch.stack([answers[c].count for c in sorted(answers)])
     public = torch.stack([answers[c].public for c in sorted(answers)])
     server = Server(server.params, server.opt, counts, server.own)
@@ -136,8 +141,29 @@ def zero_sum(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
     return total
 
 
-def to_ring(values: Tensor, bits: int) -> Tensor:
-    """Return `values` (float64) as fixed-point int64 with `bits` fractional bits.
+def unit(words: Tensor) -> Tensor:
+    """Return uniform int64 `words` as float64 in (-1, 1), uniform on the odd multiples of 2^-53: exact, never 0."""
+    return ((words >> 11) * 2 + 1).double() * 2.0**-53
+
+
+def pair_noise(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
+    """Return this client's noise [words], float64: uniform on (-1, 1) for every neighbor, added to one end's sum.
+
+    Both ends of an edge derive the same numbers bit for bit; the lower client adds them, the other subtracts them, so
+    that over all clients of the graph the noise sums to 0 up to rounding.
+    """
+    total = torch.zeros(words, dtype=torch.float64)
+    for other in neighbors(me, ctx.party):
+        share = unit(stream(me, ctx, other, purpose, words))
+        total = total + share if ctx.party < other else total - share
+    return total
+
+
+def to_ring(values: Tensor, bits: int, share: float = 1.0) -> Tensor:
+    """Return `share` times `values` (float64) as fixed-point int64 with `bits` fractional bits.
+
+    The range is asked of the values before they are weighted: where shares sum to 1, a sum is then no larger than the
+    largest value, however many clients there are.
 
     Raises:
         ProtocolError: a value that is not finite, or of 2^(62 - bits) and more: a weighted mean could leave the range.
@@ -148,7 +174,7 @@ def to_ring(values: Tensor, bits: int) -> Tensor:
             f"A value to be masked is {float(values.abs().max()):.3g}; fixed point with {bits} fractional bits holds "
             f"finite values below {limit:g}."
         )
-    return (values.double() * 2.0**bits).round().to(torch.int64)
+    return (values.double() * share * 2.0**bits).round().to(torch.int64)
 
 
 def from_ring(total: Tensor, bits: int) -> Tensor:
