@@ -6,15 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 from scipy import stats
 
+from ppbench.metrics.intervals import LEVEL, proportion
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.aggregate import unit_of
-from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Record, TraceScore
+from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore
 
 CONTROLS = ("none", "full_noise")
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
 ALARM = 0.01  # probability of a false alarm over all cells of `full_noise` together
+NEAR = 0.1  # relative error within which a table row, or a model's output, counts as found
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,22 @@ class Check:
     sentence: str
 
 
+def leak(metric: Metric) -> float:
+    """Return a metric's value such that larger leaks more; it must not be null."""
+    value = metric.value or 0.0
+    return -value if metric.higher_is_safer else value
+
+
 def best(records: Iterable[Record], name: str) -> Record | None:
-    """Return the record with the largest value of metric `name`, the first by attack's name of equal ones, or None."""
-    found = [(m.value, r) for r in records if (m := r.metric(name)) is not None and m.value is not None]
+    """Return the record whose metric `name` leaks most, the first by attack's name of equal ones, or None.
+
+    Oracles, which chose their answer by the truth, are left out.
+    """
+    found = [
+        (leak(m), r)
+        for r in records
+        if (m := r.metric(name)) is not None and m.value is not None and not r.config.attack.oracle
+    ]
     found.sort(key=lambda pair: (pair[1].config.attack.id, pair[1].cell_id))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -39,9 +55,33 @@ def value(record: Record | None, name: str) -> float | None:
     return metric.value if metric is not None else None
 
 
+def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
+    """Return a metric's interval at the level of `cells` figures of which it is the largest (Bonferroni), or None.
+
+    The distances of the 95 % interval's ends are stretched as a normal law's would be.
+    """
+    if metric is None or metric.value is None or metric.low is None or metric.high is None:
+        return None
+    tail = (1 - LEVEL) / 2
+    stretch = float(stats.norm.isf(tail / max(1, cells)) / stats.norm.isf(tail))
+    return metric.value - (metric.value - metric.low) * stretch, metric.value + (metric.high - metric.value) * stretch
+
+
+def above_chance(record: Record | None, name: str, cells: int = 1) -> bool:
+    """Return whether a metric lies above its chance level, as the largest of `cells` figures."""
+    metric = record.metric(name) if record is not None else None
+    ends = widened(metric, cells)
+    return metric is not None and ends is not None and metric.chance is not None and ends[0] > metric.chance
+
+
 def is_image(record: Record) -> bool:
     """Return whether the cell's data are images: decibels say nothing about rows of a table."""
     return len(record.config.model.shape) == 3
+
+
+def rebuilding(record: Record) -> str:
+    """Return the metric that says how well victims were rebuilt: of images in dB, of table rows by relative error."""
+    return "psnr_median" if is_image(record) else "rmse_mean"
 
 
 def rebuilt(victim: object, record: Record) -> bool:
@@ -50,18 +90,42 @@ def rebuilt(victim: object, record: Record) -> bool:
         return False
     if is_image(record):
         return (victim.psnr or 0.0) > 20
-    return victim.rmse is not None and victim.rmse < 0.1
+    return victim.rmse is not None and victim.rmse < NEAR
+
+
+def rebuilt_share(record: Record) -> Metric | None:
+    """Return the share of a reconstruction cell's victims that are rebuilt, with its interval; None without victims."""
+    units: dict[tuple[int, int], list[bool]] = {}
+    for victim in record.victims:
+        if isinstance(victim, ImageScore):
+            units.setdefault(unit_of(victim), []).append(rebuilt(victim, record))
+    if not units:
+        return None
+    found = proportion([np.array(unit) for unit in units.values()])
+    return Metric(
+        name="share_rebuilt",
+        value=found.value,
+        low=found.interval.low,
+        high=found.interval.high,
+        method=found.interval.method,
+        n=found.n,
+        higher_is_safer=False,
+    )
 
 
 def check_controls(records: Sequence[Record]) -> list[Check]:
     """Return what the controls say about the attacks that gave `records` (one data set, model and threat model).
 
     `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: at least half of
-    the victims rebuilt above 20 dB; or, where only labels were attacked, at least half of them recovered. A cell of
-    `full_noise` above chance at a level of .01 over all its cells together is an alarm.
+    the victims rebuilt above 20 dB (table rows: within a tenth of their norm); or, where only labels were attacked, at
+    least half of them recovered; or, where only membership was asked, its members must be found better than by chance.
+    A cell of `full_noise` above chance at a level of .01 over all its cells together is an alarm. Extraction tells
+    neither: an undefended model is there to be read, and so is one trained on noise.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
+    noise = [r for r in noise if r.config.attack.kind != "extraction"]
     attacked = [r for r in records if r.config.attack.kind in ("reconstruction", "label")]
+    attacked = attacked or [r for r in records if r.config.attack.kind == "membership"]
     threats = sorted({r.config.threat_model.id for r in attacked})
     found = [_none([r for r in attacked if r.config.threat_model.id == threat]) for threat in threats]
     if len(found) > 1:
@@ -78,7 +142,7 @@ def _none(records: Sequence[Record]) -> Check:
     images = [r for r in easiest if r.config.attack.kind == "reconstruction"]
     labels = [r for r in easiest if r.config.attack.kind == "label"]
     if not images and not labels:
-        return Check("none", None, "No reconstruction or label attack ran on the undefended model.")
+        return _members(undefended)
     if images:
         what = "images above 20 dB" if is_image(images[0]) else "rows within a tenth of their size"
         shares = [(sum(rebuilt(v, r) for v in r.victims) / max(1, len(r.victims)), r.config.attack.id) for r in images]
@@ -90,6 +154,20 @@ def _none(records: Sequence[Record]) -> Check:
     ok = share >= BROKEN
     verb = "breaks" if ok else "does NOT break"
     return Check("none", ok, f"The best attack ({attack}) {verb} the undefended model: {share:.0%} of {what}.")
+
+
+def _members(undefended: Sequence[Record]) -> Check:
+    """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells."""
+    asked = [r for r in undefended if r.config.attack.kind == "membership" and r.metric("asr") is not None]
+    asked = [r for r in asked if r.config.stage == "final"] or asked
+    strongest = best(asked, "asr")
+    metric = strongest.metric("asr") if strongest is not None else None
+    if strongest is None or metric is None or metric.low is None or metric.high is None:
+        return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
+    ok = above_chance(strongest, "asr", len(asked))
+    text = f"{strongest.config.attack.id}: ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
+    verb = "finds" if ok else "is NOT shown to find"
+    return Check("none", ok, f"The best attack {verb} members of the undefended model ({text}).")
 
 
 def _full_noise(records: Sequence[Record]) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,10 +20,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ppbench.controls import CONTROLS
+from ppbench.controls import CONTROLS, is_image
 from ppbench.evaluation import Evaluation
 from ppbench.records.schema import Record
-from ppbench.verdict import Line, lines
+from ppbench.verdict.lines import Held, Line, attack_of, extraction_metric, held, lines
 
 
 class Bars:
@@ -61,12 +62,16 @@ class Bars:
         self._bars.advance(self._tasks[phase], steps)
 
 
+WIDTH = 120  # of what is not a terminal
+
+
 def report(result: Evaluation) -> None:
-    """Print the table, what was found, whether the controls hold, and where the files are."""
+    """Print the tables, what was found, whether the controls hold, and where the files are."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=112)
-    console.print(_table(lines(result.records)))
+        console = Console(width=WIDTH)
+    for table in tables(result.records):
+        console.print(table)
     for check in result.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         console.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
@@ -81,34 +86,91 @@ def report(result: Evaluation) -> None:
     console.print(f"{len(result.records)} cells ({found} found finished) in {result.out / 'leaderboard.html'}")
 
 
-def _table(rows: list[Line]) -> Table:
-    """Return a table of about 105 columns: a value, and its 95 % interval below it."""
-    table = Table(
-        title="Median PSNR in dB (higher leaks more); labels, tracing, membership AUC; 95 % intervals below",
-        title_style="",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    names = ("defense", "stage", "batch", "accuracy", "plain", "worst case", "by", "labels", "tracing", "member")
+def tables(records: Sequence[Record]) -> list[Table]:
+    """Return the final tables: what uploads give away, then what models give away to who holds them."""
+    made = []
+    if uploads := lines(records):
+        made.append(_uploads(uploads))
+    if models := held(records):
+        made.append(_models(models))
+    return made
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name, no_wrap=True)
-    smallest = min((row.batch for row in rows), default=1)
+    return table
+
+
+def _uploads(rows: Sequence[Line]) -> Table:
+    """Return a table of about 90 columns: a value, and its 95 % interval below it."""
+    images = all(row.worst is None or is_image(row.worst) for row in rows)
+    name, form, what = (
+        ("psnr_median", ".1f", "median PSNR in dB") if images else ("rmse_mean", ".2f", "mean relative error of rows")
+    )
+    title = f"What uploads give away ({what}; 95 % intervals below)"
+    threats = len({row.threat for row in rows}) > 1
+    names = ["defense", *(["to"] if threats else []), "stage", "batch", _utility_name(rows)]
+    table = _table(title, [*names, "plain", "worst case", "by", "labels", "tracing"])
+    smallest = min(row.batch for row in rows)
     for row in rows:
         if row.defense in CONTROLS and row.batch != smallest:
             continue
         table.add_row(
-            f"{escape(row.defense)}\n{row.control}",
+            f"{escape(row.defense)}\n{escape(row.control)}",
+            *([row.threat] if threats else []),
             row.stage,
             str(row.batch),
-            row.status if row.accuracy is None else f"{row.accuracy:.1%}",
-            _entry(row.plain, "psnr_median", ".1f"),
-            _entry(row.worst, "psnr_median", ".1f"),
-            row.worst.config.attack.id if row.worst is not None else "-",
+            _utility(row),
+            _entry(row.plain, name, form),
+            _entry(row.worst, name, form),
+            attack_of(row.worst),
             _entry(row.labels, "label_accuracy", ".0%"),
             _entry(row.tracing, "tracing_accuracy", ".0%"),
-            _entry(row.membership, "auc", ".2f"),
         )
     return table
+
+
+def _models(rows: Sequence[Held]) -> Table:
+    """Return a table of about 110 columns: a value, its 95 % interval, and under the worst case the attack."""
+    metric = extraction_metric([r for row in rows if (r := row.outputs.worst("output_error")) is not None])
+    members, outputs = any(row.members.tried for row in rows), any(row.outputs.tried for row in rows)
+    threats = len({row.threat for row in rows}) > 1
+    names = ["defense", "model", _utility_name(rows)] + (["ASR\nplain", "ASR\nworst", "AUC"] if members else [])
+    if outputs:
+        names += ["agrees\nplain", "agrees\nworst", "error"] if metric == "agreement" else ["error\nplain", "worst"]
+    table = _table("What a model gives away to who holds it (95 % intervals below)", names)
+    for row in rows:
+        cells = [f"{escape(row.defense)}\n{escape(row.control)}"]
+        cells += [HELD[row.stage] + (f"\n{row.threat}" if threats else ""), _utility(row)]
+        if members:
+            top = row.members.worst("asr")
+            cells += [_entry(row.members.plain, "asr", ".1%"), _by(top, "asr", ".1%"), _entry(top, "auc", ".2f")]
+        if outputs:
+            top = row.outputs.worst(metric)
+            form = ".1%" if metric == "agreement" else ".2g"
+            cells += [_entry(row.outputs.plain, metric, form), _by(top, metric, form)]
+            cells += [_entry(top, "output_error", ".2g")] if metric == "agreement" else []
+        table.add_row(*cells)
+    return table
+
+
+HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
+
+
+def _utility_name(rows: Sequence[Line] | Sequence[Held]) -> str:
+    return "MSE" if any(r.utility.accuracy is None and r.utility.mse is not None for r in rows) else "accuracy"
+
+
+def _utility(row: Line | Held) -> str:
+    if row.utility.accuracy is not None:
+        return f"{row.utility.accuracy:.1%}"
+    return row.status if row.utility.mse is None else f"{row.utility.mse:.3g}"
+
+
+def _by(record: Record | None, name: str, form: str) -> str:
+    return _entry(record, name, form) + (f"\n{escape(attack_of(record))}" if record is not None else "")
 
 
 def _entry(record: Record | None, name: str, form: str) -> str:
@@ -117,7 +179,8 @@ def _entry(record: Record | None, name: str, form: str) -> str:
         return "-"
     if metric.low is None or metric.high is None:
         return f"{metric.value:{form}}"
-    return f"{metric.value:{form}}\n{metric.low:{form}}-{metric.high:{form}}".replace("%-", "-")
+    ends = ".0%" if form.endswith("%") else form
+    return f"{metric.value:{form}}\n{metric.low:{ends}}-{metric.high:{ends}}".replace("%-", "-")
 
 
 def as_json(result: Evaluation) -> dict[str, Any]:
@@ -128,14 +191,23 @@ def as_json(result: Evaluation) -> dict[str, Any]:
         return {
             "cell_id": record.cell_id,
             "defense": config.defense.id,
+            "parameters": config.defense.parameters,
             "control": config.defense.control.model_dump() if config.defense.control else None,
             "attack": config.attack.id,
+            "kind": config.attack.kind,
+            "adaptive": config.attack.adaptive,
             "follows": config.attack.follows,
             "stage": config.stage,
             "batch_size": config.batch_size,
             "threat_model": config.threat_model.id,
+            "seed": config.seed,
             "status": record.status,
+            "reason": record.reason,
             "accuracy": record.utility.accuracy,
+            "utility": record.utility.model_dump(exclude={"curve"}),
+            "cost": record.cost.model_dump(),
+            "privacy": record.privacy.model_dump(),
+            "flags": [flag.model_dump() for flag in record.flags],
             "metrics": {m.name: m.model_dump(exclude={"name"}) for m in record.metrics},
         }
 

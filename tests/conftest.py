@@ -1,4 +1,4 @@
-"""Shared fixtures: a small task on the embedded digits, and federations over it."""
+"""Shared fixtures: a small task on the embedded digits, federations over it, and records made by hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import CellConfig, Record
 from ppbench.seeds import Seeds
 from ppbench.task.net import initial, net_spec
 
@@ -46,5 +49,95 @@ def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
         federation = Federation(defense, plan, shards, Seeds(seed), **options)  # type: ignore[arg-type]
         federation.start(initial(plan.spec, 1))
         return federation
+
+    return make
+
+
+# -- records made by hand --------------------------------------------------------------------------------------------
+def _victims(kind: str, share: float, error: float, n: int) -> list[dict[str, object]]:
+    """Return scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
+    if kind == "membership":  # four strata of equal size: two halves times members and others
+        right = round(share * n / 4)
+        found = []
+        for index in range(n):
+            stratum, member = index // 4, bool(index % 2)
+            decision = member if stratum < right else not member
+            half = index % 4 // 2
+            found.append(
+                dict(kind="member", index=index, half=half, member=member, score=float(decision), decision=decision)
+            )
+        return found
+    if kind == "extraction":
+        return [dict(kind="output", index=i, agree=i < round(share * n), error=error) for i in range(n)]
+    if kind == "label":
+        return [dict(kind="label", probe=i, client=0, index=0, label=i < round(share * n)) for i in range(n)]
+    if kind == "tracing":
+        return [dict(kind="trace", index=i, owner=i % 10, guess=i % 10 if i < share * n else -1) for i in range(n)]
+    return [
+        dict(
+            kind="image", probe=i, client=0, index=0, psnr=share + i % 3, rmse=error, rmse_raw=error, ssim=None,
+            label=None, confidence=None, at_truth=None, evaluations=1,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def fabricate() -> Callable[..., Record]:
+    """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
+
+    share: of hits (images: dB); error: relative error of rows or outputs; further options as named below.
+    """
+
+    def make(
+        defense: str, value: float | None, attack: str, kind: str, share: float = 0.5, *, error: float = 0.5,
+        n: int | None = None, control: str = "kappa", adaptive: bool = False, stage: str | None = None,
+        threat: str | None = None, batch: int = 1, accuracy: float | None = 0.95, mse: float | None = None,
+        dataset: str = "digits", model: str = "mlp", options: dict[str, object] | None = None,
+        shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, clients: int = 10, seed: int = 0,
+        parameters: dict[str, object] | None = None, bytes_up: float = 1000.0, reason: str | None = "no noise",
+        epsilon: float | None = None, status: str = "complete", upload: str = "gradient", loss: str = "squared",
+        sha256: str = "0" * 64,
+    ) -> Record:  # fmt: skip
+        records = kind in ("membership", "extraction")
+        given = {} if value is None else {control: value}
+        config = CellConfig.model_validate(
+            dict(
+                suite="evaluate/1",
+                threat_model=dict(id=threat or ("client/1" if records else "server/1"), sees="",
+                                  knows_defense=adaptive),
+                defense=dict(id=defense, version="1", parameters=given | (parameters or {}),
+                             control=None if value is None else dict(name=control, value=value)),
+                attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
+                federation=dict(clients=clients, rounds=20, schedule="parallel", upload=upload, local_epochs=1,
+                                batch=32, optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[], decay=1.0,
+                                partition="iid", server_optimizer="sgd", server_lr=0.1, backend="loop", device="cpu",
+                                dtype="float32"),
+                data=dict(name=dataset, sha256=sha256, train=1000, test=500),
+                model=dict(id=model, options=options or {}, shape=list(shape), classes=classes, parameters=250,
+                           loss=loss),
+                stage=stage or ("final" if records else "init"), batch_size=batch, victims=10, seed=seed,
+            )
+        )  # fmt: skip
+        count = n or {"membership": 400, "extraction": 200}.get(kind, 12)
+        scores = _victims(kind, share, error, count) if status == "complete" else []
+        interval = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
+        draft = Record.model_validate(
+            dict(
+                cell_id=config.cell_id(), config=config, victims=scores, metrics=[],
+                utility=dict(
+                    accuracy=accuracy, low=interval and interval.low, high=interval and interval.high, n=1000,
+                    chance=1 / classes, curve=[], reason=None if accuracy is not None else "none", mse=mse,
+                    mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse,
+                ),
+                cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80),
+                privacy=dict(epsilon=epsilon, delta=None if epsilon is None else 1e-5,
+                             reason=None if epsilon is not None else reason),
+                status=status, reason=None if status == "complete" else "it broke",
+                environment=dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1,
+                                 dtype="float32"),
+            )
+        )  # fmt: skip
+        return draft.model_copy(update={"metrics": aggregate(draft.victims, classes=classes, seed=seed)})
 
     return make

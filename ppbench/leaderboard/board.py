@@ -12,7 +12,8 @@ from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim, Defense
 from ppbench.leaderboard.boards import boards
 from ppbench.leaderboard.figures import ppc_png, ppc_svg
-from ppbench.leaderboard.html import figures, write_html
+from ppbench.leaderboard.html import write_html
+from ppbench.leaderboard.sections import figures
 from ppbench.leaderboard.table import csv_text, write_csv
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record

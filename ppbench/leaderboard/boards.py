@@ -7,26 +7,24 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.controls import BROKEN, Check, check_controls
+from ppbench.controls import BROKEN, CONTROLS, NEAR, Check, best, check_controls, is_image, rebuilt_share
+from ppbench.leaderboard.ranks import order, ranked
 from ppbench.leaderboard.table import Claims
-from ppbench.records.schema import DefenseInfo, Flag, Metric, Record
+from ppbench.records.schema import DefenseInfo, Flag, Record
 
-BoardKind = Literal["reconstruction", "membership", "tracing"]
+BoardKind = Literal["reconstruction", "membership", "extraction", "tracing"]
 BOARD_OF: dict[str, BoardKind] = {
     "reconstruction": "reconstruction",
     "label": "reconstruction",
     "membership": "membership",
+    "extraction": "extraction",
     "tracing": "tracing",
 }
-HEADLINE: dict[BoardKind, str] = {
-    "reconstruction": "psnr_median",
-    "membership": "auc",
-    "tracing": "tracing_accuracy",
-}
-CONTROL_IDS = ("none", "full_noise")
+ORDER: tuple[BoardKind, ...] = ("reconstruction", "membership", "extraction", "tracing")
+STAGE_ORDER = ("init", "iterate", "final")
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,26 @@ class Entry:
 
 @dataclass(frozen=True)
 class Board:
-    """Rows that may be compared. reliable: whether the controls hold, so that ranks mean something."""
+    """Rows that may be compared.
+
+    Attributes:
+        setting: what they share.
+        headline: the metric that they are ranked by.
+        entries: the rows.
+        checks: what the controls say of this board.
+        reliable: whether the controls hold, so that ranks mean something.
+    """
 
     setting: Setting
+    headline: str
     entries: tuple[Entry, ...]
     checks: tuple[Check, ...]
     reliable: bool
+
+    @property
+    def images(self) -> bool:
+        """Whether the data are images: rows of tables are not judged in decibels."""
+        return is_image(self.entries[0].sample)
 
 
 def setting_of(record: Record) -> Setting:
@@ -123,35 +135,30 @@ def setting_of(record: Record) -> Setting:
     )
 
 
-def headline(record: Record | None, kind: BoardKind) -> Metric | None:
-    """Return the metric that a board ranks by; higher is more leakage."""
-    return None if record is None else record.metric(HEADLINE[kind])
+def headline_of(kind: BoardKind, record: Record) -> str:
+    """Return the metric that a board ranks by, for data and a network as `record` has them.
 
-
-def strongest(records: Iterable[Record], name: str) -> Record | None:
-    """Return the complete record with the highest value of a metric, oracles left out; None when there is
-    none.
+    Images are ranked by PSNR, table rows by the relative error; models by the decisions read off them, those without
+    classes by the relative error.
     """
-    best: tuple[float, Record] | None = None
-    for record in sorted(records, key=lambda r: r.cell_id):
-        metric = record.metric(name)
-        if record.status != "complete" or record.config.attack.oracle or metric is None or metric.value is None:
-            continue
-        if best is None or metric.value > best[0]:
-            best = (metric.value, record)
-    return None if best is None else best[1]
+    if kind == "reconstruction":
+        return "psnr_median" if is_image(record) else "rmse_mean"
+    if kind == "extraction":
+        return "agreement" if record.config.model.classes > 1 else "output_error"
+    return "auc" if kind == "membership" else "tracing_accuracy"
 
 
 def boards(records: Sequence[Record], claims: Claims) -> list[Board]:
-    """Return every board of `records`; of one suite, data set and model: reconstruction, membership, tracing."""
+    """Return every board of `records`; of one suite, data set and model in the order of `ORDER`."""
     groups: dict[Setting, list[Record]] = defaultdict(list)
     for record in records:
         if record.config.attack.kind in BOARD_OF:
             groups[setting_of(record)].append(record)
-    order: tuple[BoardKind, ...] = ("reconstruction", "membership", "tracing")
     keys = sorted(
         groups,
-        key=lambda s: (s.suite, s.data, s.model, order.index(s.kind), s.threat, s.stage != "init", s.batch, str(s)),
+        key=lambda s: (
+            *(s.suite, s.data, s.model, ORDER.index(s.kind), s.threat, STAGE_ORDER.index(s.stage), s.batch, str(s)),
+        ),
     )
     return [_board(key, groups[key], records, claims) for key in keys]
 
@@ -170,29 +177,28 @@ def _board(setting: Setting, members: Sequence[Record], records: Sequence[Record
         config = record.config
         key = [config.defense.model_dump_json(), config.federation.model_dump_json(), config.seed]
         rows[json.dumps(key)].append(record)
-    entries = [_entry(rows[key], setting.kind, records, claims) for key in sorted(rows)]
+    name = headline_of(setting.kind, members[0])
+    entries = [_entry(rows[key], name, records, claims) for key in sorted(rows)]
     checks = _checks(setting, entries, records)
     reliable = all(check.ok is True for check in checks)
-    ranked = _ranked(entries, setting.kind) if reliable else entries
-    return Board(setting, tuple(sorted(ranked, key=lambda e: _order(e, setting.kind))), checks, reliable)
+    placed = ranked(entries, name) if reliable else entries
+    return Board(setting, name, tuple(sorted(placed, key=lambda e: order(e, name))), checks, reliable)
 
 
-def _entry(members: Sequence[Record], kind: BoardKind, records: Sequence[Record], claims: Claims) -> Entry:
+def _entry(members: Sequence[Record], name: str, records: Sequence[Record], claims: Claims) -> Entry:
     sample = next((r for r in members if r.status == "complete"), members[0])
-    plain = strongest((r for r in members if not adaptive(r, records)), HEADLINE[kind])
-    worst = strongest(members, HEADLINE[kind])
     flags = {(flag.code, flag.detail): flag for record in members for flag in record.flags}
     claimed = sorted({text for record in members if (text := claims(record))})
     defense = sample.config.defense
     return Entry(
         defense=defense,
         seed=sample.config.seed,
-        role="control" if defense.id in CONTROL_IDS else "compared",
+        role="control" if defense.id in CONTROLS else "compared",
         sample=sample,
         records=tuple(sorted(members, key=lambda r: (r.config.attack.id, r.cell_id))),
-        plain=plain,
-        worst=worst,
-        labels=strongest(members, "label_accuracy"),
+        plain=best((r for r in members if not adaptive(r, records)), name),
+        worst=best(members, name),
+        labels=best(members, "label_accuracy"),
         rank="",
         badges=tuple(_badges(members, records)),
         flags=tuple(flags[key] for key in sorted(flags)),
@@ -203,7 +209,7 @@ def _entry(members: Sequence[Record], kind: BoardKind, records: Sequence[Record]
 def _badges(members: Sequence[Record], records: Sequence[Record]) -> Iterable[Badge]:
     """Yield the remarks that a reader must not miss."""
     defense, utility = members[0].config.defense.id, members[0].utility
-    if defense in CONTROL_IDS:
+    if defense in CONTROLS:
         yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
     elif not any(adaptive(r, records) and r.status == "complete" for r in members):
         yield Badge("plain attacks only", "warning", "No attack here knows this defense, so it is not ranked.")
@@ -226,7 +232,9 @@ def _checks(setting: Setting, entries: Sequence[Entry], records: Sequence[Record
     same = ("suite", "threat", "data_sha256", "model", "model_options")
     scope = [r for r in records if all(getattr(setting_of(r), k) == getattr(setting, k) for k in same)]
     found = {check.control: check for check in check_controls(scope)}
-    return (_none_falls(setting, entries, found["none"]), found["full_noise"])
+    own = _none_falls(setting, entries, found["none"])
+    # Uploads of noise hide no model from who is sent it: extraction has one control only.
+    return (own,) if setting.kind == "extraction" else (own, found["full_noise"])
 
 
 def _none_falls(setting: Setting, entries: Sequence[Entry], general: Check) -> Check:
@@ -235,17 +243,7 @@ def _none_falls(setting: Setting, entries: Sequence[Entry], general: Check) -> C
         return Check("none", None, "The undefended model is not on this board.")
     if setting.kind == "reconstruction" and all(e.worst is None for e in undefended):
         return general  # only labels were attacked
-    name = "share_above_20db" if setting.kind == "reconstruction" else HEADLINE[setting.kind]
-    broken = []
-    for entry in undefended:
-        best = strongest(entry.records, name)
-        metric = None if best is None else best.metric(name)
-        if metric is None or metric.value is None:
-            broken.append(False)
-        elif setting.kind == "reconstruction":
-            broken.append(metric.value >= BROKEN)
-        else:
-            broken.append(metric.low is not None and metric.low > (metric.chance or 0.0))
+    broken = [any(_broken(record, setting.kind) for record in entry.records) for entry in undefended]
     if all(broken) and (general.ok is not False or setting.kind != "reconstruction"):
         return Check("none", True, "The attacks break the undefended model on this board.")
     if not all(broken):
@@ -253,36 +251,18 @@ def _none_falls(setting: Setting, entries: Sequence[Entry], general: Check) -> C
     return general
 
 
-def _rankable(entry: Entry, kind: BoardKind) -> bool:
-    refused = {"plain attacks only", "diverged", "failed", "control"}
-    metric = headline(entry.worst, kind)
-    known = metric is not None and metric.low is not None and metric.high is not None
-    return known and not refused & {badge.text for badge in entry.badges}
-
-
-def _ranked(entries: Sequence[Entry], kind: BoardKind) -> list[Entry]:
-    """Return the entries with rank intervals: two rows whose intervals overlap are not separated."""
-    spans: dict[int, tuple[float, float]] = {}
-    for index, entry in enumerate(entries):
-        metric = headline(entry.worst, kind)
-        if _rankable(entry, kind) and metric is not None and metric.low is not None and metric.high is not None:
-            spans[index] = (metric.low, metric.high)
-    ranked = []
-    for index, entry in enumerate(entries):
-        if index not in spans:
-            ranked.append(entry)
-            continue
-        low, high = spans[index]
-        first = 1 + sum(other[1] < low for other in spans.values())
-        last = len(spans) - sum(other[0] > high for other in spans.values())
-        ranked.append(replace(entry, rank=str(first) if first == last else f"{first}-{last}"))
-    return ranked
-
-
-def _order(entry: Entry, kind: BoardKind) -> tuple[int, float, str, float]:
-    """Return the sort key: `none`, then the least leaking first, rows without a figure, `full_noise`."""
-    metric = headline(entry.worst, kind) or (None if entry.labels is None else entry.labels.metric("label_accuracy"))
-    value = float("inf") if metric is None or metric.value is None else metric.value
-    place = {"none": 0, "full_noise": 2}.get(entry.defense.id, 1)
-    control = entry.defense.control
-    return place, value, entry.defense.id, 0.0 if control is None else control.value
+def _broken(record: Record, kind: BoardKind) -> bool:
+    """Return whether an attack breaks the undefended model: half of the victims rebuilt, its outputs read, or a figure
+    above chance.
+    """
+    if record.status != "complete" or record.config.attack.oracle:
+        return False
+    if kind == "reconstruction":
+        share = rebuilt_share(record)
+        return share is not None and (share.value or 0.0) >= BROKEN
+    metric = record.metric(headline_of(kind, record))
+    if metric is None or metric.value is None:
+        return False
+    if metric.name == "output_error":
+        return metric.value <= NEAR
+    return metric.low is not None and metric.low > (metric.chance or 0.0)

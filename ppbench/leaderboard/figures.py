@@ -37,6 +37,7 @@ _LABELS: dict[DistanceName, str] = {
     "label/1": "1 - label accuracy (label/1)",
     "trace/1": "1 - tracing accuracy (trace/1)",
     "mia/1": "2 (1 - ASR) (mia/1)",
+    "output/1": "1 - agreement (output/1)",
 }
 
 

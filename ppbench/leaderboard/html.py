@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ppbench.leaderboard.boards import Board, Entry, adaptive, boards
-from ppbench.leaderboard.figures import Line, Ppc, ppc_svg, strip
-from ppbench.leaderboard.table import Claims, caps, no_claims, rows
-from ppbench.metrics.cap import DISTANCE_OF_KIND, Cap, ppc_point, series_key
+from ppbench.leaderboard.boards import Entry, adaptive, boards
+from ppbench.leaderboard.figures import strip
+from ppbench.leaderboard.sections import Section, costs, drawings, metric_of
+from ppbench.leaderboard.table import Claims, no_claims, rows
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.records.store import Images
@@ -28,33 +26,6 @@ from ppbench.records.store import Images
 TEMPLATES = Path(__file__).parent / "templates"
 ImagesOf = Callable[[Record], Images | None]
 """Finds a record's reconstructions; `Store.images` is one."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A PPC figure of one board: the SVG, and each line's attack with its CAP."""
-
-    defense: str
-    svg: Markup
-    caps: tuple[tuple[str, Cap], ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """One board with what is drawn for it. strips: data URIs by row, None where a row has no images."""
-
-    board: Board
-    strips: tuple[str | None, ...]
-    drawings: tuple[Drawing, ...]
-
-
-@dataclass(frozen=True)
-class CostRow:
-    """Bytes of one defense setting, and upload and download relative to `none` of the same federation."""
-
-    entry: Entry
-    up_ratio: float | None
-    down_ratio: float | None
 
 
 def no_images(record: Record) -> Images | None:
@@ -72,6 +43,13 @@ def number(value: float | None, digits: int = 2) -> str:
 def percent(value: float | None) -> str:
     """Return a share as a percentage with one decimal, "n/a" for null."""
     return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def error(value: float | None) -> str:
+    """Return a relative error as a percentage, from 10 on as a factor: "1.2 %", "98 times"; "n/a" for null."""
+    if value is None:
+        return "n/a"
+    return f"{100 * value:.1f} %" if value < 10 else f"{value:.3g} times"
 
 
 def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
@@ -104,73 +82,6 @@ def _strip(entry: Entry, images: ImagesOf) -> str | None:
     return data_uri(strip(found.guess, found.truth))
 
 
-def figures(board: Board, records: Sequence[Record]) -> list[Ppc]:
-    """Return the PPC figures of a board: one a defense and distance, with at least two control values."""
-    lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[Record]]] = defaultdict(dict)
-    for entry in board.entries:
-        for record in entry.records:
-            attack, control = record.config.attack, entry.defense.control
-            if ppc_point(record) is None or control is None:
-                continue
-            key = (entry.defense.id, control.name, DISTANCE_OF_KIND[attack.kind])
-            name = attack.id if attack.follows is None else f"{attack.id} after {attack.follows}"
-            lines[key].setdefault((name, adaptive(record, records)), []).append(record)
-    found = []
-    for (defense, control_name, distance), attacks in sorted(lines.items()):
-        drawn = []
-        for (name, knows), members in sorted(attacks.items()):
-            points = tuple(point for r in members if (point := ppc_point(r)) is not None)
-            drawn.append(Line(name, knows, points))
-        if len({point.control for line in drawn for point in line.points}) > 1:
-            title = f"{defense}, batch {board.setting.batch}, {board.setting.stage} weights"
-            found.append(Ppc(title, control_name, distance, tuple(drawn)))  # type: ignore[arg-type]
-    return found
-
-
-def _drawings(board: Board, records: Sequence[Record]) -> tuple[Drawing, ...]:
-    """Return the board's figures, each with the CAP of every attack on it."""
-    series, drawn = caps(records), []
-    for ppc in figures(board, records):
-        cap_of: dict[str, tuple[str, Cap]] = {}
-        for entry in board.entries:
-            for record in entry.records:
-                config = record.config
-                same = DISTANCE_OF_KIND[config.attack.kind] == ppc.distance and config.defense.control is not None
-                if same and ppc.title.startswith(f"{config.defense.id}, "):
-                    key, follows = series_key(config), config.attack.follows
-                    name = config.attack.id if follows is None else f"{config.attack.id} after {follows}"
-                    cap_of[key] = (name, series[key].main)
-        svg = Markup(ppc_svg(ppc, inline=True))
-        drawn.append(Drawing(ppc.title.split(",")[0], svg, tuple(sorted(cap_of.values(), key=lambda c: c[0]))))
-    return tuple(drawn)
-
-
-def _costs(found: Sequence[Board]) -> list[CostRow]:
-    """Return one row a defense setting; ratios are to `none` with the same federation and model."""
-    entries: dict[str, Entry] = {}
-    for board in found:
-        for entry in board.entries:
-            config = entry.sample.config
-            entries.setdefault(f"{config.suite}{config.data}{config.model}{config.federation}{entry.defense}", entry)
-    plain = {}
-    for entry in entries.values():
-        config = entry.sample.config
-        if entry.defense.id == "none":
-            plain[f"{config.suite}{config.data}{config.model}{config.federation}"] = entry.sample.cost
-    table = []
-    for entry in entries.values():
-        config, cost = entry.sample.config, entry.sample.cost
-        base = plain.get(f"{config.suite}{config.data}{config.model}{config.federation}")
-        up = cost.bytes_up / base.bytes_up if base is not None and base.bytes_up else None
-        down = cost.bytes_down / base.bytes_down if base is not None and base.bytes_down else None
-        table.append(CostRow(entry, up, down))
-    return sorted(table, key=lambda r: (r.entry.defense.id != "none", r.entry.defense.id, _control(r.entry)))
-
-
-def _control(entry: Entry) -> float:
-    return 0.0 if entry.defense.control is None else entry.defense.control.value
-
-
 def render(
     records: Sequence[Record],
     *,
@@ -182,13 +93,13 @@ def render(
     """Return the page; arguments as `write_html`."""
     found = boards(records, claims)
     sections = [
-        Section(board, tuple(_strip(entry, images) for entry in board.entries), _drawings(board, records))
+        Section(board, tuple(_strip(entry, images) for entry in board.entries), drawings(board, records))
         for board in found
     ]
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"number": number, "percent": percent, "size": size, "span": span}
+    environment.filters |= {"number": number, "percent": percent, "size": size, "span": span, "error": error}
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     by_id = {record.cell_id: record for record in records}
@@ -196,7 +107,7 @@ def render(
         verdict=list(verdict),
         reliability=list(reliability),
         sections=sections,
-        costs=_costs(found),
+        costs=costs(found),
         cells=[(row, by_id[row.cell_id]) for row in rows(records, claims)],
         statuses={s: sum(r.status == s for r in records) for s in ("complete", "diverged", "failed")},
         settings=sorted({f"{r.config.data.name}, {r.config.model.id}" for r in records}),
@@ -205,6 +116,7 @@ def render(
         script=Markup(script),
         script_digest=digest,
         knows=lambda record: adaptive(record, records),
+        metric_of=metric_of,
     )
     return page.lstrip()
 

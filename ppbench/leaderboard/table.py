@@ -26,9 +26,9 @@ def no_claims(record: Record) -> str:
 class Row:
     """One cell, flat; the fields are the CSV's columns, in order. None is an empty field.
 
-    Figures are those of the record; `n` is the number of victims, `cap` is CAP over the control values with
-    `distance` (the one of the attack's kind), the same in every row of a series. `bytes_*` are per client and
-    round.
+    Figures are those of the record, `mse` is of the delivered model; `n` is the number of victims, `cap` is CAP over
+    the control values with `distance` (the one of the attack's kind), the same in every row of a series. `bytes_*` are
+    per client and round.
     """
 
     suite: str
@@ -89,6 +89,15 @@ class Row:
     model: str
     seed: int
     reason: str | None
+    agreement: float | None
+    agreement_low: float | None
+    agreement_high: float | None
+    output_error: float | None
+    output_error_low: float | None
+    output_error_high: float | None
+    mse: float | None
+    mse_low: float | None
+    mse_high: float | None
 
 
 @dataclass(frozen=True)
@@ -186,11 +195,14 @@ def _row(record: Record, cap: SeriesCap, claims: Claims) -> Row:
         model=config.model.id,
         seed=config.seed,
         reason=record.reason,
+        mse=utility.mse,
+        mse_low=utility.mse_low,
+        mse_high=utility.mse_high,
         **{name: value for name, value in (empty | figures).items() if name in known},
     )
 
 
-_FIGURES = ("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", *METRIC_OF.values(), "auc")
+_FIGURES = ("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", *METRIC_OF.values(), "auc", "output_error")
 
 
 def text(value: str | float | bool | None) -> str:

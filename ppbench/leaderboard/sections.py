@@ -1,0 +1,169 @@
+"""What stands on the page for each board, in words and drawings, and the table of costs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from ppbench.adversary.attack import RECORD_KINDS
+from ppbench.controls import NEAR, rebuilt_share
+from ppbench.leaderboard.boards import Board, Entry, Setting, adaptive
+from ppbench.leaderboard.figures import Line, Ppc, ppc_svg
+from ppbench.leaderboard.table import caps
+from ppbench.metrics.cap import DISTANCE_OF_KIND, Cap, ppc_point, series_key
+from ppbench.records.schema import Metric, Record
+
+TITLES = {
+    "reconstruction": "Reconstruction and label recovery",
+    "membership": "Membership inference",
+    "extraction": "Extraction of the true model's outputs",
+    "tracing": "Tracing",
+}
+# The figures of a worst case, by a board's headline; boards of images have a table of their own.
+COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
+    "psnr_median": (),
+    "rmse_mean": (("rmse_mean", "Relative error"), ("share_rebuilt", f"Within {NEAR:.0%}")),
+    "auc": (
+        *(("auc", "AUC"), ("asr", "ASR")),
+        *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
+    ),
+    "agreement": (("agreement", "Decisions read"), ("output_error", "Relative error")),
+    "output_error": (("output_error", "Relative error"),),
+    "tracing_accuracy": (("tracing_accuracy", "Traced to the owner"),),
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A PPC figure of one board: the SVG, and each line's attack with its CAP."""
+
+    defense: str
+    svg: Markup
+    caps: tuple[tuple[str, Cap], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One board with what is drawn for it. strips: data URIs by row, None where a row has no images."""
+
+    board: Board
+    strips: tuple[str | None, ...]
+    drawings: tuple[Drawing, ...]
+
+    @property
+    def title(self) -> str:
+        """What the board is about."""
+        return TITLES[self.board.setting.kind]
+
+    @property
+    def weights(self) -> str:
+        """Which model is attacked."""
+        return weights(self.board.setting)
+
+    @property
+    def probes(self) -> bool:
+        """Whether batches of victims were probed; else records were asked about."""
+        return self.board.setting.kind not in RECORD_KINDS
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Metrics of the worst case, with their titles."""
+        return COLUMNS[self.board.headline]
+
+    @property
+    def utility(self) -> str:
+        """What the column of the model's use is called."""
+        numbers = [entry.sample.utility for entry in self.board.entries]
+        return "Error" if any(u.accuracy is None and u.mse is not None for u in numbers) else "Accuracy"
+
+
+def weights(setting: Setting) -> str:
+    """Return which model a board attacks, in words."""
+    if setting.kind in RECORD_KINDS:
+        return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
+    return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)
+
+
+def metric_of(record: Record, name: str) -> Metric | None:
+    """Return a record's metric, or the share of its victims that are rebuilt."""
+    return rebuilt_share(record) if name == "share_rebuilt" else record.metric(name)
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """Bytes of one defense setting, and upload and download relative to `none` of the same federation."""
+
+    entry: Entry
+    up_ratio: float | None
+    down_ratio: float | None
+
+
+def figures(board: Board, records: Sequence[Record]) -> list[Ppc]:
+    """Return the PPC figures of a board: one a defense and distance, with at least two control values."""
+    lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[Record]]] = defaultdict(dict)
+    for entry in board.entries:
+        for record in entry.records:
+            attack, control = record.config.attack, entry.defense.control
+            if ppc_point(record) is None or control is None:
+                continue
+            key = (entry.defense.id, control.name, DISTANCE_OF_KIND[attack.kind])
+            name = attack.id if attack.follows is None else f"{attack.id} after {attack.follows}"
+            lines[key].setdefault((name, adaptive(record, records)), []).append(record)
+    found = []
+    for (defense, control_name, distance), attacks in sorted(lines.items()):
+        drawn = []
+        for (name, knows), members in sorted(attacks.items()):
+            points = tuple(point for r in members if (point := ppc_point(r)) is not None)
+            drawn.append(Line(name, knows, points))
+        if len({point.control for line in drawn for point in line.points}) > 1:
+            batch = "" if board.setting.kind in RECORD_KINDS else f"batch {board.setting.batch}, "
+            title = f"{defense}, {batch}{weights(board.setting)}"
+            found.append(Ppc(title, control_name, distance, tuple(drawn)))  # type: ignore[arg-type]
+    return found
+
+
+def drawings(board: Board, records: Sequence[Record]) -> tuple[Drawing, ...]:
+    """Return the board's figures, each with the CAP of every attack on it."""
+    series, drawn = caps(records), []
+    for ppc in figures(board, records):
+        cap_of: dict[str, tuple[str, Cap]] = {}
+        for entry in board.entries:
+            for record in entry.records:
+                config = record.config
+                same = DISTANCE_OF_KIND[config.attack.kind] == ppc.distance and config.defense.control is not None
+                if same and ppc.title.startswith(f"{config.defense.id}, "):
+                    key, follows = series_key(config), config.attack.follows
+                    name = config.attack.id if follows is None else f"{config.attack.id} after {follows}"
+                    cap_of[key] = (name, series[key].main)
+        svg = Markup(ppc_svg(ppc, inline=True))
+        drawn.append(Drawing(ppc.title.split(",")[0], svg, tuple(sorted(cap_of.values(), key=lambda c: c[0]))))
+    return tuple(drawn)
+
+
+def costs(found: Sequence[Board]) -> list[CostRow]:
+    """Return one row a defense setting; ratios are to `none` with the same federation and model."""
+    entries: dict[str, Entry] = {}
+    for board in found:
+        for entry in board.entries:
+            config = entry.sample.config
+            entries.setdefault(f"{config.suite}{config.data}{config.model}{config.federation}{entry.defense}", entry)
+    plain = {}
+    for entry in entries.values():
+        config = entry.sample.config
+        if entry.defense.id == "none":
+            plain[f"{config.suite}{config.data}{config.model}{config.federation}"] = entry.sample.cost
+    table = []
+    for entry in entries.values():
+        config, cost = entry.sample.config, entry.sample.cost
+        base = plain.get(f"{config.suite}{config.data}{config.model}{config.federation}")
+        up = cost.bytes_up / base.bytes_up if base is not None and base.bytes_up else None
+        down = cost.bytes_down / base.bytes_down if base is not None and base.bytes_down else None
+        table.append(CostRow(entry, up, down))
+    return sorted(table, key=lambda r: (r.entry.defense.id != "none", r.entry.defense.id, _control(r.entry)))
+
+
+def _control(entry: Entry) -> float:
+    return 0.0 if entry.defense.control is None else entry.defense.control.value

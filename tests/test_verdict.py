@@ -1,0 +1,394 @@
+"""What is said of a defense: every branch of the sentences, from records made by hand."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from ppbench.controls import best, check_controls, rebuilt_share, widened
+from ppbench.records.schema import Record
+from ppbench.terminal import WIDTH, tables
+from ppbench.verdict import held, lines, sentences
+from ppbench.verdict.fates import members_fate, outputs_fate
+from ppbench.verdict.lines import listed
+
+Make = Callable[..., Record]
+
+
+def masked(make: Make, **shares: float | None) -> list[Record]:
+    """Return the cells of a masked defense at kappa = 100. plain, knowing: ASR on what clients train on; none: of the
+    undefended; delivered: of the delivered model.
+    """
+    told = {"plain": 0.5, "knowing": 0.71, "none": 0.71, "delivered": 0.71} | shares
+    found = []
+    for stage in ("iterate", "final"):
+        if told["none"] is not None:
+            found.append(make("none", None, "mia_loss", "membership", told["none"], stage=stage))
+        own = (told["plain"], told["knowing"]) if stage == "iterate" else (told["delivered"], None)
+        for share, attack, adaptive in zip(own, ("mia_loss", "unmask_regression"), (False, True), strict=True):
+            if share is not None:
+                found.append(make("pbpfl", 100.0, attack, "membership", share, adaptive=adaptive, stage=stage))
+    return found
+
+
+def said(records: list[Record], start: str, defense: str = "pbpfl") -> str:
+    """Return the one sentence that begins so."""
+    found = [s for s in sentences(defense, records) if s.startswith(start)]
+    assert len(found) == 1, found
+    assert found[0].endswith(").") or "tried" in found[0] or "un-masks" in found[0]
+    return found[0]
+
+
+# -- members, on what clients train on -------------------------------------------------------------------------------
+def test_the_two_halves_of_the_truth_are_in_one_sentence_with_figures_and_intervals(fabricate: Make) -> None:
+    assert said(masked(fabricate), "What clients train on") == (
+        "What clients train on hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended "
+        "71.0% [66.3, 75.4]) but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
+    )
+
+
+@pytest.mark.parametrize(
+    ("plain", "knowing", "none", "opening", "closing"),
+    [
+        (0.5, 0.71, 0.71, "hides members from who takes", ") but not from one who un-masks it (unmask_regression"),
+        (0.5, 0.5, 0.71, "hides members from who takes", ") and from one who un-masks it, as far as tried here ("),
+        (0.5, None, 0.71, "hides members from who takes", "; no attack that un-masks it was tried."),
+        (0.7, 0.71, 0.71, "does not hide members, even from who takes", "; it does not hide them from one who"),
+        (0.7, 0.5, 0.71, "does not hide members, even from who takes", "; un-masking it finds none (unmask_"),
+        (0.7, None, 0.71, "does not hide members, even from who takes", "71.0% [66.3, 75.4])."),
+        (0.5, 0.71, 0.52, "leaves it undecided whether members are hidden", "; it does not hide them from one who"),
+        (0.5, 0.5, 0.52, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
+        (0.5, 0.5, None, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
+        (None, 0.71, 0.71, "does not hide members from one who un-masks it (unmask_regression", "75.4])."),
+        (None, 0.5, 0.71, "hides members from one who un-masks it (unmask_regression", "75.4])."),
+    ],
+)
+def test_the_sentence_on_members_says_what_was_found_and_not_what_was_hoped(
+    plain: float | None, knowing: float | None, none: float | None, opening: str, closing: str, fabricate: Make
+) -> None:
+    text = said(masked(fabricate, plain=plain, knowing=knowing, none=none), "What clients train on")
+    assert text.startswith(f"What clients train on {opening}") and closing in text, text
+    beside = {0.71: "undefended 71.0% [66.3, 75.4]", 0.52: "not above chance itself", None: "undefended: not asked"}
+    assert beside[none] in text
+
+
+def test_between_hidden_and_found_it_is_undecided(fabricate: Make) -> None:
+    """An attack below significance whose interval holds the undefended figure proves nothing either way."""
+    text = said(masked(fabricate, plain=0.54, none=0.58, knowing=None), "What clients train on")
+    assert "leaves it undecided" in text and "undefended 58.0%" in text
+
+
+def test_control_values_that_fare_alike_share_a_sentence(fabricate: Make) -> None:
+    records = masked(fabricate)
+    for kappa, plain in ((10.0, 0.51), (1.0, 0.66)):
+        records.append(fabricate("pbpfl", kappa, "mia_loss", "membership", plain, stage="iterate"))
+        records.append(fabricate("pbpfl", kappa, "unmask_upload", "membership", 0.70, adaptive=True, stage="iterate"))
+    weak = said(records, "What clients train on at kappa=1 ")
+    strong = said(records, "What clients train on at kappa=10 and 100 ")
+    assert "does not hide members, even from who takes it as it is (mia_loss: ASR 66.0%" in weak
+    assert "hides members" in strong and "mia_loss, kappa=10: ASR at most 51.0%" in strong
+    assert "unmask_regression, kappa=100: ASR at most 71.0%" in strong
+
+
+def test_the_largest_of_many_is_judged_at_the_level_of_all(fabricate: Make) -> None:
+    """55.5 % of 400 is above chance alone and not as the best of twenty."""
+    one = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.555, stage="iterate")
+    assert members_fate(one, 1, None) == "found" and members_fate(one, 20, None) == "undecided"
+    assert widened(one.metric("asr"), 20)[0] < 0.5 < widened(one.metric("asr"), 1)[0]
+    many = masked(fabricate, plain=0.5, knowing=None)
+    many += [fabricate("pbpfl", k / 10, "mia_loss", "membership", 0.555, stage="iterate") for k in range(1, 20)]
+    texts = [s for s in sentences("pbpfl", many) if s.startswith("What clients train on")]
+    assert texts and not any("does not hide" in text for text in texts)
+
+
+def test_each_adversary_is_told_apart_and_never_the_control_as_the_defense(fabricate: Make) -> None:
+    records = masked(fabricate)
+    listener = dict(stage="iterate", threat="eavesdropper/1")
+    records.append(fabricate("none", None, "unmask_upload", "membership", 0.71, **listener))
+    records.append(fabricate("pbpfl", 100.0, "unmask_upload", "membership", 0.5, adaptive=True, **listener))
+    text = said(records, "[eavesdropper/1] What clients train on")
+    assert "hides members from one who un-masks it (unmask_upload: ASR 50.0%" in text
+    assert "but not from one who un-masks it (unmask_regression" in said(records, "What clients train on")
+
+
+# -- outputs ---------------------------------------------------------------------------------------------------------
+def outputs(make: Make, plain: float | None, knowing: float | None, **more: object) -> list[Record]:
+    found = []
+    for share, attack, adaptive, error in ((plain, "query", False, 98.0), (knowing, "unmask_regression", True, 0.012)):
+        if share is not None:
+            kind = dict(adaptive=adaptive, stage="iterate", error=error) | more
+            found.append(make("pbpfl", 100.0, attack, "extraction", share, **kind))
+    return found
+
+
+def test_the_sentence_on_outputs_has_agreement_and_error(fabricate: Make) -> None:
+    assert said(outputs(fabricate, 0.1, 1.0), "What clients train on") == (
+        "What clients train on hides the true model's decisions from who takes it as it is (query: agrees with it on "
+        "10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98]) but not from one who un-masks it "
+        "(unmask_regression: agrees with it on 100.0% [98.2, 100.0] of queries, relative error 1.2% [1.2, 1.2])."
+    )
+
+
+@pytest.mark.parametrize(
+    ("plain", "knowing", "opening", "closing"),
+    [
+        (0.1, 0.7, "hides the true model's decisions from who", "but only in part from one who un-masks it"),
+        (0.1, 0.1, "hides the true model's decisions from who", "and from one who un-masks it, as far as tried here"),
+        (0.1, 0.28, "hides the true model's decisions from who", "; whether from one who un-masks it is undecided"),
+        (0.6, 1.0, "hides the true model's decisions only in part from who", "; it does not hide them from one who"),
+        (1.0, 1.0, "does not hide the true model's decisions, even from who", "; it does not hide them from one who"),
+        (0.6, 0.1, "hides the true model's decisions only in part from who", "; un-masking it finds none"),
+        (0.6, 0.6, "hides the true model's decisions only in part from who", "; it hides them only in part from one"),
+        (0.1, None, "hides the true model's decisions from who", "; no attack that un-masks it was tried."),
+    ],
+)
+def test_the_sentence_on_outputs_says_what_was_found(
+    plain: float, knowing: float | None, opening: str, closing: str, fabricate: Make
+) -> None:
+    text = said(outputs(fabricate, plain, knowing), "What clients train on")
+    assert text.startswith(f"What clients train on {opening}") and closing in text, text
+
+
+def test_a_model_without_classes_is_judged_by_its_error(fabricate: Make) -> None:
+    """With one output every query agrees, which says nothing."""
+    numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.06)
+    text = said(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
+    assert "hides the true model's predictions from who takes it as it is (query: relative error 98 times" in text
+    assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
+    for error, fate in ((0.012, "found"), (0.3, "part"), (0.9, "hidden")):
+        assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate
+
+
+# -- the delivered model ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("delivered", "none", "start"),
+    [
+        (0.71, 0.71, "The delivered model gives members away as the undefended one does (mia_loss: ASR 71.0%"),
+        (0.62, 0.81, "The delivered model gives members away less than the undefended one does"),
+        (0.85, 0.62, "The delivered model gives members away more than the undefended one does"),
+        (
+            0.71,
+            None,
+            "The delivered model gives members away (mia_loss: ASR 71.0% [66.3, 75.4], undefended: not asked)",
+        ),
+        (0.50, 0.71, "The delivered model hides members from the attacks tried here"),
+        (0.50, 0.52, "The delivered model is not shown to give members away, nor to hide them"),
+    ],
+)
+def test_the_delivered_model_stands_beside_the_undefended_one(
+    delivered: float, none: float | None, start: str, fabricate: Make
+) -> None:
+    assert said(masked(fabricate, delivered=delivered, none=none), "The delivered model").startswith(start)
+
+
+@pytest.mark.parametrize(("share", "error", "does"), [(1.0, 1e-12, "answers"), (0.4, 2.0, "does not answer")])
+def test_the_delivered_model_answers_as_the_true_one_or_not(
+    share: float, error: float, does: str, fabricate: Make
+) -> None:
+    records = [fabricate("pbpfl", 10.0, "query", "extraction", share, error=error, stage="final")]
+    assert said(records, "The delivered model").startswith(f"The delivered model {does} as the true one does (query: ")
+
+
+def test_a_defense_without_a_mask_keeps_its_sentence(fabricate: Make) -> None:
+    records = [fabricate("none", None, "mia_loss", "membership", 0.71, stage="final")]
+    for sigma, share in ((0.1, 0.6), (0.5, 0.5)):
+        records.append(fabricate("dp", sigma, "mia_loss", "membership", share, stage="final", control="sigma"))
+    text = said(records, "A client who queries the delivered model", "dp")
+    assert "tells members from others (mia_loss: ASR at most 60.0% [55.0, 64.8], undefended 71.0%" in text
+    assert "is not shown to find members" in said(
+        [r for r in records if r.config.defense.id == "none" or r.config.defense.control.value == 0.5],
+        "A client who queries the delivered model", "dp",
+    )  # fmt: skip
+
+
+# -- uploads ---------------------------------------------------------------------------------------------------------
+def images(make: Make, defense: str, value: float | None, db: float, **more: object) -> Record:
+    return make(defense, value, "dlg", "reconstruction", db, **more)
+
+
+def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_control_values(fabricate: Make) -> None:
+    iterate = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")
+    records = [images(fabricate, "none", None, 35.0), iterate]
+    records += [images(fabricate, "pbpfl", k, db) for k, db in ((1.0, 35.0), (100.0, 34.5))]
+    assert said(records, "To the server this is FedSGD").startswith(
+        "To the server this is FedSGD over the whole grid: pixels fall as they do without a defense (dlg, kappa=100: "
+        "at least 35.5 dB [34.5, 36.5], undefended 36.0 dB [35.0, 37.0]); batch 1, at random weights; accuracy 95.0%"
+    )
+
+
+@pytest.mark.parametrize(
+    ("db", "none", "upload", "start"),
+    [
+        (12.0, 35.0, "gradient", "pbpfl at kappa=1 hides the median image from every attack tried here"),
+        (25.0, 35.0, "gradient", "pbpfl at kappa=1 does not hide pixels, even from an attacker who does not know"),
+        (35.0, 35.0, "delta", "pbpfl at kappa=1 does not hide pixels, even from an attacker who does not know"),
+        (35.0, 12.0, "gradient", "pbpfl at kappa=1 does not hide pixels, even from an attacker who does not know"),
+    ],
+)
+def test_it_is_fedsgd_only_where_pixels_fall_as_the_undefended_ones(
+    db: float, none: float, upload: str, start: str, fabricate: Make
+) -> None:
+    iterate = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")
+    records = [images(fabricate, "none", None, none), iterate, images(fabricate, "pbpfl", 1.0, db, upload=upload)]
+    found = sentences("pbpfl", records)
+    assert found[0].startswith(start) and not any("FedSGD" in sentence for sentence in found)
+
+
+def test_only_a_masked_defense_is_called_fedsgd(fabricate: Make) -> None:
+    records = [images(fabricate, "none", None, 35.0), images(fabricate, "dp", 0.0, 35.0, control="sigma")]
+    assert sentences("dp", records)[0].startswith("dp at sigma=0 does not hide pixels")
+
+
+def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabricate: Make) -> None:
+    numbers = dict(classes=1, shape=(16,), accuracy=None)
+    records = [fabricate("none", None, "linear", "reconstruction", 90.0, error=1e-4, mse=0.0601, **numbers)]
+    records += [
+        fabricate("dp", 0.1, attack, "reconstruction", db, error=error, mse=0.0702, control="sigma", **numbers)
+        for attack, db, error in (("linear", 34.0, 0.8), ("dlg", 33.0, 0.3))
+    ]
+    (row,) = [r for r in lines(records) if r.defense == "dp"]
+    assert row.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
+    assert sentences("dp", records)[0] == (
+        "dp at sigma=0.1: table rows come back with a mean relative error of 0.30 [0.30, 0.30] (dlg); batch 1, at "
+        "random weights; MSE 0.0702 (0.0601 undefended)."
+    )
+    assert "diverged" not in " ".join(sentences("dp", records))
+
+
+# -- the guarantee ---------------------------------------------------------------------------------------------------
+def test_reasons_that_differ_over_the_grid_share_what_they_share(fabricate: Make) -> None:
+    leak = "Psi and Phi travel without noise, so the exact gradient can be rebuilt"
+    told = {e: f"{leak}; epsilon {e:g} a round is claimed." for e in (10.0, 1.0)}
+    records = [
+        fabricate("mpdp", e, "dlg", "reconstruction", 12.0, control="epsilon", reason=reason)
+        for e, reason in told.items()
+    ]
+    assert sentences("mpdp", records)[-1] == (
+        f"No epsilon can be given: {leak}; epsilon=1: epsilon 1 a round is claimed; epsilon=10: epsilon 10 a round is "
+        "claimed."
+    )
+    assert sentences("mpdp", records[:1])[-1] == f"No epsilon can be given: {leak}; epsilon 10 a round is claimed."
+
+
+def test_a_guarantee_at_some_control_values_only_is_told_as_such(fabricate: Make) -> None:
+    records = [
+        fabricate("dp", 1.0, "dlg", "reconstruction", 12.0, control="sigma", epsilon=3.0),
+        fabricate("dp", 0.0, "dlg", "reconstruction", 12.0, control="sigma", reason="there is no noise"),
+    ]
+    assert sentences("dp", records)[-2:] == [
+        "Formal guarantee over the whole training: epsilon 3 for a single example.",
+        "No epsilon can be given at sigma=0: there is no noise.",
+    ]
+
+
+def test_control_values_in_words() -> None:
+    assert listed(["kappa=1", "kappa=10", "kappa=100"]) == "kappa=1, 10 and 100"
+    assert listed(["kappa=1"]) == "kappa=1" and listed([""]) == ""
+    assert listed(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
+
+
+# -- controls --------------------------------------------------------------------------------------------------------
+def checks(records: list[Record]) -> dict[str, bool | None]:
+    return {check.control: check.ok for check in check_controls(records)}
+
+
+@pytest.mark.parametrize(("share", "ok"), [(0.71, True), (0.52, False)])
+def test_where_only_membership_was_asked_the_undefended_model_must_give_members_away(
+    share: float, ok: bool, fabricate: Make
+) -> None:
+    records = [fabricate("none", None, "mia_loss", "membership", share, stage=s) for s in ("iterate", "final")]
+    records.append(fabricate("full_noise", None, "mia_loss", "membership", 0.5))
+    found = check_controls(records)
+    assert [check.ok for check in found] == [ok, True]
+    assert ("finds members" if ok else "is NOT shown to find members") in found[0].sentence
+    assert f"mia_loss: ASR {share:.1%} [" in found[0].sentence
+
+
+def test_extraction_alone_can_vouch_for_nothing_and_alarms_nobody(fabricate: Make) -> None:
+    records = [fabricate(d, None, "query", "extraction", 1.0, stage="iterate") for d in ("none", "full_noise")]
+    assert checks(records) == {"none": None, "full_noise": None}
+    with_members = [*records, *(fabricate(d, None, "mia_loss", "membership", 0.5) for d in ("none", "full_noise"))]
+    assert checks(with_members) == {"none": False, "full_noise": True}
+
+
+def test_reconstructions_come_first_and_membership_does_not_mend_them(fabricate: Make) -> None:
+    records = [fabricate("none", None, "mia_loss", "membership", 0.9), images(fabricate, "none", None, 12.0)]
+    assert checks(records)["none"] is False
+    assert checks([records[0], images(fabricate, "none", None, 35.0)])["none"] is True
+
+
+def test_members_found_under_pure_noise_are_an_alarm(fabricate: Make) -> None:
+    assert checks([fabricate("full_noise", None, "mia_loss", "membership", 0.7)])["full_noise"] is False
+
+
+def test_a_table_row_is_rebuilt_within_a_tenth_whatever_its_decibels(fabricate: Make) -> None:
+    near = fabricate("none", None, "linear", "reconstruction", 5.0, error=0.09, shape=(16,))
+    far = fabricate("none", None, "linear", "reconstruction", 45.0, error=0.2, shape=(16,))
+    assert rebuilt_share(near).value == 1 and rebuilt_share(far).value == 0
+    assert rebuilt_share(images(fabricate, "none", None, 35.0)).value == 1
+    assert rebuilt_share(fabricate("none", None, "mia_loss", "membership")) is None
+    assert best([far, near], "rmse_mean") is near
+
+
+# -- the terminal ----------------------------------------------------------------------------------------------------
+def printed(records: list[Record]) -> list[str]:
+    console = Console(width=400, file=io.StringIO(), force_terminal=False)
+    for table in tables(records):
+        console.print(table)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def everything(make: Make) -> list[Record]:
+    records = masked(make)
+    for defense, value, stage in itertools.product(("none", "full_noise", "pbpfl_ext"), (None,), ("iterate", "final")):
+        value = 100.0 if defense == "pbpfl_ext" else value
+        knows = defense == "pbpfl_ext"
+        records.append(make(defense, value, "query", "extraction", 0.1, error=98.0, stage=stage))
+        records.append(
+            make(
+                defense,
+                value,
+                "extract_data_free",
+                "extraction",
+                1.0,
+                error=0.01,
+                stage=stage,
+                adaptive=knows,
+                parameters={"families": "independent"} if knows else None,
+            )
+        )
+        records.append(make(defense, value, "unmask_projection", "membership", 0.71, stage=stage, adaptive=knows))
+    records += [images(make, d, v, 35.0, batch=8) for d, v in (("none", None), ("full_noise", None), ("pbpfl", 100.0))]
+    records.append(make("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1"))
+    return records
+
+
+def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate: Make) -> None:
+    page = printed(everything(fabricate))
+    assert max(map(len, page)) <= WIDTH <= 120, max(page, key=len)
+    text = "\n".join(page)
+    for words in ("trained on", "delivered", "ASR", "AUC", "agrees", "unmask_regression", "kappa=100", "66-75%",
+                  "98-100%", "extract_data_free", "eavesdropper/1"):  # fmt: skip
+        assert words in text, words
+    assert "…" not in text
+
+
+def test_a_model_of_numbers_shows_its_mse_and_no_agreement(fabricate: Make) -> None:
+    numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.0601)
+    records = [fabricate("pbpfl", 1.0, "linear", "reconstruction", 30.0, error=0.25, **numbers)]
+    records += outputs(fabricate, 1.0, 1.0, **numbers)
+    text = "\n".join(printed(records))
+    assert "MSE" in text and "0.0601" in text and "0.25" in text and "error" in text
+    assert "agrees" not in text and "accuracy" not in text and "PSNR" not in text
+
+
+def test_a_diverged_training_says_so_in_both_tables(fabricate: Make) -> None:
+    broken = dict(status="diverged", accuracy=None)
+    records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
+    records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
+    assert "\n".join(printed(records)).count("diverged") == 2
+    assert len(held(records)) == 1 and sentences("pbpfl", records) == ["No epsilon can be given: no noise."]
