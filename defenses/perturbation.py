@@ -19,6 +19,7 @@ from ppbench.task.net import Net
 
 HEAD_BIAS = "head.bias"
 HEAD_WEIGHT = "head.weight"
+PROBES = 4  # noise inputs on which the server measures its logits to choose the mask's size
 
 
 @node
@@ -76,7 +77,9 @@ def outputs(net: Net, params: Params, x: Tensor, masked_bias: bool) -> tuple[Ten
     return net.head(params, features), alpha
 
 
-def surrogates(net: Net, params: Params, batch: Batch, directions: Tensor, masked_bias: bool) -> Surrogates:
+def surrogates(
+    net: Net, params: Params, batch: Batch, directions: Tensor, masked_bias: bool, constants: Params | None = None
+) -> Surrogates:
     """Return the gradients of the surrogate losses on one batch (without the axis T), from one forward pass.
 
     With yhat = y + alpha r, 1/2 ||y - ybar||^2 = 1/2 ||yhat - ybar||^2 - alpha r^T (yhat - ybar) + r^T r alpha^2 / 2,
@@ -84,17 +87,18 @@ def surrogates(net: Net, params: Params, batch: Batch, directions: Tensor, maske
 
     Args:
         net: the (expanded) network.
-        params: perturbed weights.
+        params: perturbed weights, whose gradients are taken.
         batch: x [B, *shape], y [B, C], w [B].
         directions: [m, C].
         masked_bias: whether the head's bias carries the mask.
+        constants: further parameters of the network, of which no gradient is asked (transitional layers).
     """
     dtype = directions.dtype
     x, y, w = batch.x.to(dtype), batch.y.to(dtype), batch.w.to(dtype)
     w = w / w.sum().clamp(min=1e-12)
 
     def losses(p: Params) -> Tensor:
-        logits, alpha = outputs(net, p, x, masked_bias)
+        logits, alpha = outputs(net, {**p, **(constants or {})}, x, masked_bias)
         error = logits - y
         loss = (w * 0.5 * (error**2).sum(-1)).sum()
         mixed = (w * alpha) @ (error @ directions.T)
@@ -129,6 +133,31 @@ def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
         full = gradient[name] if factor is None else factor.to(gradient[name]) * gradient[name]
         out[name] = full.sum_to_size(value.shape)
     return out
+
+
+def mask_size(
+    plan: Plan, net: Net, hidden: Params, direction: Tensor, generator: torch.Generator, masked_bias: bool = False
+) -> Tensor:
+    """Return the factor (scalar) that makes a mask along `direction` [C] as large as the logits, on noise inputs.
+
+    RMS(y) / (RMS(alpha) RMS(direction)), and 1 where one of the two is zero.
+
+    Args:
+        plan: gives shape and range of the inputs.
+        net: the (expanded) network.
+        hidden: its weights with hidden scales, no mask.
+        direction: of the mask.
+        generator: draws the inputs.
+        masked_bias: whether the head's bias carries the mask.
+    """
+    low, high = plan.data_range
+    x = torch.rand(PROBES, *plan.spec.shape, generator=generator, dtype=torch.float64) * (high - low) + low
+    with torch.no_grad():
+        logits, alpha = outputs(net, hidden, x.to(direction.device), masked_bias)
+    size = alpha.square().mean().sqrt() * direction.square().mean().sqrt()
+    wanted = logits.square().mean().sqrt()
+    one = torch.ones_like(wanted)
+    return torch.where(wanted > 0, wanted, one) / torch.where(size > 0, size, one)
 
 
 def check_masked(plan: Plan, name: str) -> None:

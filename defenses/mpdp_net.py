@@ -1,0 +1,251 @@
+"""MP-DP's expanded network: transitional layers, where their scales enter, and which law each scale has.
+
+Yang et al., arXiv 2412.11737, Eq. 12-14. In PBPFL a weight's entry (i, j) is multiplied by r_i / r_j, and noise times a
+quotient is no Gaussian. A transitional layer (one factor a channel, 1 in the true network) behind every activation
+begins a fresh scale 1/s, so that the entry's multiplier becomes the product r_i s_j, whose law can be chosen. The
+transitional layer's own multiplier 1/(r_i s_i) is of no consequence: it is a constant and gets no gradient.
+
+The expansion is a transform of the network's graph (torch.fx), so it knows no model by name. A residual addition needs
+a transitional layer on a shortcut without weights: both summands must have one scale, and the layer makes it r_out
+where the shortcut brings 1/s_in (multiplier r_out s_in, which the client is told).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ppbench.defenses.mpdp_laws import abs_dn_star
+from ppbench.defenses.mpdp_surgery import transformed
+from ppbench.errors import UsageError
+from ppbench.federation.tree import Params
+from ppbench.task.channels import Channels, Factor
+from ppbench.task.commuting import NORMS
+from ppbench.task.net import Net, NetSpec, build
+from ppbench.task.tying import ONE, refusal
+from ppbench.task.walk import walk
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Laws:
+    """The law of every free scale of an expanded network.
+
+    Attributes:
+        inverse: [count] whether the scale is 1/s (behind a transitional layer) rather than r (behind a weight).
+        single: [count] whether it is alone in the weights' multipliers (first layer's r, head's s), of law |DN*(1)|;
+            else two of law |DN*(2)| meet in a product.
+    """
+
+    inverse: Flags
+    single: Flags
+
+    def draw(self, generator: torch.Generator, floor: float = 0.0) -> Tensor:
+        """Return scales [count], float64, all > 0: r, and 1/s where `inverse`.
+
+        Args:
+            generator: CPU generator.
+            floor: r and s below it are raised to it; above 0 the noise's law is no longer the theorem's.
+        """
+        count = len(self.single)
+        one, two = abs_dn_star((count,), 1, generator), abs_dn_star((count,), 2, generator)
+        value = torch.where(torch.from_numpy(self.single), one, two).clamp(min=floor)
+        return torch.where(torch.from_numpy(self.inverse), 1 / value, value)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A network with transitional layers.
+
+    Attributes:
+        net: the expanded network; its spec is that of the original one.
+        channels: where scales enter it.
+        laws: of the scales.
+        transitional: names and shapes of the transitional layers, [C], [C, 1] or [C, 1, 1].
+    """
+
+    net: Net
+    channels: Channels
+    laws: Laws
+    transitional: dict[str, tuple[int, ...]]
+
+    @property
+    def transitional_count(self) -> int:
+        """q, the number of transitional channels."""
+        return sum(torch.Size(shape).numel() for shape in self.transitional.values())
+
+    def full(self, params: Params) -> Params:
+        """Return the expanded network's true weights: `params`, and ones in the transitional layers."""
+        like = params["head.weight"]
+        ones = {n: torch.ones(s, dtype=like.dtype, device=like.device) for n, s in self.transitional.items()}
+        return {**params, **ones}
+
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """Return (weights of the original network, transitional layers)."""
+        odd = {n: value for n, value in params.items() if n not in self.transitional}
+        return odd, {n: params[n] for n in self.transitional}
+
+
+@lru_cache
+def expanded(spec: NetSpec) -> Expansion:
+    """Return the expansion of the network that `spec` names, made once a process.
+
+    Raises:
+        UsageError: see `expand`.
+    """
+    return expand(build(spec))
+
+
+def expand(net: Net) -> Expansion:
+    """Return the expansion of `net`.
+
+    A transitional layer follows every activation, and every shortcut starts with one. The head gets one of its own
+    where its inputs also feed other layers (a dense net's last block): its s has another law than theirs.
+
+    Raises:
+        UsageError: a layer that does not commute with scales, a bias or another parameter whose recovered noise would
+            have no Gaussian law, a layer that reads another one's output without an activation between, or a network
+            without hidden layers.
+    """
+    refuse_norms(net)
+    for ahead_of_head in (False, True):
+        made, shapes = transformed(net, ahead_of_head)
+        channels = walk(made)
+        refuse_biases(made, channels)
+        if not _head_shares(channels):
+            break
+    return Expansion(made, channels, _laws(channels), shapes)
+
+
+@lru_cache
+def unexpanded(spec: NetSpec) -> Expansion:
+    """Return the network that `spec` names without transitional layers, for the naive baseline; its scales have no law.
+
+    Raises:
+        UsageError: a layer that does not commute with scales, a norm, a bias, or no hidden layer.
+    """
+    net = build(spec)
+    refuse_norms(net)
+    channels = walk(net)
+    refuse_biases(net, channels)
+    if not channels.count:
+        raise _unlawful("head.weight", "reads the network's input", "a hidden layer before it")
+    none = np.zeros(channels.count, dtype=bool)
+    return Expansion(net, channels, Laws(none, none), {})
+
+
+def refuse_norms(net: Net) -> None:
+    """Refuse a normalization layer, by name (UsageError)."""
+    for name, layer in net.module.features.named_modules():
+        if isinstance(layer, NORMS):
+            reason = f"({type(layer).__name__}) cancels the scale of its input or mixes channels"
+            raise refusal(f"features.{name}", reason, "a network without norms")
+
+
+def refuse_biases(net: Net, channels: Channels) -> None:
+    """Refuse a bias or a multiplier, by name: one scale alone, or none, does not make its recovered noise Gaussian.
+
+    Raises:
+        UsageError: the first such parameter.
+    """
+    alone = ["head.bias"] if net.head_bias else []
+    alone += [n for n, f in channels.factors.items() if f.inp is None and not f.diagonal]
+    if alone:
+        raise UsageError(
+            f"Model {net.spec.model!r} has the parameter {alone[0]!r}, whose noise would not be Gaussian after "
+            "recovery; use a network without biases, as --set model.bias=false (mlp, cnn, densenet) or "
+            "model.head_bias=false (resnets)."
+        )
+
+
+# -- laws --------------------------------------------------------------------------------------------------------
+def _weights(channels: Channels) -> dict[str, Factor]:
+    return {n: f for n, f in channels.factors.items() if not f.diagonal}
+
+
+def _head_shares(channels: Channels) -> bool:
+    """Return whether a scale at the head's input also divides another layer's weight."""
+    others = [f.inp[f.inp != ONE] for n, f in _weights(channels).items() if n != "head.weight" and f.inp is not None]
+    return bool(others) and bool(np.isin(channels.features, np.concatenate(others)).any())
+
+
+def _laws(channels: Channels) -> Laws:
+    """Return the law of every scale (Eq. 13); raises UsageError where an entry's multiplier has no law of its own."""
+    weights = _weights(channels)
+    is_r, single, double = (np.zeros(channels.count + 1, dtype=bool) for _ in range(3))
+    for factor in weights.values():
+        if factor.out is not None:
+            is_r[factor.out] = True
+    for name, factor in weights.items():
+        assert factor.inp is not None  # biases have been refused
+        raw = factor.inp == ONE
+        if is_r[factor.inp].any():
+            raise _unlawful(name, "reads another layer's output without an activation between", "a ReLU between them")
+        if raw.any() and not raw.all():
+            raise _unlawful(name, "reads the network's input beside other activations", "a layer on the input first")
+        if factor.out is None and raw.all():
+            raise _unlawful(name, "reads the network's input", "a hidden layer before it")
+        alone = raw.all() or factor.out is None
+        for numbers in (factor.inp, factor.out):
+            if numbers is not None:
+                (single if alone else double)[numbers] = True
+    single[ONE] = double[ONE] = False
+    if (single & double).any():
+        found = np.flatnonzero(single & double)
+        name = next(n for n, f in weights.items() if f.out is not None and np.isin(f.out, found).any())
+        raise _unlawful(
+            name, "adds its output to that of a layer with other inputs", "an activation before the addition"
+        )
+    return Laws(~is_r[1:], single[1:])
+
+
+def _unlawful(name: str, reason: str, instead: str) -> UsageError:
+    return UsageError(f"Layer {name!r} {reason}, so its recovered noise would not be Gaussian; use {instead}.")
+
+
+# -- folding -----------------------------------------------------------------------------------------------------
+def fold(expansion: Expansion, params: Params) -> Params:
+    """Return the original network's weights that compute what `params` compute in the expanded one.
+
+    A client can do this: transitional layers are known constants, and a network has a free positive scale a channel
+    (PBPFL's gauge), so scales c with c_out = c_inp / T make every transitional layer T equal to 1. The first layer
+    keeps its rows. What is left is PBPFL's perturbation, with residual stages tied again: the transitional layers hide
+    nothing. A mask on the head is no longer equal in all columns, but column j carries the known factor 1 / c_j.
+
+    Args:
+        expansion: the expansion.
+        params: perturbed weights of the expanded network, with or without a mask on the head.
+
+    Returns:
+        Weights named and shaped as the original network's.
+    """
+    steps: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for name in expansion.transitional:
+        factor = expansion.channels.factors[name]
+        assert factor.out is not None and factor.inp is not None  # so are diagonal factors made
+        for a, b, value in zip(factor.inp.tolist(), factor.out.tolist(), params[name].flatten().tolist(), strict=True):
+            steps[a].append((b, 1 / value))
+            steps[b].append((a, value))
+    gauge: dict[int, float] = {}
+    for root in range(expansion.channels.count + 1):
+        waiting = [] if root in gauge else [(root, 1.0)]
+        while waiting:
+            number, value = waiting.pop()
+            if number not in gauge:
+                gauge[number] = value
+                waiting += [(other, value * ratio) for other, ratio in steps[number]]
+    like = params["head.weight"]
+    scales = torch.tensor([gauge[i + 1] for i in range(expansion.channels.count)], dtype=torch.float64)
+    multiplier = expansion.channels.multipliers(scales.to(like.device))
+    odd, _ = expansion.split(params)
+    return {n: value * multiplier[n].to(value.dtype) for n, value in odd.items()}
+
+
+__all__ = ["Expansion", "Laws", "expand", "expanded", "fold", "unexpanded"]

@@ -1,0 +1,206 @@
+"""Baselines of MP-DP, and a hardened variant of our own (Yang et al. 2024, Eq. 7-8 and Section 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.defenses.mpdp import MPDP
+from ppbench.defenses.mpdp_accounting import theta_max
+from ppbench.defenses.mpdp_base import ModelPerturbation
+from ppbench.defenses.mpdp_conditional import delta_given_R
+from ppbench.defenses.mpdp_evidence import Shelf, cohorts
+from ppbench.defenses.mpdp_net import Expansion, unexpanded
+from ppbench.defenses.perturbation import Surrogates
+from ppbench.errors import ProtocolError
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context, Server
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.tree import Params, Tree, tree_map
+
+NOISELESS = ("sigma", "beta")  # the surrogates that the hardened variant masks: Psi and Phi
+
+
+@dataclass(frozen=True)
+class MPDPNaive(ModelPerturbation):
+    """PBPFL's perturbation of the original network, and Gaussian noise on the first surrogate (Eq. 7-8).
+
+    No transitional layers, so the recovered noise is multiplied by quotients r_i / r_j, and no noise of pairs, so all
+    of it stays in the mean. sigma is that of Eq. [23] for one client's gradient; scales are PBPFL's, U(.5, 2).
+    """
+
+    name: ClassVar[str] = "mp_dp_naive"
+
+    def why_no_epsilon(self, plan: Plan) -> str:
+        """Return why there is no guarantee."""
+        return (
+            "the recovered noise is no Gaussian, and Psi and Phi travel without any (epsilon "
+            f"{self.round_epsilon:g} a round was aimed at, delta {self.delta:g})"
+        )
+
+    def sigma(self) -> float:
+        """Return the noise's standard deviation at the perturbed weights, in units of the bound."""
+        return 1 / math.sqrt(theta_max(self.round_epsilon, self.delta))
+
+    def noise_variance(self, plan: Plan, degree: float | None) -> float:
+        """Return sigma squared."""
+        return self.sigma() ** 2
+
+    def expansion(self, plan: Plan) -> Expansion:
+        """Return the original network: nothing is expanded."""
+        return unexpanded(plan.spec)
+
+    def scales(self, ctx: Context) -> Tensor:
+        """Return fresh scales [count], float64, U(.5, 2)."""
+        count = self.expansion(ctx.plan).channels.count
+        return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
+
+    def added(self, ctx: Context, me: Tree, words: int) -> Tensor:
+        """Return Gaussian noise, float64 [words]."""
+        return self.sigma() * torch.randn(words, generator=ctx.generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class MPCDP(ModelPerturbation):
+    """Model perturbation with central noise: the server recovers every gradient exactly and adds noise to their mean.
+
+    It sees what it clips, so it scales gradients above `bound` down to it; sigma is that of Eq. [23] for the mean, to
+    which a client contributes bound / K.
+    """
+
+    name: ClassVar[str] = "mp_cdp"
+
+    def why_no_epsilon(self, plan: Plan) -> str:
+        """Return why there is no guarantee against the server, and what there is against others."""
+        return (
+            "the server sees every client's exact gradient; noise is added to the mean only (against who sees no more "
+            f"than the true model: epsilon {self.round_epsilon:g} a round, delta {self.delta:g})"
+        )
+
+    def sigma(self, plan: Plan) -> float:
+        """Return the standard deviation of the noise on the mean gradient."""
+        return self.bound / (plan.clients * math.sqrt(theta_max(self.round_epsilon, self.delta)))
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Recover and clip every gradient, average, add noise, step."""
+        layout = Layout.of(server.params)
+        total = torch.zeros(sum(v.numel() for v in server.params.values()), dtype=torch.float64)
+        for client, upload in uploads.items():
+            try:
+                flat = layout.pack(self.recover(ctx.plan, server, upload)).cpu()
+            except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
+                raise ProtocolError(f"Client {client} sent surrogates that cannot be recovered: {cause}") from cause
+            total = total + flat * (self.bound / flat.norm().clamp(min=1e-300)).clamp(max=1.0)
+        noise = self.sigma(ctx.plan) * torch.randn(len(total), generator=ctx.generator, dtype=torch.float64)
+        mean = (total / len(uploads) + noise).to(server.params["head.weight"].device)
+        return self.stepped(ctx, server, layout.unpack(mean))
+
+
+@dataclass(frozen=True)
+class MPDPH(MPDP):
+    """MP-DP hardened (ours): Psi and Phi are masked, so that only their sums over the cohort can be read.
+
+    Each is multiplied by 1/K, put into fixed point modulo 2^64 and masked by a zero-sum family of its own. r and s
+    below `floor` are raised to it, so that no row is under-noised; the recovered noise is then no longer Gaussian. All
+    clients take part in every round. Not differentially private either: the sums of Psi and Phi are exact. What is left
+    is secure aggregation, and noise on a part of the sum.
+
+    Attributes:
+        floor: smallest value of r and s, >= 0.
+        fraction_bits: of the fixed-point numbers; 40 hold values below 4e6 to 5e-13, small beside the noise.
+    """
+
+    floor: float = 0.5
+    fraction_bits: int = 40
+
+    name: ClassVar[str] = "mpdp_h"
+    sums: ClassVar[bool] = True
+
+    def check(self, plan: Plan) -> None:
+        """As MP-DP; also refuse a negative floor and too few or too many bits."""
+        super().check(plan)
+        self.require(0 <= self.floor < math.inf, "floor", "a finite number >= 0")
+        self.require(16 <= self.fraction_bits <= 56, "fraction_bits", "from 16 to 56")
+
+    def why_no_epsilon(self, plan: Plan) -> str:
+        """Return why there is no guarantee."""
+        return (
+            "the sums of Psi and Phi travel without noise, and the noise given the scales is bounded (epsilon "
+            f"{self.round_epsilon:g} a round was aimed at, delta {self.delta:g})"
+        )
+
+    def noise(self, plan: Plan) -> Noise | None:
+        """Return None: with a floor the noise has no closed law; evidence carries the round's standard deviation."""
+        return None
+
+    def scales(self, ctx: Context) -> Tensor:
+        """Return fresh scales [count], float64, with r and s at least `floor`."""
+        return self.expansion(ctx.plan).laws.draw(ctx.generator, self.floor)
+
+    def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
+        """Return the noisy first surrogate, and 1/K times the others in fixed point, masked; int64.
+
+        Noise can drive training out of the ring's range. The first surrogate is then NaN, so that the mean is, as it
+        would be without a ring: the run has diverged, and no party has broken the protocol.
+        """
+        noisy: Surrogates = super().upload(ctx, me, result)
+        g, masked = noisy.g, []
+        for purpose, part in zip(NOISELESS, (noisy.sigma, noisy.beta), strict=True):
+            layout = Layout.of(part)
+            flat = layout.pack(part)
+            masks = secagg.zero_sum(me, ctx, purpose, len(flat))
+            try:
+                masks = masks + secagg.to_ring(flat.cpu(), self.fraction_bits, 1 / ctx.plan.clients)
+            except ProtocolError:
+                g = tree_map(lambda t: torch.full_like(t, math.nan), g)
+            masked.append(layout.unpack(masks.to(flat.device)))
+        return Surrogates(g, *masked)
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Refuse a cohort that is not whole, whose masks do not cancel; then as MP-DP."""
+        if len(uploads) != len(server.counts):
+            raise ProtocolError(
+                f"{len(uploads)} of {len(server.counts)} clients sent an upload; masks cancel only in everybody's sum."
+            )
+        return super().aggregate(ctx, server, uploads)
+
+    def mean(self, uploads: Sequence[Surrogates]) -> Surrogates:
+        """Return the mean of the surrogates of all clients, float64: Psi and Phi from the ring, where masks cancel."""
+
+        def total(parts: Sequence[Params]) -> Params:
+            return {
+                n: secagg.from_ring(torch.stack([p[n] for p in parts]).sum(0), self.fraction_bits) for n in parts[0]
+            }
+
+        g = {n: torch.stack([u.g[n].double() for u in uploads]).mean(0) for n in uploads[0].g}
+        return Surrogates(g, total([u.sigma for u in uploads]), total([u.beta for u in uploads]))
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the mean gradient of every whole cohort: recovered (server), or the mean of G (listener).
+
+        Noise of pairs has cancelled in both; eta is left. Each client's own G also travels, under noise of pairs that
+        grows with the number of neighbors; nothing is made of that here.
+        """
+        shelf, found = Shelf(view, self), []
+        variance = self.noise_variance(view.plan, 0) / view.plan.clients
+        for unit in cohorts(view):
+            server, answers = view.state_at(unit[0]), [e.answer for e in unit]
+            if server is None:
+                found.append(shelf.overheard(unit, self.mean(answers).g, variance))
+            else:
+                found.append(
+                    shelf.recovered(unit, self.recover(view.plan, server, self.mean(answers)), server, variance)
+                )
+        return [replace(e, channel="sum") for e in found]
+
+    def _delta_single(self, sigma_eta: float, scale: Tensor) -> float:
+        """Return the mean over the drawn coordinates: with a floor R has another law."""
+        return float(delta_given_R(torch.ones(len(scale), 1), sigma_eta, scale[:, None]).mean())
