@@ -29,6 +29,7 @@ from ppbench.defenses.mpdp_base import ModelPerturbation, Secrets
 from ppbench.defenses.mpdp_conditional import delta_averaged, delta_given_R, theta_cond
 from ppbench.defenses.mpdp_graph import check_graph, complete, n_out
 from ppbench.defenses.mpdp_laws import SECOND_MOMENT, dn
+from ppbench.errors import UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Round, Server
 from ppbench.federation.messages import Hello
@@ -99,7 +100,11 @@ class MPDP(ModelPerturbation):
         if self.graph == "n_out":
             right = f"from 1 to {plan.clients - 1} with {plan.clients} clients"
             self.require(1 <= self.n < plan.clients, "n", f"{right}, or take graph=complete")
-        self.require(plan.schedule == "parallel", "graph", "used with --schedule parallel: noise cancels in one sum")
+        if plan.schedule != "parallel":
+            raise UsageError(
+                f"Defense {self.name!r} cancels the noise of pairs in a sum over all clients, so they upload together; "
+                f"use --schedule parallel, not {plan.schedule!r}."
+            )
 
     def sigmas(self, plan: Plan) -> Sigmas:
         """Return the noise's standard deviations, in units of the bound."""
