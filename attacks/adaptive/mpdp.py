@@ -1,0 +1,176 @@
+"""Attacks on MP-DP by what it sends without noise: the surrogates Psi and Phi (here sigma and beta).
+
+Yang et al. (2024) add noise to the gradient G at the perturbed weights, but not to Psi and Phi. One example: with
+e = yhat - ybar and q = e / alpha, Psi_i = grad(alpha e_i) and Phi = grad(alpha^2 / 2) give G exactly, as
+sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (see `euler`). The server then recovers
+the exact gradient at the true weights, and a listener has the exact gradient of an ordinary network: the transitional
+layers fold away. No noise, however large, matters. Batches: Psi and Phi are themselves exact functions of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import Exchange, View
+from ppbench.attacks.adaptive.euler import noiseless_moments
+from ppbench.attacks.adaptive.gauge import canonical_scales
+from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
+from ppbench.attacks.adaptive.mask_estimators import by_rows
+from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, unnoised
+from ppbench.defenses.mpdp_base import ModelPerturbation
+from ppbench.defenses.mpdp_net import fold
+from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates, combine, mask
+from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params, tree_map
+from ppbench.task.walk import channels
+
+CHANNELS = 2
+"""Combinations of the Psi_i that a batch is matched with; each costs a backward pass, and they are long vectors."""
+
+
+def rebuilt(plan: Plan, found: Surrogates, params: Params) -> Params:
+    """Return G of a batch of one example, without noise, from one secret coefficient a class: sigma [C, ...] and beta.
+
+    Any common factor of the upload stays on the result. NaN where the example fires no unit of the last layer.
+
+    Args:
+        plan: the public plan; its network has no biases.
+        found: one client's surrogates; their g is not used.
+        params: the perturbed weights that they were taken at.
+    """
+    moments = noiseless_moments(plan, found, params)
+    ratio = moments.error / moments.square
+    return {
+        n: torch.tensordot(ratio, sigma.double(), 1) - ratio.square().sum() * found.beta[n].double()
+        for n, sigma in found.sigma.items()
+    }
+
+
+@dataclass(frozen=True)
+class AdaptiveMPDP(Attack):
+    """Rebuilds the exact gradient from the surrogates without noise and inverts it; batches are matched with those.
+
+    One example and one secret coefficient a class: the exact gradient of the true (server) or of the folded perturbed
+    network (listener). Else Phi, and combinations of the Psi_i, at the perturbed weights. Uploads that carry no noise
+    (mp_cdp) are taken as they are; where only sums can be read (mpdp_h), the mean gradient with its noise is.
+
+    Attributes:
+        budget: gradient evaluations a victim, for algebra and for search each.
+    """
+
+    budget: int = 1800
+
+    name: ClassVar[str] = "adaptive_mpdp"
+    kind: ClassVar[Kind] = "reconstruction"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1")
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = TARGETS
+    reference: ClassVar[str] = "this project; Psi and Phi of Yang et al. 2024 by Euler's identities"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return what is matched: exact wherever single uploads can be read."""
+        defense = view.defense
+        if not isinstance(defense, ModelPerturbation) or not unnoised(view):
+            return view.defense.evidence(view)
+        shelf, found = Exact(view, defense), []
+        silent = defense.noise_variance(view.plan, None) == 0
+        for exchange in unnoised(view):
+            vector = len(exchange.answer.sigma[HEAD_WEIGHT]) == view.plan.spec.classes
+            if silent:
+                found.append(shelf.gradient(exchange, exchange.answer.g))
+            elif view.plan.local.batch == 1 and vector:
+                exact = rebuilt(view.plan, exchange.answer, exchange.asked.params)
+                found.append(shelf.gradient(exchange, exact))
+            else:
+                found.append(shelf.channels(exchange))
+        return found
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge; labels of single examples are read off the surrogates."""
+        counted = counted_labels(view, {one.unit: one.batch for one in challenges})
+        asked = [one if one.y is not None else replace(one, y=counted.get(one.unit)) for one in challenges]
+        return invert(self.evidence(view), view, asked, generator, self.budget)
+
+
+class Exact:
+    """Makes exact evidence of single uploads; victims at equal weights share a simulation."""
+
+    def __init__(self, view: View, defense: ModelPerturbation) -> None:
+        self.view, self.defense, self.shared = view, defense, Shared(view.plan)
+        self.expansion = defense.expansion(view.plan)
+        self.folded: list[tuple[Params, Params, Params]] = []
+
+    def gradient(self, exchange: Exchange, g: Params) -> Evidence:
+        """Return the exact gradient at the true weights (server), or at weights that a listener can make of them."""
+        plan, server, answer = self.view.plan, self.view.state_at(exchange), exchange.answer
+        if server is not None:
+            params = server.params
+            observed = self.defense.recover(plan, server, Surrogates(g, answer.sigma, answer.beta))
+        else:
+            params, observed = self._unmasked(exchange, g)
+        return Evidence((exchange.slot,), observed, self.shared.at(params), params, channel="rebuilt")
+
+    def _unmasked(self, exchange: Exchange, g: Params) -> tuple[Params, Params]:
+        """Return weights of the plan's network and the gradient at them, with most of the mask taken off both.
+
+        What the server recovers for the mask r is exact for any other in place of r, at the head less that mask. One
+        that the head's columns show leaves a network near the true one, which is easier to search than a masked one.
+        """
+        answer, params = exchange.answer, exchange.asked.params
+        along = directions(answer, exchange.asked.direction)
+        found = by_rows(params[HEAD_WEIGHT].double(), along).coefficients
+        r = found @ along
+        exact = combine(tree_map(lambda t: t.double(), Surrogates(g, answer.sigma, answer.beta)), found, r @ r)
+        weights, units = self.fold(params, mask({n: v.double() for n, v in params.items()}, -r, False))
+        return weights, {n: self.defense.bound * value / units[n] for n, value in exact.items()}
+
+    def fold(self, perturbed: Params, weights: Params) -> tuple[Params, Params]:
+        """Return weights of the plan's network that compute what `weights` do, and their quotient by `weights`.
+
+        Transitional layers are folded away and hidden channels brought to canonical units, in which a search is as well
+        conditioned as at weights without hidden scales. A gradient at `weights` is the quotient times that at the
+        returned ones. Made once for each broadcast `perturbed`.
+        """
+        for known, params, factor in self.folded:
+            if all(torch.equal(known[n], value) for n, value in perturbed.items()):
+                return params, factor
+        _, transitional = self.expansion.split(weights)
+        ones = {n: torch.ones_like(value) for n, value in weights.items()}
+        params, factor = fold(self.expansion, weights), fold(self.expansion, {**ones, **transitional})
+        free = channels(self.view.plan.spec)
+        units = free.multipliers(canonical_scales(free, params))
+        params, factor = ({n: units[n] * value for n, value in tree.items()} for tree in (params, factor))
+        self.folded.append((perturbed, params, factor))
+        return params, factor
+
+    def channels(self, exchange: Exchange) -> Evidence:
+        """Return Phi, named as the parameters, and combinations "psi/..." of the Psi_i: norms 1, canonical units."""
+        answer, weights = exchange.answer, {n: v.double() for n, v in exchange.asked.params.items()}
+        odd, transitional = self.expansion.split(weights)
+        along = directions(answer, exchange.asked.direction)
+        mix = torch.randn(CHANNELS, len(along), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        mix = torch.ones(1, 1, dtype=torch.float64) if len(along) == 1 else mix
+        _, units = self.fold(exchange.asked.params, weights)
+        mixed = {n: torch.tensordot(mix, value.double(), 1) / units[n] for n, value in answer.sigma.items()}
+        phi = {n: value.double() / units[n] for n, value in answer.beta.items()}
+        sizes, factor = (_norm(phi), _norm(mixed)), 1 / self.defense.bound
+
+        def named(found: Surrogates) -> Params:
+            psi = {f"psi/{n}": value * factor / (sizes[1] * units[n].to(value)) for n, value in found.sigma.items()}
+            return {**{n: v * factor / (sizes[0] * units[n].to(v)) for n, v in found.beta.items()}, **psi}
+
+        observed = {**{n: v / sizes[0] for n, v in phi.items()}, **{f"psi/{n}": v / sizes[1] for n, v in mixed.items()}}
+        simulate = surrogate_simulation(self.expansion.net, odd, mix @ along, False, named, transitional)
+        return Evidence((exchange.slot,), observed, simulate, channel="noiseless")
+
+
+def _norm(tree: Params) -> float:
+    size = float(torch.cat([value.flatten() for value in tree.values()]).norm())
+    return size if size > 0 else 1.0

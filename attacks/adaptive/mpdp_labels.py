@@ -1,0 +1,131 @@
+"""Labels that MP-DP's noiseless surrogates tell: all of them of one example, a weighted histogram of a batch.
+
+Psi_i = grad mean alpha (yhat_i - ybar_i) is of degree two in the weights that read the input and its first part of
+degree one in the head: Euler's identities give mean alpha ybar_i, the share of alpha that falls to class i (see
+`euler`). It is exact whatever the noise on G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.view import Exchange, View
+from ppbench.attacks.adaptive.euler import Moments, noiseless_moments
+from ppbench.attacks.label.recovery import greedy_multiset, read_labels
+from ppbench.defenses.mpdp_base import ModelPerturbation
+from ppbench.defenses.mpdp_evidence import cohorts
+from ppbench.defenses.mpdp_variants import MPDPH
+from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
+from ppbench.defenses.perturbed_evidence import exchanges
+from ppbench.federation.wire import Slot
+
+TARGETS = frozenset({"mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
+
+
+def directions(found: Surrogates, public: Tensor) -> Tensor:
+    """Return the directions [m, C], float64, of an upload's sigma: the public one, or the unit vectors."""
+    return public.double()[None] if len(public) else torch.eye(len(found.sigma[HEAD_WEIGHT]), dtype=torch.float64)
+
+
+def only_label(moments: Moments, along: Tensor, bound: float) -> Tensor:
+    """Return the one-hot label [1, 1, C] float32 of a batch of one example.
+
+    alpha d_k^T ybar is known for every direction, and alpha from its square; the class whose d_k fit best is taken.
+    """
+    alpha = (moments.square * bound).clamp(min=0).sqrt()
+    distance = (moments.labels[:, None] * bound - alpha * along).square().sum(0).nan_to_num(nan=torch.inf)
+    return one_hot(distance.argmin(), along.shape[1]).float()[None, None]
+
+
+def unnoised(view: View) -> list[Exchange]:
+    """Return the uploads whose Psi and Phi can be read one by one."""
+    if not isinstance(view.defense, ModelPerturbation) or isinstance(view.defense, MPDPH):
+        return []
+    return exchanges(view)
+
+
+def labels_of(view: View) -> dict[tuple[Slot, ...], Tensor]:
+    """Return the one-hot label [1, 1, C] of every upload of one example."""
+    if view.plan.local.batch != 1 or not isinstance(view.defense, ModelPerturbation):
+        return {}
+    known: dict[tuple[Slot, ...], Tensor] = {}
+    for exchange in unnoised(view):
+        moments = noiseless_moments(view.plan, exchange.answer, exchange.asked.params)
+        along = directions(exchange.answer, exchange.asked.direction)
+        known[(exchange.slot,)] = only_label(moments, along, view.defense.bound)
+    return known
+
+
+@dataclass(frozen=True)
+class MPDPHistogram(Attack):
+    """Reads the alpha-weighted label histogram mean alpha ybar off Psi, exactly at any batch size and any noise.
+
+    Its zeros are exact: a class is present or not. Counts are those of the shares, rounded to the batch's size. One
+    coefficient for all classes (gamma=scalar) leaves one equation, enough for one example. Where only sums can be read
+    (mpdp_h) the histogram is that of the whole cohort. On other defenses the labels are read as `label_recovery` does.
+    """
+
+    name: ClassVar[str] = "mpdp_histogram"
+    kind: ClassVar[Kind] = "label"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1")
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = TARGETS
+    reference: ClassVar[str] = "this project; Psi of Yang et al. 2024 by Euler's identities"
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
+        plain = {e.unit: e for e in view.defense.evidence(view)}
+        single, shares = labels_of(view), histograms(view)
+        guesses = []
+        for asked in challenges:
+            count, share = len(asked.unit) * asked.batch, shares.get(asked.unit)
+            if asked.unit in single:
+                labels = single[asked.unit][0].argmax(-1)
+            elif share is not None:
+                labels = greedy_multiset(count * share, share > 0, count)
+            else:
+                labels = read_labels(plain.get(asked.unit), view.plan, count, generator)
+            guesses.append(Guess(y=labels, evaluations=1))
+        return guesses
+
+
+def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
+    """Return by unit sum_n alpha_n ybar_n / sum_n alpha_n [C] float64, exact zeros where a class is absent.
+
+    Units are clients, or whole cohorts where only sums can be read. None where sigma has one row only.
+    """
+    defense, found = view.defense, {}
+    if isinstance(defense, MPDPH):
+        parts = [(unit, defense.mean([e.answer for e in unit])) for unit in cohorts(view)]
+    else:
+        parts = [([e], e.answer) for e in unnoised(view)]
+    for unit, upload in parts:
+        params = unit[0].asked.params
+        if len(upload.sigma[HEAD_WEIGHT]) != view.plan.spec.classes:
+            continue
+        moments = noiseless_moments(view.plan, upload, params)
+        rounding = (
+            torch.finfo(params[HEAD_WEIGHT].dtype).eps ** 0.5 * (moments.error.abs() + moments.labels.abs()).max()
+        )
+        weighted = torch.where(moments.labels > rounding, moments.labels, 0.0)
+        if bool(weighted.isfinite().all()) and float(weighted.sum()) > 0:
+            found[tuple(e.slot for e in unit)] = weighted / weighted.sum()
+    return found
+
+
+def counted_labels(view: View, batches: dict[tuple[Slot, ...], int]) -> dict[tuple[Slot, ...], Tensor]:
+    """Return one-hot labels [1, B, C] of every upload that can be read on its own, in ascending order."""
+    shares = {} if isinstance(view.defense, MPDPH) else histograms(view)
+    found = labels_of(view)
+    for unit, share in shares.items():
+        if unit not in found and unit in batches:
+            labels = greedy_multiset(batches[unit] * share, share > 0, batches[unit])
+            found[unit] = one_hot(labels, len(share)).float()[None]
+    return found

@@ -1,0 +1,59 @@
+"""The true model's outputs from masked iterates, by the same means as `perturbed_membership`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.unmask import MASKED, Unmask, data_free, own_regression, projection, upload
+from ppbench.attacks.extraction.query import Query
+
+
+@dataclass(frozen=True)
+class Extraction(Query):
+    """Answers with the outputs that `unmask` makes of the masked ones."""
+
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = MASKED
+    reference: ClassVar[str] = "this project; derived from the protocols of Feng et al. 2020 and Yang et al. 2024"
+    unmask: ClassVar[Unmask]
+
+    def outputs(self, view: View, x: Tensor) -> Tensor:
+        """Return the un-masked outputs [Q, C] float64 of the queries."""
+        return type(self).unmask(view, x, None)
+
+
+@dataclass(frozen=True)
+class ExtractRegression(Extraction):
+    """A client fits the mask on its own labelled data and subtracts it."""
+
+    name: ClassVar[str] = "extract_regression"
+    unmask: ClassVar[Unmask] = staticmethod(own_regression)
+
+
+@dataclass(frozen=True)
+class ExtractProjection(Extraction):
+    """Completes the outputs across the public direction by the nearest one-hot target; see `by_projection`."""
+
+    name: ClassVar[str] = "extract_projection"
+    unmask: ClassVar[Unmask] = staticmethod(projection)
+
+
+@dataclass(frozen=True)
+class ExtractDataFree(Extraction):
+    """Reads the mask off the columns of the head's weight; no data but the queries."""
+
+    name: ClassVar[str] = "extract_data_free"
+    unmask: ClassVar[Unmask] = staticmethod(data_free)
+
+
+@dataclass(frozen=True)
+class ExtractUpload(Extraction):
+    """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
+
+    name: ClassVar[str] = "extract_upload"
+    threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")
+    unmask: ClassVar[Unmask] = staticmethod(upload)

@@ -1,0 +1,66 @@
+"""Membership inference on masked iterates by adversaries who remove the mask first (PBPFL, MP-DP and their kin)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.unmask import MASKED, Unmask, data_free, own_regression, projection, upload
+from ppbench.attacks.membership.loss import LossThreshold
+
+
+@dataclass(frozen=True)
+class Unmasked(LossThreshold):
+    """A record is a member when its loss is small in the outputs that `unmask` makes of the masked ones."""
+
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = MASKED
+    reference: ClassVar[str] = "this project; loss threshold of Yeom et al. 2018 on un-masked outputs"
+    unmask: ClassVar[Unmask]
+
+    def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
+        """Return the un-masked outputs [Q, C] float64 of the candidates."""
+        assert challenge.x is not None  # `run` has checked
+        return type(self).unmask(view, challenge.x, challenge.labels)
+
+
+@dataclass(frozen=True)
+class UnmaskRegression(Unmasked):
+    """A client fits the mask on its own labelled data, by least squares, and subtracts it."""
+
+    name: ClassVar[str] = "unmask_regression"
+    unmask: ClassVar[Unmask] = staticmethod(own_regression)
+
+
+@dataclass(frozen=True)
+class UnmaskProjection(Unmasked):
+    """Looks at the outputs across the mask's public direction only: nothing is estimated.
+
+    Where the direction is secret (MP-DP with one coefficient a class) as `unmask_data_free`. With one output nothing is
+    left and every decision is a coin.
+    """
+
+    name: ClassVar[str] = "unmask_projection"
+    unmask: ClassVar[Unmask] = staticmethod(projection)
+
+
+@dataclass(frozen=True)
+class UnmaskDataFree(Unmasked):
+    """Reads the mask off the columns of the head's weight; no data but the inputs that are asked about."""
+
+    name: ClassVar[str] = "unmask_data_free"
+    unmask: ClassVar[Unmask] = staticmethod(data_free)
+
+
+@dataclass(frozen=True)
+class UnmaskUpload(Unmasked):
+    """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
+
+    name: ClassVar[str] = "unmask_upload"
+    threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")
+    unmask: ClassVar[Unmask] = staticmethod(upload)

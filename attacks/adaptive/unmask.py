@@ -1,0 +1,208 @@
+"""True outputs from masked ones: what the parties of PBPFL and MP-DP make of a broadcast (estimators: mask_estimators).
+
+Feng et al. (2020), Lemma 3, and Yang et al. (2024), Theorem 7, argue that infinitely many masks explain one masked
+output. That holds for one input without a label; each function here has more, and answers with outputs for any input.
+A delivered model carries no mask: its outputs are returned as they are, as are those of an undefended one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.euler import Moments, exact_moments, noiseless_moments
+from ppbench.attacks.adaptive.mask_estimators import (
+    Estimate,
+    by_projection,
+    by_regression,
+    by_rows,
+    combined,
+    solve,
+    surprise,
+)
+from ppbench.attacks.membership.base import last_model, query
+from ppbench.defenses.mpdp_base import ModelPerturbation
+from ppbench.defenses.mpdp_variants import MPDPH
+from ppbench.defenses.pbpfl import PBPFL
+from ppbench.defenses.pbpfl_ext import PBPFLExt
+from ppbench.defenses.perturbation import HEAD_BIAS, HEAD_WEIGHT, Perturbed, Surrogates
+from ppbench.federation.tree import tree_map
+
+MASKED = frozenset({"pbpfl", "pbpfl_ext", "mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
+"""Defenses whose clients train on a masked model."""
+ROUNDS = 10
+"""Regressions on predicted labels, at most."""
+FAR = 5.0
+"""Predicted labels that lead further than this from what the head's columns say have collapsed onto one class."""
+
+Unmask = Callable[[View, Tensor, Tensor | None], Tensor]
+"""View, inputs [Q, *shape] and their labels [Q, C] (or None) to outputs [Q, C] float64, on CPU; NaN for none."""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A masked model in the hands of a party. message: float64, on CPU."""
+
+    view: View
+    message: Perturbed
+
+    @property
+    def directions(self) -> Tensor:
+        """The mask's directions [m, C]: the public one, or the unit vectors."""
+        public = self.message.direction
+        return public[None] if len(public) else torch.eye(self.view.plan.spec.classes, dtype=torch.float64)
+
+    @property
+    def masked_bias(self) -> bool:
+        """Whether the head's bias carries the mask."""
+        return isinstance(self.view.defense, PBPFL) and self.view.defense.bias_masked
+
+    @property
+    def rows(self) -> Estimate:
+        """What the head's columns say about the mask."""
+        return by_rows(self.message.params[HEAD_WEIGHT], self.directions)
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return masked outputs [Q, C] and alpha [Q] of x, float64.
+
+        alpha is the answer of a head of ones, so that the defense's own `predict` is all that is asked.
+        """
+        params = dict(self.message.params)
+        masked = query(self.view, self.message, x)
+        params[HEAD_WEIGHT] = torch.ones_like(params[HEAD_WEIGHT])
+        if HEAD_BIAS in params:
+            params[HEAD_BIAS] = torch.full_like(params[HEAD_BIAS], float(self.masked_bias))
+        return masked, query(self.view, replace(self.message, params=params), x)[:, 0]
+
+    def without(self, coefficients: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs [Q, C] of x less the mask sum_k c_k d_k."""
+        masked, alpha = self.outputs(x)
+        return masked - alpha[:, None] * (coefficients @ self.directions)
+
+
+def as_it_is(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Return what the defense's own client computes from the last model received; NaN where there is none."""
+    message = last_model(view)
+    if message is None:
+        return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
+    return query(view, message, x)
+
+
+def _received(view: View) -> Broadcast | None:
+    """Return the last model received if it is masked."""
+    message = last_model(view)
+    if not isinstance(message, Perturbed):
+        return None
+    return Broadcast(view, tree_map(lambda t: t.detach().double().cpu(), message))
+
+
+def own_regression(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Return outputs [Q, C] less the mask that a client's own labelled data show."""
+    broadcast = _received(view)
+    if broadcast is None:
+        return as_it_is(view, x)
+    return broadcast.without(_from_own_data(broadcast), x)
+
+
+def _from_own_data(broadcast: Broadcast) -> Tensor:
+    """Return coefficients [m] by regression on the party's own data, or by the head's columns where it has none."""
+    data = [d for _, d in broadcast.view.data if len(d.x)]
+    if not data:
+        return broadcast.rows.coefficients
+    masked, alpha = broadcast.outputs(torch.cat([d.x for d in data]).cpu())
+    y = torch.cat([d.y for d in data]).cpu().double()
+    return combined(by_regression(masked, alpha, y, broadcast.directions), broadcast.rows)
+
+
+def projection(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Return outputs [Q, C] across the public direction, completed by labels; nothing is estimated.
+
+    With one output nothing is left (NaN). A secret direction (MP-DP) cannot be projected away: as `data_free` then.
+    """
+    broadcast = _received(view)
+    if broadcast is None:
+        return as_it_is(view, x)
+    public = broadcast.message.direction
+    if not len(public):
+        return data_free(view, x)
+    masked, _ = broadcast.outputs(x)
+    if len(public) == 1 or not bool(public.norm() > 0):
+        return torch.full_like(masked, torch.nan)
+    return by_projection(masked, public, None if labels is None else labels.double().cpu())
+
+
+def data_free(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Return outputs [Q, C] less the mask that the head's columns show, refined on x with the labels it predicts.
+
+    Regression on predicted labels is repeated until they stay, and dropped where it leads far away from the columns,
+    as it does at initialization, where every class is predicted alike.
+    """
+    broadcast = _received(view)
+    if broadcast is None:
+        return as_it_is(view, x)
+    masked, alpha = broadcast.outputs(x)
+    rows, directions, classes = broadcast.rows, broadcast.directions, masked.shape[1]
+    found, before = rows.coefficients, None
+    for _ in range(ROUNDS if classes > 1 else 0):
+        guess = (masked - alpha[:, None] * (found @ directions)).argmax(1)
+        if before is not None and torch.equal(guess, before):
+            break
+        found = by_regression(masked, alpha, one_hot(guess, classes).double(), directions).coefficients
+        before = guess
+    if not surprise(found, rows) <= FAR:  # NaN too
+        found = rows.coefficients
+    return masked - alpha[:, None] * (found @ directions)
+
+
+def upload(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Return outputs [Q, C] less the mask that the surrogate gradients in the mail show, by Euler's identities.
+
+    Who overhears all clients has the regression on everybody's batches, where its error all but vanishes at a
+    stationary point; sums that masks protect (pbpfl_ext, mpdp_h) are public to him too. A client has its own upload,
+    that is, its own data.
+    """
+    broadcast = _received(view)
+    if broadcast is None:
+        return as_it_is(view, x)
+    found = _moments(broadcast)
+    if not found:
+        return broadcast.without(_from_own_data(broadcast), x)
+    directions = broadcast.directions
+    errors = torch.stack([m.error for m in found]).sum(0)
+    slope = errors / torch.stack([m.square for m in found]).sum()
+    own = Estimate(solve(directions @ directions.T, slope), torch.zeros(len(slope), len(slope), dtype=slope.dtype))
+    return broadcast.without(combined(own, broadcast.rows), x)
+
+
+def _moments(broadcast: Broadcast) -> list[Moments]:
+    """Return the moments of every upload that answers the broadcast and can be read."""
+    view, params = broadcast.view, broadcast.message.params
+    uploads = [
+        e.answer
+        for e in view.exchanges()
+        if isinstance(e.answer, Surrogates)
+        and isinstance(e.asked, Perturbed)
+        and torch.equal(e.asked.params[HEAD_WEIGHT].double().cpu(), params[HEAD_WEIGHT])
+    ]
+    exact = not isinstance(view.defense, ModelPerturbation)
+    found = []
+    for one in readable(view, uploads):
+        if exact:
+            found.append(exact_moments(view.plan, one, params, broadcast.directions, broadcast.masked_bias))
+        else:
+            found.append(noiseless_moments(view.plan, one, params))
+    return [m for m in found if bool(m.square > 0)]
+
+
+def readable(view: View, uploads: list[Surrogates]) -> list[Surrogates]:
+    """Return the surrogates that need no secret to be read: each client's, or their mean where only sums can be."""
+    if isinstance(view.defense, PBPFLExt | MPDPH):
+        if len(uploads) != view.plan.clients:
+            return []
+        return [view.defense.total(uploads) if isinstance(view.defense, PBPFLExt) else view.defense.mean(uploads)]
+    return uploads

@@ -1,0 +1,1 @@
+"""Attacks that compute the true model's outputs from what a party holds."""

@@ -1,0 +1,53 @@
+"""The outputs of a model as its receiver computes them: what extraction attacks begin from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.view import View
+from ppbench.attacks.membership.base import last_model, query
+from ppbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Query(Attack):
+    """Takes the last model received as it is and answers with its outputs.
+
+    An adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
+    answer that agrees with the true model by chance only.
+    """
+
+    name: ClassVar[str] = "query"
+    kind: ClassVar[Kind] = "extraction"
+    threats: ClassVar[tuple[str, ...]] = ("client/1",)
+    reference: ClassVar[str] = "this project; no attack: the answer of who takes what he holds for the true model"
+
+    def outputs(self, view: View, x: Tensor) -> Tensor:
+        """Return the outputs [Q, C] float64, on CPU, of queries x; NaN where there is no model."""
+        message = last_model(view)
+        if message is None:
+            return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
+        return query(view, message, x)
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return the outputs [Q, C] float64 of every challenge's queries. Nothing is drawn.
+
+        Raises:
+            UsageError: a challenge without queries.
+        """
+        guesses = []
+        for challenge in challenges:
+            if challenge.x is None:
+                raise UsageError(
+                    f"Attack {self.name!r} was given a challenge without queries; an extraction challenge must have "
+                    "inputs."
+                )
+            found = self.outputs(view, challenge.x)
+            guesses.append(Guess(outputs=torch.where(found.isfinite().all(-1, keepdim=True), found, 0.0)))
+        return guesses
