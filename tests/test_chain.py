@@ -114,13 +114,27 @@ def test_multilayer_perceptrons_on_flat_inputs_and_images(batch: int, shape: tup
     check(plan, params, batch, weighted=False, seed=0)
 
 
-@pytest.mark.parametrize(("model", "shape"), [("dlnet", (1, 8, 8)), ("lenet", (3, 12, 12)), ("mlp", (7,))])
-def test_registered_models_take_the_fast_path(model: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "shape", "options"),
+    [
+        ("dlnet", (1, 8, 8), {}),
+        ("lenet", (3, 12, 12), {}),
+        ("mlp", (7,), {}),
+        ("mlp", (1, 4, 4), {"bias": False, "layers": 3, "hidden": 6}),
+        ("cnn", (2, 6, 6), {"pool": "avg", "bias": False, "widths": "3", "hidden": 5}),
+    ],
+)
+def test_registered_models_take_the_fast_path(
+    model: str, shape: tuple[int, ...], options: dict, batch: int, loss: str
+) -> None:
     from ppbench.task.net import initial
 
-    plan = Plan(net_spec(model, shape, CLASSES), 1)
+    plan = Plan(net_spec(model, shape, CLASSES, options), 1, loss=loss)
     params = {name: value.double() for name, value in initial(plan.spec, 0).items()}
-    check(plan, params, 2, weighted=True, seed=1)
+    check(plan, params, batch, weighted=True, seed=1)
+    check(plan, params, batch, weighted=False, seed=2)
 
 
 @pytest.mark.parametrize(

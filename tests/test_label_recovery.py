@@ -1,4 +1,4 @@
-"""Labels from the head's gradient: exact on a fresh model, chance on noise, never a crash."""
+"""Labels from the head's gradient: exact on a fresh model, chance on noise, never a crash; both losses, any head."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.view import View
-from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, mean_prediction, recover_labels
+from ppbench.attacks.label.recovery import (
+    LabelRecovery,
+    greedy_multiset,
+    noise_means,
+    recover_labels,
+    single_label,
+)
+from ppbench.attacks.label.squared import label_histogram
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Data, Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.task.net import initial, net_spec
@@ -81,7 +88,9 @@ def test_useless_gradients_give_labels_drawn_from_the_generator(value: float, ba
 
 def test_a_diverged_model_counts_with_equal_predictions() -> None:
     params = {name: torch.full_like(value, float("nan")) for name, value in initial(PLAN.spec, 0).items()}
-    assert torch.equal(mean_prediction(PLAN, params, generator(0)), torch.full((CLASSES,), 0.1, dtype=torch.float64))
+    prediction, features = noise_means(PLAN, params, generator(0))
+    assert torch.equal(prediction, torch.full((CLASSES,), 0.1, dtype=torch.float64))
+    assert features == 1
 
 
 @given(st.lists(st.floats(-3, 9), min_size=2, max_size=6), st.integers(1, 12), st.data())
@@ -127,3 +136,207 @@ def test_the_attack_does_not_fail_on_an_upload_that_is_not_finite() -> None:
     broken = {name: torch.full_like(value, float("nan")) for name, value in grads.items()}
     (guess,) = LabelRecovery().run(view(params, {0: broken}), [Challenge((SLOT,), 2)], generator(0))
     assert guess.y.shape == (2,)
+
+
+# -- any head, both losses, on images --------------------------------------------------------------------------------
+
+NETS = [
+    ("mlp", {}),
+    ("mlp", {"bias": False}),
+    ("cnn", {"widths": 16, "bias": False}),
+    ("cnn", {"widths": 8, "activation": "leaky_relu"}),
+    ("resnet20", {"head_bias": False}),
+]
+LOSSES = ["cross_entropy", "squared"]
+each_net = pytest.mark.parametrize(("model", "options"), NETS, ids=[f"{m}-{'-'.join(o)}" for m, o in NETS])
+
+
+def step(plan: Plan, params: Params, data: Data, rate: float) -> Params:
+    """One step of gradient descent on `data`."""
+    grads = gradient(lambda p: plan.objective(p, data.x, data.y, torch.ones(len(data.x))), params)
+    return {name: params[name] - rate * grads[name].detach() for name in params}
+
+
+def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int) -> tuple[float, float]:
+    """Return the share of labels found in batches of digits, and the share found in other batches: chance."""
+    right = chance = 0
+    for seed in range(tries):
+        g = generator(seed)
+        pick, other = torch.randint(0, len(digits.x), (2, batch), generator=g)
+        x, y = digits.x[pick], digits.y[pick]
+        grads = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(batch)), params)
+        bias = grads.get("head.bias")
+        found = recover_labels(plan, params, grads["head.weight"], bias, batch, g)
+        right += matches(found, y.argmax(1))
+        chance += matches(found, digits.y[other].argmax(1))
+    return right / (tries * batch), chance / (tries * batch)
+
+
+@each_net
+@pytest.mark.parametrize("loss", LOSSES)
+def test_planted_leak_any_head_at_random_weights(model: str, options: dict, loss: str, digits: Data) -> None:
+    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss=loss)
+    params = initial(plan.spec, 1)
+    assert rates(plan, params, digits, 1, 25)[0] >= 0.9
+    found, chance = rates(plan, params, digits, 8, 12)
+    assert found > 0.85 > chance + 0.2
+
+
+@pytest.mark.parametrize(("model", "options"), [NETS[1], NETS[3]], ids=["mlp-bias", "cnn-activation"])
+def test_squared_loss_shows_labels_of_a_trained_model_too(model: str, options: dict, digits: Data) -> None:
+    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss="squared")
+    params = initial(plan.spec, 1)
+    for _ in range(60):
+        params = step(plan, params, Data(digits.x[:200], digits.y[:200]), 0.05)
+    outputs = plan.net(params, digits.x[:200])
+    assert (outputs.argmax(1) == digits.y[:200].argmax(1)).float().mean() > 0.5, "the model must have learnt"
+    for batch, least in ((1, 1.0), (3, 1.0), (8, 0.9)):
+        assert rates(plan, params, Data(digits.x[:200], digits.y[:200]), batch, 15)[0] >= least
+
+
+@pytest.mark.parametrize(("model", "options"), NETS[:4], ids=["mlp", "mlp-bias", "cnn-bias", "cnn"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_null_noise_in_place_of_any_heads_gradient(model: str, options: dict, loss: str) -> None:
+    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss=loss)
+    params, batch, tries = initial(plan.spec, 1), 2, 150
+    right = chance = 0
+    for seed in range(tries):
+        g = generator(seed)
+        weight = torch.randn(params["head.weight"].shape, generator=g)
+        bias = torch.randn(CLASSES, generator=g) if "head.bias" in params else None
+        truth, other = torch.randint(0, CLASSES, (2, batch), generator=g)
+        found = recover_labels(plan, params, weight, bias, batch, g)
+        right, chance = right + matches(found, truth), chance + matches(found, other)
+    assert abs(right - chance) / (tries * batch) < 0.1
+
+
+@each_net
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, 1e30])
+def test_poisoned_gradients_of_any_head_are_survived(model: str, options: dict, value: float) -> None:
+    for loss in LOSSES:
+        plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss=loss)
+        params = initial(plan.spec, 1)
+        for weights in (params, {name: torch.full_like(part, value) for name, part in params.items()}):
+            weight = torch.full_like(params["head.weight"], value)
+            weight[0, 0] = 0 if value == 1e30 else value
+            bias = weight[:, 0].clone() if "head.bias" in params else None
+            for batch in (1, 3):
+                found = recover_labels(plan, weights, weight, bias, batch, generator(0))
+                assert found.shape == (batch,) and found.dtype == torch.int64
+                assert (found >= 0).all() and (found < CLASSES).all()
+
+
+def test_features_of_either_sign_do_not_turn_the_sign_rule_round() -> None:
+    """Without a head bias the signal is multiplied by the sum of features, which tanh may make negative."""
+    plan = Plan(net_spec("mlp", (6,), 5, {"bias": False, "activation": "tanh"}), 4)
+    params, negative = initial(plan.spec, 0), 0
+    for seed in range(40):
+        g = generator(seed)
+        x, label = torch.randn(1, 6, generator=g), int(torch.randint(0, 5, (1,), generator=g))
+        y = torch.nn.functional.one_hot(torch.tensor([label]), 5).float()
+        grads = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(1)), params)
+        negative += int(plan.net.features(params, x).sum() < 0)
+        assert recover_labels(plan, params, grads["head.weight"], None, 1, g).tolist() == [label]
+    assert 10 < negative < 30, "both signs must occur"
+
+
+def test_one_label_of_a_signal() -> None:
+    assert single_label(torch.tensor([0.2, -0.9, 0.7])).tolist() == [1]
+    assert single_label(torch.tensor([-0.2, 0.9, -0.7]), positive=True).tolist() == [2]
+    assert single_label(torch.tensor([-0.2, 0.9, -0.7]), positive=False).tolist() == [1]
+    assert single_label(torch.tensor([-0.2, 0.2]), positive=False).tolist() == [0]
+
+
+# -- the squared loss' identities ------------------------------------------------------------------------------------
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> tuple[Params, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """A head, the gradients of its weight and bias on random features, and the batch's labels; float64."""
+    classes, batch, width = draw(st.integers(2, 12)), draw(st.integers(1, 10)), draw(st.integers(6, 30))
+    labels = torch.tensor(draw(st.lists(st.integers(0, classes - 1), min_size=batch, max_size=batch)))
+    g, size = generator(draw(st.integers(0, 2**32))), draw(st.sampled_from([0.05, 1.0, 5.0]))
+    h = torch.randn(batch, width, generator=g, dtype=torch.float64)
+    params = {"head.weight": size * torch.randn(classes, width, generator=g, dtype=torch.float64)}
+    outputs = h @ params["head.weight"].T
+    if draw(st.booleans()):
+        params["head.bias"] = size * torch.randn(classes, generator=g, dtype=torch.float64)
+        outputs = outputs + params["head.bias"]
+    error = (outputs - torch.nn.functional.one_hot(labels, classes)) / batch
+    return params, error.T @ h, error.sum(0) if "head.bias" in params else None, labels
+
+
+@given(heads())
+@settings(max_examples=150, deadline=None)
+def test_exact_gradients_show_which_classes_a_batch_holds(case: tuple) -> None:
+    params, weight, bias, labels = case
+    classes, batch = len(weight), len(labels)
+    truth = torch.bincount(labels, minlength=classes)
+    absent = int((truth == 0).sum())
+    found = label_histogram(params, weight, bias, batch)
+    if found is None:
+        assert bias is None and absent < 2
+        return
+    if bias is None and absent < 2:
+        return  # may be taken in by a pair that vanishes by chance
+    assert torch.equal(found.present, truth > 0)
+    assert (found.counts[truth == 0] == -torch.inf).all()
+    assert (found.counts[truth > 0] <= truth[truth > 0] + 1e-6).all()
+    assert (found.counts[truth > 0] > -1e-9).all()
+    if batch == 1:
+        assert found.counts.max() == pytest.approx(1, abs=1e-6)
+
+
+def test_counts_are_exact_where_outputs_of_absent_classes_span_the_batch() -> None:
+    g = generator(0)
+    for labels in ([3, 3, 3], [1, 7, 1, 1], [0, 2, 2, 9]):
+        batch = len(labels)
+        h = torch.rand(batch, 40, generator=g, dtype=torch.float64)
+        w = torch.randn(12, 40, generator=g, dtype=torch.float64)
+        error = (h @ w.T - torch.nn.functional.one_hot(torch.tensor(labels), 12)) / batch
+        found = label_histogram({"head.weight": w}, error.T @ h, None, batch)
+        assert found is not None
+        counts = found.counts.clamp(min=0)
+        assert counts.round().tolist() == torch.bincount(torch.tensor(labels), minlength=12).tolist()
+        assert torch.allclose(counts, counts.round(), atol=1e-6)
+
+
+def test_identities_claim_nothing_where_they_do_not_hold() -> None:
+    g = generator(0)
+    h, w = torch.rand(3, 20, generator=g, dtype=torch.float64), torch.randn(6, 20, generator=g, dtype=torch.float64)
+    error = (h @ w.T - torch.nn.functional.one_hot(torch.tensor([0, 1, 1]), 6)) / 3
+    gradients, params = error.T @ h, {"head.weight": w}
+    assert label_histogram(params, gradients, None, 3) is not None
+    noisy = gradients + 0.01 * gradients.std() * torch.randn(gradients.shape, generator=g, dtype=torch.float64)
+    assert label_histogram(params, noisy, None, 3) is None
+    assert label_histogram(params, gradients, None, 1) is None, "two classes do not fit into one example"
+    assert label_histogram({**params, "head.bias": w[:, 0]}, gradients, None, 3) is None, "the bias' gradient is hidden"
+    assert label_histogram(params, torch.zeros_like(gradients), None, 3) is None
+    assert label_histogram(params, gradients * torch.nan, None, 3) is None
+
+
+def test_noise_on_the_gradient_leaves_counts_against_noise_images(digits: Data) -> None:
+    """The identities are gone, the signal is not."""
+    plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, loss="squared")
+    params, right, chance = initial(plan.spec, 1), 0, 0
+    for seed in range(20):
+        g = generator(seed)
+        pick, other = torch.randint(0, len(digits.x), (2, 4), generator=g)
+        x, y = digits.x[pick], digits.y[pick]
+        grads = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(4)), params)
+        seen = [grads[name].detach() for name in ("head.weight", "head.bias")]
+        weight, bias = (part + 0.02 * part.std() * torch.randn(part.shape, generator=g) for part in seen)
+        assert label_histogram(params, weight, bias, 4) is None
+        found = recover_labels(plan, params, weight, bias, 4, g)
+        right += matches(found, y.argmax(1))
+        chance += matches(found, digits.y[other].argmax(1))
+    assert right > 0.85 * 80 and chance < 0.5 * 80
+
+
+def test_a_regression_has_no_labels_to_recover() -> None:
+    plan = Plan(net_spec("mlp", (6,), 1), 2, loss="squared")
+    assert not LabelRecovery().suits(plan) and LabelRecovery().suits(PLAN)
+    params = initial(plan.spec, 0)
+    g = gradient(lambda p: plan.objective(p, torch.rand(2, 6), torch.rand(2, 1), torch.ones(2)), params)
+    found = recover_labels(plan, params, g["head.weight"], g["head.bias"], 2, generator(0))
+    assert found.tolist() == [0, 0]

@@ -3,10 +3,16 @@
 With a cross-entropy loss the gradient of the head's bias is the mean of p - onehot(y) over the batch: only a class that
 is present can have a negative entry (iDLG, Zhao et al. 2020), and batch times the gradient counts the labels up to the
 predictions p, which uniform noise images estimate well enough while the model is far from confident.
+
+A head without bias tells the same a little less sharply: the sum over row c of its weight's gradient is the mean of
+alpha (p_c - onehot(y)_c), where alpha, the sum of an example's features, is positive behind a ReLU and about that of a
+noise image. Under the squared loss outputs take the place of p and may be of any size; there the exact identities of
+`squared` come first, and counts against noise images only where noise hides these.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +23,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
+from ppbench.attacks.label.squared import label_histogram
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params
 
@@ -27,43 +34,72 @@ def recover_labels(
     plan: Plan,
     params: Params,
     head_weight_grad: Tensor,
-    head_bias_grad: Tensor,
+    head_bias_grad: Tensor | None,
     batch: int,
     generator: torch.Generator,
 ) -> Tensor:
     """Return the labels [batch] int64 of a batch as a sorted multiset.
 
-    One example: the smallest entry of the bias gradient (the sign rule of iDLG). More: one label for each class with a
-    negative entry, then, one by one, the class whose count batch * (mean prediction - bias gradient) is served least.
-    A gradient that is not finite, or says nothing (all entries equal), gives labels drawn from `generator`.
+    One example: the smallest entry of the signal, the bias gradient or else the row sums of the weight's (the sign rule
+    of iDLG). More: with cross-entropy one label for each class with a negative signal, then, one by one, the class
+    whose count batch * (mean prediction - signal) is served least. With the squared loss `label_histogram` decides
+    where it can. A gradient that is not finite, or says nothing (all entries equal), gives labels drawn from
+    `generator`.
 
     Args:
-        plan: the public plan; its network, data range and number of classes are used.
+        plan: the public plan; its network, loss, data range and number of classes are used.
         params: the public weights at which the gradient was taken.
-        head_weight_grad: [C, D], the gradient of `head.weight`; only checked: labels need the bias alone.
-        head_bias_grad: [C], the gradient of `head.bias`, mean over the batch.
+        head_weight_grad: [C, D], the gradient of `head.weight`, mean over the batch; with a bias and cross-entropy
+            only checked.
+        head_bias_grad: [C], the gradient of `head.bias`, mean over the batch; None for a head without bias.
         batch: number of examples B.
         generator: source of the noise images and of labels that cannot be recovered.
     """
     classes = plan.spec.classes
-    bias = head_bias_grad.detach().double().cpu()
-    if not bias.isfinite().all() or not head_weight_grad.isfinite().all() or bias.max() == bias.min():
+    raw = (head_weight_grad.sum(1) if head_bias_grad is None else head_bias_grad).detach().double().cpu()
+    if not raw.isfinite().all() or not head_weight_grad.isfinite().all() or raw.max() == raw.min():
         return torch.randint(0, classes, (batch,), generator=generator).sort().values
+    if plan.loss == "squared":
+        found = label_histogram(params, head_weight_grad, head_bias_grad, batch)
+        if found is not None:
+            return greedy_multiset(found.counts, found.present, batch)
     if batch == 1:
-        return bias.argmin(keepdim=True)
-    counts = batch * (mean_prediction(plan, params, generator) - bias)
-    return greedy_multiset(counts, bias < 0, batch)
+        return single_label(raw, positive=head_bias_grad is not None or plan.loss != "cross_entropy")
+    prediction, alpha = noise_means(plan, params, generator)
+    signal = raw if head_bias_grad is not None else raw / alpha
+    present = signal < 0 if plan.loss == "cross_entropy" else torch.zeros(classes, dtype=torch.bool)
+    return greedy_multiset(batch * (prediction - signal), present, batch)
 
 
-def mean_prediction(plan: Plan, params: Params, generator: torch.Generator) -> Tensor:
-    """Return the mean softmax prediction [C] float64 on uniform noise images in the plan's data range."""
+def single_label(signal: Tensor, positive: bool = True) -> Tensor:
+    """Return the label [1] int64 of one example: the smallest entry of its signal [C], or the largest one.
+
+    Args:
+        signal: alpha (p - onehot(y)) with p > 0, so that the label's entry has the other sign than all the others.
+        positive: whether alpha is known to be positive. Where it is not (features of either sign, a head without
+            bias), a single positive entry among three or more tells that it is negative.
+    """
+    flipped = not positive and len(signal) > 2 and int((signal > 0).sum()) == 1 and bool((signal != 0).all())
+    return signal.argmax(keepdim=True) if flipped else signal.argmin(keepdim=True)
+
+
+def noise_means(plan: Plan, params: Params, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Return the mean prediction [C] float64, and the mean sum of features, on uniform noise in the data range.
+
+    The prediction is the softmax of the outputs, or the outputs themselves under the squared loss. A model that is not
+    finite gives equal predictions 1 / C, and 1 for the sum.
+    """
     low, high = plan.data_range
     noise = torch.rand(NOISE_IMAGES, *plan.spec.shape, generator=generator) * (high - low) + low
     like = params["head.weight"]
     with torch.no_grad():
-        logits = plan.net(params, noise.to(like.device, like.dtype))
-    mean = logits.double().softmax(-1).mean(0).cpu()
-    return mean if mean.isfinite().all() else torch.full_like(mean, 1 / plan.spec.classes)
+        features = plan.net.features(params, noise.to(like.device, like.dtype))
+        outputs = plan.net.head(params, features).double()
+    mean = (outputs.softmax(-1) if plan.loss == "cross_entropy" else outputs).mean(0).cpu()
+    alpha = float(features.double().sum(1).mean())
+    if not mean.isfinite().all():
+        mean = torch.full_like(mean, 1 / plan.spec.classes)
+    return mean, alpha if math.isfinite(alpha) and alpha != 0 else 1.0
 
 
 def greedy_multiset(counts: Tensor, present: Tensor, batch: int) -> Tensor:
@@ -89,9 +125,9 @@ def read_labels(evidence: Evidence | None, plan: Plan, batch: int, generator: to
 
     Evidence that is missing, or that is not a gradient at public weights, gives labels drawn from `generator`.
     """
-    if evidence is None or evidence.params is None or not {"head.weight", "head.bias"} <= evidence.observed.keys():
+    if evidence is None or evidence.params is None or "head.weight" not in evidence.observed:
         return torch.randint(0, plan.spec.classes, (batch,), generator=generator).sort().values
-    weight, bias = evidence.observed["head.weight"], evidence.observed["head.bias"]
+    weight, bias = evidence.observed["head.weight"], evidence.observed.get("head.bias")
     return recover_labels(plan, evidence.params, weight, bias, batch, generator)
 
 
@@ -102,6 +138,10 @@ class LabelRecovery(Attack):
     name: ClassVar[str] = "label_recovery"
     kind: ClassVar[Kind] = "label"
     reference: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020"
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether there are classes to tell apart; a regression has none."""
+        return plan.spec.classes > 1
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""

@@ -56,24 +56,25 @@ class Victim:
     def labels(self, label: Label) -> Tensor | None:
         """Return one-hot labels [N, C] float32 that are granted, or inferred when asked for; None: unknown.
 
-        For one example the label is the only negative entry of the head's bias gradient (iDLG); for a batch,
-        `ppbench.attacks.label.recovery` counts the classes.
+        Inferred as `ppbench.attacks.label.recovery` does: for one example the label is the only negative entry of the
+        head's bias gradient (iDLG), for a batch the classes are counted. An update that is no gradient at known weights
+        tells the label of one example under cross-entropy. The target of a regression is no class: unknown.
         """
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
-        evidence = self.evidence
-        if label == "joint" or evidence is None or "head.bias" not in evidence.observed:
+        evidence, classes = self.evidence, self.plan.spec.classes
+        if label == "joint" or evidence is None or classes == 1:
             return None
-        bias = evidence.observed["head.bias"]
-        if self.size[0] == 1:
-            return one_hot(bias.argmin()[None], self.plan.spec.classes).float()
-        if evidence.params is None:
-            return None
-        from ppbench.attacks.label.recovery import recover_labels
+        from ppbench.attacks.label.recovery import recover_labels, single_label
 
-        weight = evidence.observed["head.weight"]
-        found = recover_labels(self.plan, evidence.params, weight, bias, self.size[0], self.generator)
-        return one_hot(found, self.plan.spec.classes).float()
+        weight, bias = evidence.observed.get("head.weight"), evidence.observed.get("head.bias")
+        if evidence.params is not None and weight is not None:
+            found = recover_labels(self.plan, evidence.params, weight, bias, self.size[0], self.generator)
+            return one_hot(found, classes).float()
+        signal = bias if bias is not None or weight is None else weight.sum(1)
+        if signal is None or self.size[0] > 1 or self.plan.loss != "cross_entropy":
+            return None
+        return one_hot(single_label(signal, positive=bias is not None), classes).float()
 
     def failure(self, start: Start) -> Guess:
         """Return the guess of an attacker who has nothing to match: a start image."""
