@@ -19,8 +19,8 @@ from ppbench.defenses.perturbation import (
     check_masked,
     combine,
     mask,
+    mask_size,
     multiply,
-    outputs,
     surrogates,
     unscale,
 )
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PAPER = "Feng et al., Practical and Bilateral Privacy-preserving Federated Learning, 2020 (arXiv 2002.09843)"
 FLOAT32_KAPPA = 10.0  # float32 loses 3e-7 kappa^2 of the gradient (measured), 3 % of single tensors at 100
-PROBES = 2  # noise inputs on which the server measures its logits to choose gamma
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -131,7 +130,7 @@ class PBPFL(Defense):
         classes = ctx.plan.spec.classes
         direction = (torch.rand(classes, generator=ctx.generator, dtype=torch.float64) * 2 - 1).to(device)
         hidden = multiply(server.params, self.channels(ctx.plan).multipliers(scales), torch.float64)
-        gamma = self._gamma(ctx, hidden, direction)
+        gamma = self.kappa * mask_size(ctx.plan, ctx.plan.net, hidden, direction, ctx.generator, self.bias_masked)
         params = mask(hidden, gamma * direction, self.bias_masked)
         own = Secrets(scales, gamma, direction)
         sent = {n: value.to(self.dtype) for n, value in params.items()}
@@ -140,18 +139,6 @@ class PBPFL(Defense):
     def _scales(self, ctx: Context) -> Tensor:
         count = self.channels(ctx.plan).count
         return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
-
-    def _gamma(self, ctx: Context, hidden: Params, direction: Tensor) -> Tensor:
-        """Return gamma such that the mask has kappa times the size of the logits, on noise inputs (float32 will do)."""
-        low, high = ctx.plan.data_range
-        x = torch.rand(PROBES, *ctx.plan.spec.shape, generator=ctx.generator) * (high - low) + low
-        with torch.no_grad():
-            rough = {n: value.float() for n, value in hidden.items()}
-            logits, alpha = (t.double() for t in outputs(ctx.plan.net, rough, x.to(direction.device), self.bias_masked))
-        mask_size = alpha.square().mean().sqrt() * direction.square().mean().sqrt()
-        size = logits.square().mean().sqrt()
-        one = torch.ones_like(size)
-        return self.kappa * torch.where(size > 0, size, one) / torch.where(mask_size > 0, mask_size, one)
 
     def decoded(self, ctx: Context, server: Server, upload: Tree) -> Params:
         """Return a client's exact gradient."""

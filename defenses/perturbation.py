@@ -19,7 +19,7 @@ from ppbench.task.net import Net
 
 HEAD_BIAS = "head.bias"
 HEAD_WEIGHT = "head.weight"
-PROBES = 4  # noise inputs on which the server measures its logits to choose the mask's size
+PROBES = 2  # noise inputs on which the server measures its logits to choose the mask's size
 
 
 @node
@@ -151,9 +151,10 @@ def mask_size(
         masked_bias: whether the head's bias carries the mask.
     """
     low, high = plan.data_range
-    x = torch.rand(PROBES, *plan.spec.shape, generator=generator, dtype=torch.float64) * (high - low) + low
-    with torch.no_grad():
-        logits, alpha = outputs(net, hidden, x.to(direction.device), masked_bias)
+    x = torch.rand(PROBES, *plan.spec.shape, generator=generator) * (high - low) + low
+    with torch.no_grad():  # float32 will do: only a size is wanted
+        rough = {n: value.float() for n, value in hidden.items()}
+        logits, alpha = (t.double() for t in outputs(net, rough, x.to(direction.device), masked_bias))
     size = alpha.square().mean().sqrt() * direction.square().mean().sqrt()
     wanted = logits.square().mean().sqrt()
     one = torch.ones_like(wanted)

@@ -21,6 +21,7 @@ from ppbench.attacks.reconstruction.lbfgs import Settings
 from ppbench.attacks.reconstruction.search import Effort, search
 from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
 from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ class DLG(Attack):
         for rows in batches(victims):
             guesses |= dict(zip(rows, self.attack([victims[i] for i in rows]), strict=True))
         return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
+
+    def suits(self, plan: Plan) -> bool:
+        """Return True: a target that is a number is searched like a label."""
+        return True
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the search matches: the defense's plain evidence. An adaptive attack overrides this."""

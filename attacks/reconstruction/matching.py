@@ -41,7 +41,7 @@ class Starts:
     Attributes:
         x: images [V, N, *shape], N examples each, all slots of a unit together. Its dtype is that of the search.
         y: fixed labels [V, N, C] (soft ones too), or logits of unknown labels when `joint`.
-        joint: whether labels are unknowns: softmax of the logits.
+        joint: whether labels are unknowns: softmax of the logits, or (C = 1) the number itself.
         nuisance: [V, E] the evidence's nuisance unknowns, flat, in its order; None for no such unknowns, or, in a
             start, for zeros.
     """
@@ -82,8 +82,8 @@ class Starts:
 
     @property
     def labels(self) -> Tensor:
-        """The labels [V, N, C], soft where unknown."""
-        return torch.softmax(self.y, -1) if self.joint else self.y
+        """The labels [V, N, C], soft where unknown; a single output's unknown target as it is."""
+        return torch.softmax(self.y, -1) if self.joint and self.y.shape[-1] > 1 else self.y
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,9 @@ def _function(objective: Objective, starts: Starts, unit: Tensor, prior: Prior |
         point = starts.moved(z, index)
         y = point.labels
         loss, gx, gy, gn = objective(point.x, y, point.extra, index)
-        gq = LOGIT * y * (gy - (y * gy).sum(-1, keepdim=True)) if starts.joint else gy
-        gradient = starts.joined(gx, gn, gq) / unit[index][:, None]
+        if starts.joint:  # through the softmax; a single output's target is a number
+            gy = LOGIT * (y * (gy - (y * gy).sum(-1, keepdim=True)) if y.shape[-1] > 1 else gy)
+        gradient = starts.joined(gx, gn, gy) / unit[index][:, None]
         loss = loss / unit[index]
         if prior is not None:
             with torch.enable_grad():

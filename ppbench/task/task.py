@@ -44,7 +44,7 @@ class Task:
     @property
     def classified(self) -> bool:
         """Whether targets are classes; else they are numbers, and utility is an error."""
-        return self.dataset.classes > 1
+        return self.dataset.task == "classification"
 
 
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
@@ -72,6 +72,8 @@ def _task(dataset_name: str, plan_config: str) -> Task:
     config = EvaluateConfig.model_validate_json(plan_config)
     seeds = Seeds(config.seed)
     dataset = _dataset(dataset_name, seeds.seed("data"))
+    if dataset.task == "regression" and config.loss != "squared":
+        raise UsageError(f"Data set {dataset.name!r} has numbers as targets; use --loss squared, not {config.loss!r}.")
     plan = make_plan(config, dataset)
     members = _members(dataset, config.train, seeds)
     parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"))
