@@ -176,6 +176,26 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")])
     typer.echo("Every record, artifact and table row agrees with the per-victim scores.")
 
 
+@app.command()
+def claims(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of results.")],
+    to: Annotated[Path | None, typer.Option(help="File for the table; the screen by default.")] = None,
+    figures: Annotated[list[Path] | None, typer.Option(help="JSON of benchmark figures. Repeatable.")] = None,
+) -> None:
+    """Set what papers claim about their defenses beside the records in FOLDERS, as a table in Markdown."""
+    from ppbench.leaderboard.claims.page import write_claims
+    from ppbench.records.files import write_atomic
+
+    text = write_claims(folders, figures or [])
+    if to is None:
+        typer.echo(text, nl=False)
+        return
+    if not to.parent.is_dir():
+        raise UsageError(f"There is no folder {to.parent} for the table; make it, or give another --to.")
+    write_atomic(to, text.encode())
+    typer.echo(str(to))
+
+
 INTERRUPTED = 130
 
 

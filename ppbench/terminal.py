@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ppbench.controls import CONTROLS, is_image
+from ppbench.controls import CONTROLS, NEAR, is_image
 from ppbench.evaluation import Evaluation
 from ppbench.records.schema import Record
 from ppbench.verdict.lines import Held, Line, attack_of, extraction_metric, held, lines
@@ -97,7 +97,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _table(title: str, names: Sequence[str]) -> Table:
-    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in names:
         table.add_column(name, no_wrap=True)
     return table
@@ -143,15 +143,15 @@ def _models(rows: Sequence[Held]) -> Table:
     table = _table("What a model gives away to who holds it (95 % intervals below)", names)
     for row in rows:
         cells = [f"{escape(row.defense)}\n{escape(row.control)}"]
-        cells += [HELD[row.stage] + (f"\n{row.threat}" if threats else ""), _utility(row)]
+        cells += [HELD[row.stage] + (f"\n{row.threat.partition('/')[0]}" if threats else ""), _utility(row)]
         if members:
             top = row.members.worst("asr")
             cells += [_entry(row.members.plain, "asr", ".1%"), _by(top, "asr", ".1%"), _entry(top, "auc", ".2f")]
         if outputs:
             top = row.outputs.worst(metric)
-            form = ".1%" if metric == "agreement" else ".2g"
+            form = ".1%"
             cells += [_entry(row.outputs.plain, metric, form), _by(top, metric, form)]
-            cells += [_entry(top, "output_error", ".2g")] if metric == "agreement" else []
+            cells += [_entry(top, "output_error", ".1%")] if metric == "agreement" else []
         table.add_row(*cells)
     return table
 
@@ -179,7 +179,10 @@ def _entry(record: Record | None, name: str, form: str) -> str:
         return "-"
     if metric.low is None or metric.high is None:
         return f"{metric.value:{form}}"
-    ends = ".0%" if form.endswith("%") else form
+    if form.endswith("%") and metric.value >= 10:  # a relative error of many times the size
+        return f"{metric.value:.3g}x\n{metric.low:.3g}-{metric.high:.3g}x"
+    fine = name == "output_error" and metric.value < NEAR
+    ends = ".0%" if form.endswith("%") and not fine else form
     return f"{metric.value:{form}}\n{metric.low:{ends}}-{metric.high:{ends}}".replace("%-", "-")
 
 

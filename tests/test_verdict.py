@@ -175,6 +175,7 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate: Make) -> None
             None,
             "The delivered model gives members away (mia_loss: ASR 71.0% [66.3, 75.4], undefended: not asked)",
         ),
+        (0.71, 0.52, "The delivered model gives members away (mia_loss: ASR 71.0% [66.3, 75.4], undefended 52.0%"),
         (0.50, 0.71, "The delivered model hides members from the attacks tried here"),
         (0.50, 0.52, "The delivered model is not shown to give members away, nor to hide them"),
     ],
@@ -267,11 +268,20 @@ def test_reasons_that_differ_over_the_grid_share_what_they_share(fabricate: Make
         fabricate("mpdp", e, "dlg", "reconstruction", 12.0, control="epsilon", reason=reason)
         for e, reason in told.items()
     ]
-    assert sentences("mpdp", records)[-1] == (
-        f"No epsilon can be given: {leak}; epsilon=1: epsilon 1 a round is claimed; epsilon=10: epsilon 10 a round is "
-        "claimed."
-    )
+    assert sentences("mpdp", records)[-1] == f"No epsilon can be given: {leak}; epsilon 1 / 10 a round is claimed."
     assert sentences("mpdp", records[:1])[-1] == f"No epsilon can be given: {leak}; epsilon 10 a round is claimed."
+
+
+def test_reasons_of_other_clauses_share_those_that_are_common(fabricate: Make) -> None:
+    told = {1.0: "Psi is bare; 5 clients are too few for any of the theorem's conditions", 3.0: "Psi is bare", 9.0: "x"}
+    records = [
+        fabricate("mpdp", e, "dlg", "reconstruction", 12.0, control="epsilon", reason=reason)
+        for e, reason in told.items()
+    ]
+    assert sentences("mpdp", records[:2])[-1] == (
+        "No epsilon can be given: Psi is bare; epsilon=1: 5 clients are too few for any of the theorem's conditions."
+    )
+    assert sentences("mpdp", records[1:])[-1] == "No epsilon can be given: epsilon=3: Psi is bare; epsilon=9: x."
 
 
 def test_a_guarantee_at_some_control_values_only_is_told_as_such(fabricate: Make) -> None:
@@ -336,7 +346,7 @@ def test_a_table_row_is_rebuilt_within_a_tenth_whatever_its_decibels(fabricate: 
 
 # -- the terminal ----------------------------------------------------------------------------------------------------
 def printed(records: list[Record]) -> list[str]:
-    console = Console(width=400, file=io.StringIO(), force_terminal=False)
+    console = Console(width=WIDTH, file=io.StringIO(), force_terminal=False)
     for table in tables(records):
         console.print(table)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
@@ -344,24 +354,13 @@ def printed(records: list[Record]) -> list[str]:
 
 def everything(make: Make) -> list[Record]:
     records = masked(make)
-    for defense, value, stage in itertools.product(("none", "full_noise", "pbpfl_ext"), (None,), ("iterate", "final")):
-        value = 100.0 if defense == "pbpfl_ext" else value
-        knows = defense == "pbpfl_ext"
-        records.append(make(defense, value, "query", "extraction", 0.1, error=98.0, stage=stage))
-        records.append(
-            make(
-                defense,
-                value,
-                "extract_data_free",
-                "extraction",
-                1.0,
-                error=0.01,
-                stage=stage,
-                adaptive=knows,
-                parameters={"families": "independent"} if knows else None,
-            )
-        )
-        records.append(make(defense, value, "unmask_projection", "membership", 0.71, stage=stage, adaptive=knows))
+    for defense, stage in itertools.product(("none", "full_noise", "mpdp"), ("iterate", "final")):
+        knows = defense == "mpdp"
+        about = (1000.0, "round_epsilon") if knows else (None, "")
+        more = dict(stage=stage, control=about[1])
+        records.append(make(defense, about[0], "query", "extraction", 0.1, error=98.7, **more))
+        records.append(make(defense, about[0], "extract_data_free", "extraction", 1.0, adaptive=knows, **more))
+        records.append(make(defense, about[0], "unmask_projection", "membership", 0.71, adaptive=knows, **more))
     records += [images(make, d, v, 35.0, batch=8) for d, v in (("none", None), ("full_noise", None), ("pbpfl", 100.0))]
     records.append(make("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1"))
     return records
@@ -369,10 +368,10 @@ def everything(make: Make) -> list[Record]:
 
 def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate: Make) -> None:
     page = printed(everything(fabricate))
-    assert max(map(len, page)) <= WIDTH <= 120, max(page, key=len)
+    assert max(map(len, page)) <= WIDTH <= 120
     text = "\n".join(page)
     for words in ("trained on", "delivered", "ASR", "AUC", "agrees", "unmask_regression", "kappa=100", "66-75%",
-                  "98-100%", "extract_data_free", "eavesdropper/1"):  # fmt: skip
+                  "98-100%", "extract_data_free", "eavesdropper"):  # fmt: skip
         assert words in text, words
     assert "…" not in text
 

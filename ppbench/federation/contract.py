@@ -17,6 +17,7 @@ from torch import Tensor
 from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.batching import all_at_once, shuffled
+from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.messages import Hello, Join, Model, Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Noise, Plan
@@ -76,19 +77,6 @@ class Step:
 
     server: Server
     out: Mapping[int, Tree]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A number that a paper prints about its defense. when: parameters (name, value) that it holds for."""
-
-    metric: str
-    value: float
-    dataset: str
-    model: str
-    batch: int | None
-    source: str
-    when: tuple[tuple[str, float], ...] = ()
 
 
 Round = Generator[Step, Mapping[int, Tree], Server]

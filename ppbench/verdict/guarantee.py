@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from ppbench.records.schema import Record
 from ppbench.verdict.lines import labels_of, listed
 
+NUMBERS = 3  # words in which reasons may differ to be told as one
+
 
 def guarantee(records: Sequence[Record]) -> list[str]:
     """Return what the mechanism of one defense guarantees, from `Record.privacy` alone.
 
-    A reason may consist of clauses with semicolons between, some of which differ over the control values (the epsilon
-    that a paper claims for each): what they share is said once.
+    Reasons may differ over the control values (in the epsilon that a paper claims, in a condition that fails): what
+    they share is said once.
     """
     said: list[str] = []
     values = [r.privacy.epsilon for r in records if r.privacy.epsilon is not None]
@@ -40,9 +42,16 @@ def _place(record: Record) -> tuple[float, str]:
 
 
 def _clauses(reasons: dict[str, list[str]]) -> str:
-    """Return what all reasons share, then what each adds, with the control values that it is for."""
+    """Return the reasons as one: "epsilon 1 / 3 a round is claimed" where only numbers differ, else what all share and
+    then what each adds, with the control values that it is for.
+    """
     if len(reasons) == 1:
         return next(iter(reasons))
+    words = [reason.split(" ") for reason in reasons]
+    if len({len(some) for some in words}) == 1:
+        places = [list(dict.fromkeys(place)) for place in zip(*words, strict=True)]
+        if sum(len(place) > 1 for place in places) <= NUMBERS:
+            return " ".join(" / ".join(place) for place in places)
     split = {reason: reason.split("; ") for reason in reasons}
     first = next(iter(split.values()))
     common = [clause for clause in first if all(clause in clauses for clauses in split.values())]

@@ -135,9 +135,14 @@ def _told(found: Sequence[Record | None], rows: Sequence[Held], question: Questi
     if top is None:
         return ""
     control = next(row.control for row, record in zip(rows, found, strict=True) if record is top)
-    several = sum(record is not None for record in found) > 1
+    several = _differ(found, question)
     at = f"{attack_of(top)}, {control}" if several and control else attack_of(top)
     return f"{at}: {question.figures(top, 'at most ' if several else '')}"
+
+
+def _differ(found: Sequence[Record | None], question: Question) -> bool:
+    """Return whether figures of a grid differ as printed, so that the strongest is not that of all."""
+    return len({f"{value(record, question.metric):.3f}" for record in found if record is not None}) > 1
 
 
 def _clauses(question: Question, plain: Fate | None, first: str, knowing: Fate | None, second: str) -> str:
@@ -179,7 +184,7 @@ def _strongest(rows: Sequence[Held], question: Question) -> tuple[Record | None,
     """Return the strongest cell of a grid, how many were tried, and "at most " where others stay below it."""
     found = [r for row in rows if (r := question.of(row).worst(question.metric)) is not None]
     tried = sum(question.of(row).tried for row in rows)
-    return best(found, question.metric), tried, "at most " if len(found) > 1 else ""
+    return best(found, question.metric), tried, "at most " if _differ(found, question) else ""
 
 
 def _delivered(rows: Sequence[Held], question: Members) -> list[str]:
@@ -194,7 +199,8 @@ def _delivered(rows: Sequence[Held], question: Members) -> list[str]:
     if fate != "found":
         return [f"The delivered model is not shown to give members away, nor to hide them ({text})."]
     metric, none = top.metric("asr"), value(question.undefended, "asr")
-    if none is None or metric is None or metric.low is None or metric.high is None:
+    known = above_chance(question.undefended, "asr", question.tried)
+    if none is None or not known or metric is None or metric.low is None or metric.high is None:
         return [f"The delivered model gives members away ({text})."]
     as_much = "as" if metric.low <= none <= metric.high else "more than" if metric.low > none else "less than"
     return [f"The delivered model gives members away {as_much} the undefended one does ({text})."]

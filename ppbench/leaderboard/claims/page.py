@@ -1,0 +1,160 @@
+"""The table of claims as Markdown: a function of claims, records and benchmark figures alone, byte for byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Claim
+from ppbench.leaderboard.claims import WORST, Checked, Unchecked, check, claimed_by_all
+from ppbench.leaderboard.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
+from ppbench.leaderboard.claims.figures import Benchmark, read_figures, time_is_kept
+from ppbench.leaderboard.claims.use import accuracy_is_kept, error_is_kept, guarantee_is_given, upload_is_as_large
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+
+NOTHING = "-"
+SHORT = 8  # hex digits of a cell's name, as on the page and in `records/`
+_HEADS = (
+    *("Defense", "Source", "Setting of the paper", "Claimed", "Our setting"),
+    *("Plain attack", "Worst case", "Verdict", "Records"),
+)
+_RULES = (members_stay_hidden, pixels_stay_hidden, outputs_stay_hidden, calibrated, accuracy_is_kept, error_is_kept,
+          guarantee_is_given, upload_is_as_large, time_is_kept)  # fmt: skip
+
+
+def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
+    """Return the page on all installed defenses from the records in `folders` and the benchmark files `figures`.
+
+    Raises:
+        UsageError: a folder holds no records, or a record or a file of figures cannot be read.
+    """
+    records: list[Record] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
+        found = Store(folder).load_all()
+        if not found:
+            raise UsageError(f"{folder} holds no records; run ppbench evaluate --out {folder} first.")
+        records += found
+    benchmarks = read_figures(figures)
+    return page(check(claimed_by_all(), records, benchmarks), records, benchmarks)
+
+
+def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], benchmarks: Sequence[Benchmark]) -> str:
+    """Return the Markdown: the table of what can be checked, the list of what cannot, and the rules."""
+    checked = [c for c in outcomes if isinstance(c, Checked)]
+    unchecked = [c for c in outcomes if isinstance(c, Unchecked)]
+    parts = [
+        "# What papers claim, and what the records say",
+        _about(records, benchmarks, checked),
+        "## Claims that could be checked",
+        _table(checked) if checked else "None.",
+        "## Claims that could not be checked",
+        _list(unchecked) if unchecked else "None.",
+        "## Rules",
+        _rules(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], checked: Sequence[Checked]) -> str:
+    versions = sorted({record.environment.ppbench for record in records})
+    seeds = sorted({record.config.seed for record in records})
+    source = f"{len({r.cell_id for r in records})} records of ppbench {', '.join(versions)}"
+    source += f", seed {', '.join(map(str, seeds))}"
+    if benchmarks:
+        where = sorted({f"{b.machine}, {b.date}" for b in benchmarks})
+        source += f", and {len(benchmarks)} benchmarks ({'; '.join(where)})"
+    number = {v: sum(c.finding.verdict == v for c in checked) for v in WORST}
+    return (
+        "Written by `ppbench claims`; every figure, verdict and reason is computed, none is typed. "
+        f"From {escape(source)}.\n\n"
+        f"Of {len(checked)} claims that could be checked {number['holds']} hold, {number['falls']} fall, and of "
+        f"{number['cannot be told']} it cannot be told. A protection that falls in any setting has fallen; one that "
+        "holds does so as far as the attacks named were tried."
+    )
+
+
+def _table(checked: Sequence[Checked]) -> str:
+    rows = [_HEADS, ("---",) * len(_HEADS), *(_row(c) for c in checked)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _row(c: Checked) -> tuple[str, ...]:
+    finding = c.finding
+    verdict = f"**{escape(' '.join(word for word in (finding.verdict, finding.to) if word))}**"
+    other = f"other {', '.join(c.differs)} than the paper's" if c.differs else ""
+    worst = f"the worst of {c.evaluations} evaluations" if c.evaluations > 1 else ""
+    reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
+    names = " ".join(f"`{cell[:SHORT]}`" for cell in finding.cells)
+    return (
+        escape(c.defense),
+        escape(c.claim.source),
+        escape(c.claim.setting or "not given"),
+        escape(claimed_text(c.claim)),
+        escape(c.setting),
+        escape(finding.plain) or NOTHING,
+        escape(finding.worst) or NOTHING,
+        f"{verdict}: {reason}" if reason else verdict,
+        names or NOTHING,
+    )
+
+
+def _list(unchecked: Sequence[Unchecked]) -> str:
+    """Return what cannot be checked by defense, source and reason; of a defense without records how much it is."""
+    groups: dict[tuple[str, str, str], list[Unchecked]] = {}
+    for item in unchecked:
+        source = "" if item.unrun else item.claim.source
+        groups.setdefault((item.defense, source, item.reason), []).append(item)
+    said = []
+    for (defense, source, reason), some in groups.items():
+        if not source:
+            number = "1 claim" if len(some) == 1 else f"{len(some)} claims"
+            said.append(f"- {escape(defense)}: {number}. Not checked: {escape(reason)}.")
+            continue
+        words = "; ".join(dict.fromkeys(claimed_text(item.claim) for item in some))
+        said.append(f"- {escape(defense)}, {escape(source)}: {escape(words)}. Not checked: {escape(reason)}.")
+    return "\n".join(said)
+
+
+def _rules() -> str:
+    """Return what the rules say of themselves: the first paragraph of each one's docstring."""
+    texts = [" ".join((rule.__doc__ or "").split("\n\n")[0].split()) for rule in _RULES]
+    return "\n".join(f"- {escape(text)}" for text in texts if text)
+
+
+def claimed_text(claim: Claim) -> str:
+    """Return what a paper claims, in words: "ASR 50.3% (72.0% undefended)"."""
+    if claim.value is None:
+        return claim.note
+    names = {"asr": "ASR", "psnr_median": "PSNR", "mse": "MSE", "accuracy": "accuracy", "epsilon": "epsilon"}
+    ratios = {
+        "upload_ratio": "times the undefended upload",
+        "client_cost_ratio": "times an undefended client's time",
+        "client_backward_ratio": "times the time of its backward passes",
+    }
+    if claim.metric in ratios:
+        text = f"{claim.value:.3g} {ratios[claim.metric]}"
+    elif claim.metric.startswith("cap_"):
+        about = f"{claim.metric.removeprefix('cap_')}, {claim.dataset}, batch {claim.batch}"
+        text = f"CAP {claim.value:.2f} ({about})"
+    else:
+        text = f"{names.get(claim.metric, claim.metric)} {_unit(claim.metric, claim.value)}"
+    beside = "" if claim.undefended is None else f" ({_unit(claim.metric, claim.undefended)} undefended)"
+    return text + beside + (f" [{claim.note}]" if claim.note else "")
+
+
+def _unit(metric: str, value: float) -> str:
+    if metric in ("asr", "accuracy", "agreement"):
+        return f"{value:.2%}"
+    return {"psnr_median": f"{value:.2f} dB", "mse": f"{value:.3f}"}.get(metric, f"{value:g}")
+
+
+def escape(text: str) -> str:
+    """Return `text` as one line of Markdown that means nothing but itself, also within a table."""
+    flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    flat = re.sub(r"([\\`*\[\]|~])", r"\\\1", flat)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", flat)

@@ -1,0 +1,380 @@
+"""The table of claims: every rule and every way out of it, from records made by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ppbench import cli
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Claim
+from ppbench.leaderboard.claims import RULES, Checked, Unchecked, check
+from ppbench.leaderboard.claims.figures import KEY_OF, Benchmark, read_figures
+from ppbench.leaderboard.claims.page import claimed_text, escape, page
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.registry import load_all
+
+Make = Callable[..., Record]
+ASR = Claim("asr", 0.5030, "cifar10", "resnet20", None, "Table 4", undefended=0.7201)
+PSNR = Claim("psnr_median", 9.22, "cifar10", "resnet20", None, "Table 2", undefended=13.56)
+READ = Claim("agreement", None, "", "", None, "Lemma 3", note="clients cannot obtain the true prediction")
+ERROR = Claim(
+    "mse", 0.060, "bank-marketing", "mlp", None, "Table 1", clients=5, options=(("layers", 3),), undefended=0.059
+)
+ACCURACY = Claim("accuracy", 0.8315, "cifar10", "resnet20", None, "Table 2", undefended=0.8460)
+UPLOAD = Claim("upload_ratio", 3.0, "", "resnet56", None, "Sec. 5.2.3")
+
+
+def one(claim: Claim, records: list[Record], *benchmarks: Benchmark) -> Checked | Unchecked:
+    (found,) = check({"pbpfl": [claim]}, records, benchmarks)
+    return found
+
+
+def told(claim: Claim, records: list[Record], *benchmarks: Benchmark) -> str:
+    """Return the verdict in words, or why there is none."""
+    found = one(claim, records, *benchmarks)
+    if isinstance(found, Unchecked):
+        return f"unchecked: {found.reason}"
+    return f"{found.finding.verdict} {found.finding.to}: {found.finding.reason}"
+
+
+def members(make: Make, knowing: float | None = 0.71, plain: float = 0.5, none: float = 0.71) -> list[Record]:
+    found = [make("full_noise", None, "mia_loss", "membership", 0.5, stage=s) for s in ("iterate", "final")]
+    found += [make("none", None, "mia_loss", "membership", none, stage=s) for s in ("iterate", "final")]
+    found.append(make("pbpfl", 10.0, "mia_loss", "membership", plain, stage="iterate"))
+    found.append(make("pbpfl", 10.0, "mia_loss", "membership", none, stage="final"))
+    if knowing is not None:
+        found.append(make("pbpfl", 10.0, "unmask", "membership", knowing, adaptive=True, stage="iterate"))
+    return found
+
+
+# -- attacks ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        (dict(knowing=0.71), "falls to 71.0%: above chance at Bonferroni's level over the cells tried; undefended 71"),
+        (dict(knowing=0.5), "holds : the strongest attack is not above chance, and below the undefended figure"),
+        (dict(knowing=0.5, plain=0.66), "falls to 66.0%: above chance"),
+        (dict(knowing=None), "cannot be told : no attack that knows the defense was run"),
+        (dict(knowing=None, plain=0.66), "falls to 66.0%: above chance"),
+        (dict(knowing=0.71, none=0.52), "cannot be told : the undefended model is not shown to give members away"),
+        (dict(knowing=0.54, none=0.58), "cannot be told : the strongest attack is neither above chance nor below"),
+    ],
+)  # fmt: skip
+def test_an_asr_near_chance_holds_only_against_attacks_that_were_tried_and_work(
+    shares: dict[str, float], verdict: str, fabricate: Make
+) -> None:
+    assert told(ASR, members(fabricate, **shares)).startswith(verdict)
+
+
+def test_a_finding_on_members_names_its_figures_and_cells(fabricate: Make) -> None:
+    records = members(fabricate)
+    found = one(ASR, records).finding
+    assert found.plain == "50.0% [45.0, 55.0] (mia_loss)" and found.worst == "71.0% [66.3, 75.4] (unmask)"
+    assert "the delivered model, which nothing masks: 71.0% [66.3, 75.4]" in found.reason
+    assert len(found.cells) == 4 and set(found.cells) <= {r.cell_id for r in records}
+
+
+def test_a_control_that_fails_takes_the_verdict_away(fabricate: Make) -> None:
+    alarm = fabricate("full_noise", None, "mia_nn", "membership", 0.8, stage="final")
+    assert "cannot be told : a control speaks against the attacks" in told(ASR, [*members(fabricate), alarm])
+    without = [r for r in members(fabricate, knowing=0.5) if r.config.defense.id != "full_noise"]
+    assert told(ASR, without).startswith("cannot be told : a control speaks against the attacks: No attack ran on")
+
+
+def pixels(make: Make, plain: float, knowing: float | None, none: float = 35.0) -> list[Record]:
+    found = [make(d, None, "dlg", "reconstruction", db) for d, db in (("none", none), ("full_noise", 5.0))]
+    found.append(make("pbpfl", 10.0, "dlg", "reconstruction", plain))
+    if knowing is not None:
+        found.append(make("pbpfl", 10.0, "adaptive", "reconstruction", knowing, adaptive=True))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plain", "knowing", "none", "verdict"),
+    [
+        (8.0, 99.0, 35.0, "falls to 100.0 dB: the median image is above 20 dB; batch 1, random weights; undefended"),
+        (35.0, None, 35.0, "falls to 36.0 dB"),
+        (8.0, 12.0, 35.0, "holds : the median image stays below 20 dB under every attack tried"),
+        (8.0, None, 35.0, "cannot be told : no attack that knows the defense was run"),
+        (8.0, 19.0, 35.0, "cannot be told : the interval of the median contains 20 dB"),
+        (8.0, 12.0, 10.0, "cannot be told : a control speaks against the attacks: The best attack (dlg) does NOT"),
+    ],
+)
+def test_pixels_are_judged_by_twenty_decibels(
+    plain: float, knowing: float | None, none: float, verdict: str, fabricate: Make
+) -> None:
+    assert told(PSNR, pixels(fabricate, plain, knowing, none)).startswith(verdict)
+    assert "unchecked: no reconstruction of images" in told(PSNR, members(fabricate))
+
+
+@pytest.mark.parametrize(
+    ("plain", "knowing", "verdict"),
+    [
+        (0.1, 1.0, "falls to 100.0% of decisions read: relative error of its outputs 0.012"),
+        (0.1, 0.7, "falls to 70.0% of decisions read"),
+        (0.1, 0.1, "holds : no attack tried reads them"),
+        (0.1, None, "cannot be told : no attack that knows the defense was run"),
+        (0.1, 0.28, "cannot be told : the interval allows both"),
+    ],
+)
+def test_a_claim_without_a_number_is_judged_too(
+    plain: float, knowing: float | None, verdict: str, fabricate: Make
+) -> None:
+    records = [fabricate("pbpfl", 10.0, "query", "extraction", plain, error=98.0, stage="iterate")]
+    if knowing is not None:
+        extra = dict(error=0.012, adaptive=True, stage="iterate")
+        records.append(fabricate("pbpfl", 10.0, "unmask", "extraction", knowing, **extra))
+    assert told(READ, records).startswith(verdict)
+    final = [fabricate("pbpfl", 10.0, "query", "extraction", 1.0, stage="final")]
+    assert told(READ, final) == "unchecked: no extraction attack was run on what clients train on"
+
+
+def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate: Make) -> None:
+    claim = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8")
+    records = [r for r in pixels(fabricate, 8.0, None) if r.config.defense.id != "pbpfl"]
+    for kappa in (1.0, 10.0):
+        records.append(fabricate("pbpfl", kappa, "dlg", "reconstruction", 8.0, error=0.6))
+        records.append(fabricate("pbpfl", kappa, "strong", "reconstruction", 30.0, error=0.05, adaptive=True))
+    found = one(claim, records).finding
+    assert (found.verdict, found.to) == ("falls", "to 0.05") and found.worst.startswith("0.05 [")
+    assert found.plain.startswith("0.57 [") and "(dlg)" in found.plain
+    assert told(replace(claim, value=0.04), records).startswith("holds")
+    assert told(replace(claim, batch=8), records).startswith("unchecked: no reconstruction attack was run at batch 8")
+    assert told(replace(claim, model="dlnet"), records) == "unchecked: no record of digits, dlnet"
+
+
+# -- use and cost ----------------------------------------------------------------------------------------------------
+def numbers(make: Make, mse: float, *, layers: int = 3, clients: int = 5, none: float = 0.06) -> list[Record]:
+    about = dict(
+        dataset="csv:bank-marketing.csv.gz", classes=1, shape=(16,), accuracy=None, clients=clients,
+        options={"hidden": "64", "layers": layers} if layers != 3 else {"hidden": "64,64"},
+    )  # fmt: skip
+    return [
+        make("none", None, "mia_loss", "membership", mse=none, **about),
+        make("pbpfl", 10.0, "mia_loss", "membership", mse=mse, **about),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mse", "verdict"),
+    [
+        (0.06, "holds : 1.000 of the undefended error where the paper has 1.017"),
+        (0.04, "holds : 0.667 of"),
+        (0.09, "falls to 0.0900: 1.500"),
+    ],
+)
+def test_an_error_is_judged_beside_the_undefended_one(mse: float, verdict: str, fabricate: Make) -> None:
+    assert told(ERROR, numbers(fabricate, mse)).startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(layers=5), "no record of bank-marketing, mlp, layers=3"),
+        (dict(clients=10), "no record of bank-marketing, mlp, layers=3, 5 clients"),
+    ],
+)
+def test_an_error_compares_only_in_the_papers_setting(change: dict[str, int], reason: str, fabricate: Make) -> None:
+    assert told(ERROR, numbers(fabricate, 0.06, **change)) == f"unchecked: {reason}"
+    five = replace(ERROR, options=(("layers", 5),))
+    assert told(five, numbers(fabricate, 0.06, layers=5)).startswith("holds")
+
+
+@pytest.mark.parametrize(
+    ("ours", "none", "verdict"),
+    [
+        (0.83, 0.84, "holds : 1.0 points are lost where the paper loses 1.45"),
+        (0.81, 0.84, "holds : 3.0 points"),  # 81 % of 1000 may be 83.4 %
+        (0.60, 0.84, "falls to 60.0%: 24.0 points are lost where the paper loses 1.45"),
+        (None, 0.84, "falls to no model: training diverged"),
+        (0.60, 0.11, "cannot be told : the undefended model has learnt nothing"),
+        (0.60, None, "unchecked: the undefended model has no accuracy to stand beside"),
+    ],
+)
+def test_an_accuracy_may_lose_what_the_papers_does(
+    ours: float | None, none: float | None, verdict: str, fabricate: Make
+) -> None:
+    records = [
+        fabricate(d, v, "mia_loss", "membership", dataset="parquet:cifar10", accuracy=a)
+        for d, v, a in (("none", None, none), ("pbpfl", 10.0, ours))
+    ]
+    assert told(ACCURACY, records).startswith(verdict)
+    elsewhere = [fabricate("pbpfl", 10.0, "mia_loss", "membership")]
+    assert told(ACCURACY, elsewhere) == "unchecked: no record of cifar10"
+
+
+@pytest.mark.parametrize(
+    ("up", "precision", "verdict"),
+    [
+        (3000.0, "float32", "holds : 3000 B a client and round beside 1000 B"),
+        (6000.0, "float64", "holds : 6000 B a client and round beside 1000 B, in float64 where"),
+        (6000.0, "float32", "falls to 6.00"),
+    ],
+)
+def test_uploads_are_compared_in_numbers(up: float, precision: str, verdict: str, fabricate: Make) -> None:
+    records = [fabricate("none", None, "mia_loss", "membership")]
+    assert told(UPLOAD, records) == "unchecked: no record of pbpfl"
+    records.append(fabricate("pbpfl", 10.0, "mia_loss", "membership", bytes_up=up, parameters={"precision": precision}))
+    assert told(UPLOAD, records).startswith(verdict)
+
+
+def test_a_claimed_guarantee_needs_one(fabricate: Make) -> None:
+    claim = Claim("epsilon", 3.0, "", "", None, "Theorem 10", when=(("kappa", 3.0),))
+    bare = fabricate("pbpfl", 3.0, "dlg", "reconstruction", reason="Psi travels without noise.")
+    assert told(claim, [bare]) == "falls to no guarantee: Psi travels without noise"
+    for epsilon, verdict in ((2.5, "holds"), (9.3, "falls to 9.3")):
+        assert told(claim, [fabricate("pbpfl", 3.0, "dlg", "reconstruction", epsilon=epsilon)]).startswith(verdict)
+    other = fabricate("pbpfl", 1.0, "dlg", "reconstruction")
+    assert told(claim, [other]) == "unchecked: no record at kappa=3"
+
+
+TIME = Claim("client_backward_ratio", 2.54, "", "resnet56", None, "Table 3")
+
+
+def test_times_come_from_benchmarks(fabricate: Make, tmp_path: Path) -> None:
+    records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction")]
+    file = tmp_path / "figures.json"
+    entry = {"backward_ratio": 2.9, "client_ratio": 2.1, "machine": "x86_64", "date": "2026-11-21", "torch": "2.13"}
+    other = entry | {"backward_ratio": 3.1}
+    file.write_text(json.dumps({"pbpfl resnet20 float64": entry, "pbpfl resnet20 float32": other, "spn x": entry}))
+    benchmarks = read_figures([file])
+    found = one(TIME, records, *benchmarks)
+    assert found.finding.verdict == "holds" and found.setting == "benchmark, x86_64, 2026-11-21"
+    assert found.finding.worst == "3.10 (resnet20 float32), 2.90 (resnet20 float64)"
+    assert told(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
+    assert told(TIME, records) == "unchecked: no benchmark gives backward_ratio of pbpfl (--figures)"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"pbpfl": 3}', "\xff"])
+def test_a_file_that_is_no_benchmarks_is_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError) as caught:
+        read_figures([tmp_path / "f.json"])
+    assert "f.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+# -- which evaluation counts -----------------------------------------------------------------------------------------
+def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate: Make) -> None:
+    def at(dataset: str, knowing: float, seed: int = 0) -> list[Record]:
+        return [
+            fabricate(r.config.defense.id, r.config.defense.control and 10.0, r.config.attack.id, "membership",
+                      {"unmask": knowing}.get(r.config.attack.id, 0.71 if r.config.defense.id == "none" else 0.5),
+                      adaptive=r.config.attack.adaptive, stage=r.config.stage, dataset=dataset, seed=seed)
+            for r in members(fabricate)
+        ]  # fmt: skip
+
+    near, far = at("parquet:cifar10", 0.5), at("mnist", 0.71)
+    found = one(ASR, far + near)
+    assert found.finding.verdict == "holds" and found.setting.startswith("parquet:cifar10")
+    assert found.differs == ("model",) and found.evaluations == 1
+    both = one(ASR, near + at("parquet:cifar10", 0.71, seed=1))
+    assert both.finding.verdict == "falls" and both.evaluations == 2 and "seed 1" in both.setting
+    assert one(ASR, far).differs == ("data set", "model")
+
+
+def test_cells_that_failed_say_nothing(fabricate: Make) -> None:
+    records = members(fabricate, knowing=None)
+    records.append(fabricate("pbpfl", 10.0, "unmask", "membership", adaptive=True, stage="iterate", status="failed"))
+    assert told(ASR, records).startswith("cannot be told : no attack that knows")
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+EVIL = "a|b\nc <script>`x`</script> *y* [z](http://w) _q_"
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"(?<!\\)\|", line)[1:-1]
+
+
+def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(fabricate: Make) -> None:
+    evil = [fabricate("pbpfl", 10.0, EVIL, "extraction", 0.1, stage="iterate", dataset=EVIL)]
+    claims = {"pbpfl": [ASR, replace(READ, source=EVIL, note=EVIL), UPLOAD], "spn": [UPLOAD]}
+    records = members(fabricate) + evil
+    benchmarks = [Benchmark("pbpfl", EVIL, {"backward_ratio": 2.0}, EVIL, "2026")]
+    claims["pbpfl"].append(replace(TIME, setting=EVIL))
+    text = page(check(claims, records, benchmarks), records, benchmarks)
+    twice = [*records[::-1], *records]
+    assert text == page(check(claims, twice, benchmarks), twice, benchmarks)
+    assert "<script>" not in text and "](http" not in text.replace("\\]", "")
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + 4 and {len(cells(line)) for line in table} == {9}
+    assert all(f"`{r.cell_id[:8]}`" in text for r in records if r.config.attack.id == "unmask")
+    assert "- spn: 1 claim. Not checked: no record of spn." in text
+    assert "Of 4 claims that could be checked 2 hold, 1 fall, and of 1 it cannot be told." in text
+    assert "of ppbench 0.1.0, seed 0, and 1 benchmarks" in text
+
+
+def test_escaping_leaves_plain_names_alone() -> None:
+    assert escape("unmask_regression 71.0%") == "unmask_regression 71.0%"
+    assert escape("_a_ b_c *d* `e` <f> x|y\n z") == "\\_a\\_ b_c \\*d\\* \\`e\\` &lt;f&gt; x\\|y z"
+
+
+def test_every_claim_of_an_installed_defense_has_words_and_a_rule() -> None:
+    for name, factory in load_all("defenses").items():
+        for claim in factory.claimed:
+            assert claim.metric in RULES or claim.metric in KEY_OF, (name, claim)
+            assert claimed_text(claim) and "\n" not in claimed_text(claim) and claim.source
+
+
+def test_what_the_papers_print_is_what_the_tables_of_claims_hold() -> None:
+    from ppbench.defenses import feng2020, yang2024
+
+    errors = [c for c in feng2020.claims("pbpfl") if c.metric == "mse" and c.dataset == "bank-marketing"]
+    assert len(errors) == 9 and sum(c.value for c in errors) == pytest.approx(0.727)
+    assert sum(c.undefended for c in errors) == pytest.approx(0.730)
+    ratios = {c.metric: round(c.value, 2) for c in feng2020.claims("pbpfl") if "ratio" in c.metric}
+    assert ratios == {"upload_ratio": 3.0, "client_backward_ratio": 2.54, "client_cost_ratio": 2.5}
+    mpdp = yang2024.claims("mpdp")
+    assert [c.value for c in mpdp if c.metric == "asr" and c.source == "Table 4"] == [0.5030, 0.5023]
+    assert [c.value for c in mpdp if c.metric == "psnr_median" and c.source == "Table 2"] == [9.22, 8.49]
+    assert round(next(c.value for c in mpdp if c.metric == "client_cost_ratio"), 2) == 1.14
+    assert [c.value for c in yang2024.claims("mp_cdp") if c.metric == "psnr_median"] == [12.15, 12.85]
+
+
+def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["ppbench", "claims", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    text = capsys.readouterr()
+    return int(stop.value.code or 0), text.out, text.err
+
+
+def test_the_command_reads_several_folders_and_writes_the_same_file_twice(
+    fabricate: Make, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    for name, records in (("one", members(fabricate)), ("two", pixels(fabricate, 8.0, 99.0))):
+        for record in records:
+            Store(tmp_path / name).save(record)
+    one_, two = str(tmp_path / "one"), str(tmp_path / "two")
+    code, out, _ = call(monkeypatch, capsys, one_, two, "--to", str(tmp_path / "a.md"))
+    assert code == 0 and out.strip() == str(tmp_path / "a.md")
+    code, out, _ = call(monkeypatch, capsys, two, one_)
+    assert code == 0 and out == (tmp_path / "a.md").read_text() and out.startswith("# What papers claim")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["/no/such/folder"], "/no/such/folder is no folder"),
+        (["{tmp}/empty"], "holds no records"),
+        (["{tmp}/full", "--figures", "{tmp}/none.json"], "none.json cannot be read as JSON"),
+        (["{tmp}/full", "--to", "{tmp}/no/such.md"], "There is no folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], sentence: str, fabricate: Make, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "empty").mkdir()
+    Store(tmp_path / "full").save(fabricate("pbpfl", 10.0, "mia_loss", "membership"))
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = call(monkeypatch, capsys, *(word.format(tmp=tmp_path) for word in words))
+    assert code == 2 and sentence in err and out == "" and len(err.strip().splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
