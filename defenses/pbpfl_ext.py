@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import Exchange, View
 from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.perturbation import Surrogates
+from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence, exchanges
 from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
@@ -22,7 +23,8 @@ from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.tree import Params, Tree
 
-FAMILIES = ("g", "sigma", "beta")
+ORDERS = {"g": (2, 0), "sigma": (1, 1), "beta": (0, 2)}  # with which powers of kappa and width the families grow
+SMALL_KAPPA, SMALL_WIDTH = 10.0, 64  # up to these, all values measured (CIFAR-10, at initialization) are below 3000
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class PBPFLExt(PBPFL):
     Attributes:
         families: "independent" masks the three surrogates by three families; "shared" uses one mask for all, as a
             literal reading of Eq. 23-25 allows: differences of surrogates are then bare. For the attack on it.
-        fraction_bits: of the fixed-point numbers; 48 hold values below 16384 to 2e-15.
+        fraction_bits: of the fixed-point numbers; 48 hold values below 16384 to 2e-15. See `bits` for a large kappa.
     """
 
     families: Literal["independent", "shared"] = "independent"
@@ -44,6 +46,21 @@ class PBPFLExt(PBPFL):
     name: ClassVar[str] = "pbpfl_ext"
     sums: ClassVar[bool] = True
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
+
+    def bits(self, family: str, width: int) -> int:
+        """Return the fractional bits of a family's numbers; public, as kappa and the head's `width` D are.
+
+        With alpha the sum of D features, beta grows as D^2, sigma as kappa D and g as kappa^2; recovery multiplies
+        beta by gamma^2 and sigma by gamma, and gamma is about kappa / D. So each doubling of kappa beyond 10, or of D
+        beyond 64, takes one bit for each power of it: the range grows with the values, and what is rounded off stays
+        about as small as the error that a mask of this kappa causes in float64 anyway. A "shared" mask needs one unit
+        for all families, so there nothing is taken.
+        """
+        if self.families == "shared":
+            return self.fraction_bits
+        by_kappa, by_width = ORDERS[family]
+        kappas, widths = max(0.0, math.log2(self.kappa / SMALL_KAPPA)), max(0.0, math.log2(width / SMALL_WIDTH))
+        return max(0, self.fraction_bits - math.ceil(by_kappa * kappas + by_width * widths))
 
     def check(self, plan: Plan) -> None:
         """As PBPFL; also refuse an unknown `families`, a single client and clients that upload one after another."""
@@ -78,12 +95,14 @@ class PBPFLExt(PBPFL):
         """Return N_k / N times the surrogates in fixed point, masked; int64."""
         share = int(me.counts[ctx.party]) / int(me.counts.sum())
         parts = []
-        for family, part in zip(FAMILIES, (result.g, result.sigma, result.beta), strict=True):
+        for family, part in zip(ORDERS, (result.g, result.sigma, result.beta), strict=True):
             layout = Layout.of(part)
             flat = layout.pack(part).cpu()
             purpose = family if self.families == "independent" else "all"
             masks = secagg.zero_sum(me, ctx, purpose, len(flat))
-            parts.append(layout.unpack(secagg.to_ring(flat, self.fraction_bits, share) + masks))
+            parts.append(
+                layout.unpack(secagg.to_ring(flat, self.bits(family, result.g[HEAD_WEIGHT].shape[1]), share) + masks)
+            )
         return Surrogates(*parts)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
@@ -97,12 +116,12 @@ class PBPFLExt(PBPFL):
     def total(self, uploads: Sequence[Surrogates]) -> Surrogates:
         """Return the N_k-weighted mean of the surrogates, float64, from all masked uploads."""
 
-        def add(parts: Sequence[Params]) -> Params:
-            return {
-                n: secagg.from_ring(torch.stack([p[n] for p in parts]).sum(0), self.fraction_bits) for n in parts[0]
-            }
+        def add(family: str) -> Params:
+            parts: list[Params] = [getattr(u, family) for u in uploads]
+            bits = self.bits(family, uploads[0].g[HEAD_WEIGHT].shape[1])
+            return {n: secagg.from_ring(torch.stack([p[n] for p in parts]).sum(0), bits) for n in parts[0]}
 
-        return Surrogates(add([u.g for u in uploads]), add([u.sigma for u in uploads]), add([u.beta for u in uploads]))
+        return Surrogates(*map(add, ORDERS))
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the mean gradient of every whole cohort (server); a listener without secrets is given none."""
