@@ -1,0 +1,551 @@
+"""PBPFL's invariants: exact recovery, delivery, training equal to FedSGD's, bytes, refusals (Feng et al. 2020)."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from ppbench.adversary.evidence import at_truth
+from ppbench.adversary.leaks import leaks
+from ppbench.defenses.none import NoDefense
+from ppbench.defenses.pbpfl import PBPFL, Secrets
+from ppbench.defenses.pbpfl_ext import PBPFLExt
+from ppbench.defenses.perturbation import (
+    HEAD_WEIGHT,
+    Perturbed,
+    Released,
+    Surrogates,
+    combine,
+    mask,
+    multiply,
+    outputs,
+    surrogates,
+    unscale,
+)
+from ppbench.errors import UsageError
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.tree import Params, nbytes
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.seeds import Seeds
+from ppbench.task.channels import Channels, Norms
+from ppbench.task.losses import squared
+from ppbench.task.net import Classifier, Net, NetSpec, build, initial, net_spec
+from ppbench.task.walk import walk
+
+CIFAR = (3, 32, 32)
+BATCH = 4
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@lru_cache
+def images() -> Data:
+    """Four CIFAR-10 images where PPBENCH_TEST_DATA has them, else noise; float64."""
+    path = Path(os.environ.get("PPBENCH_TEST_DATA", "")) / "cifar10" / "test.parquet"
+    labels = F.one_hot(torch.arange(BATCH) % 10, 10).double()
+    if not path.is_file():
+        return Data(rand(BATCH, *CIFAR), labels)
+    import numpy as np
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    rows = next(pq.ParquetFile(path).iter_batches(batch_size=BATCH)).to_pylist()
+    pixels = [np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")) for row in rows]
+    x = torch.stack([torch.tensor(image).permute(2, 0, 1).double() / 255 for image in pixels])
+    return Data(x, F.one_hot(torch.tensor([row["label"] for row in rows]), 10).double())
+
+
+def started(params: Params) -> Params:
+    """Initial weights in float64; what starts at 0 is moved, so that no gradient vanishes by construction."""
+    g = torch.Generator().manual_seed(0)
+    return {
+        n: p.double() + 0.05 * torch.randn(p.shape, generator=g, dtype=torch.float64) * (p == 0)
+        for n, p in params.items()
+    }
+
+
+class ScalarFixup(nn.Module):
+    """A norm-free residual block whose biases are one number each (Zhang, Dauphin and Ma 2019, as printed)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bias = nn.ParameterList([torch.zeros(1) for _ in range(4)])
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = F.relu(self.conv1(x + self.bias[0]) + self.bias[1])
+        return F.relu(self.conv2(branch + self.bias[2]) * self.scale + self.bias[3] + x)
+
+
+def scalar_fixup() -> tuple[Net, Params]:
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    blocks = [ScalarFixup(16) for _ in range(4)]
+    features = nn.Sequential(stem, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = Classifier(features, nn.Linear(16, 10))
+    params = started({n: p.detach() for n, p in model.named_parameters()})
+    return Net(NetSpec("test", CIFAR, 10), model), params
+
+
+def registered(model: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, **options: Any) -> tuple[Net, Params]:
+    spec = net_spec(model, shape, classes, options)
+    return build(spec), started(initial(spec, 0))
+
+
+NETS: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms]] = {
+    "MLP-5": (lambda: registered("mlp", hidden=128, layers=5), "refuse"),
+    "CNN, max pool": (lambda: registered("cnn", hidden="64"), "refuse"),
+    "DenseNet, concat + max pool": (lambda: registered("densenet"), "refuse"),
+    "ResNet20 A": (lambda: registered("resnet20"), "refuse"),
+    "ResNet20 B": (lambda: registered("resnet20", shortcut="B"), "refuse"),
+    "ResNet20 Fixup A": (lambda: registered("resnet20", norm="fixup"), "refuse"),
+    "Fixup, scalar biases": (scalar_fixup, "refuse"),
+    "ResNet20 BN": (lambda: registered("resnet20", norm="bn"), "affine"),
+    "ResNet20 GN": (lambda: registered("resnet20", norm="gn"), "affine"),
+}
+
+
+@lru_cache
+def case(name: str) -> tuple[Net, Params, Channels, Params]:
+    """A network, its weights, its scales' places, and the true gradient on `images()` in float64."""
+    make, norms = NETS[name]
+    net, params = make()
+    data = images()
+    with torch.no_grad():
+        true = gradient(lambda p: squared(net(p, data.x), data.y).mean(), params)
+    return net, params, walk(net, norms), true
+
+
+def mask_of(net: Net, hidden: Params, kappa: float, masked_bias: bool = True) -> tuple[Tensor, Tensor]:
+    """A direction r_a and the gamma that gives RMS(gamma alpha r_a) = kappa RMS(y) on THIS batch."""
+    direction = rand(net.spec.classes, seed=5) * 2 - 1
+    with torch.no_grad():
+        logits, alpha = outputs(net, hidden, images().x, masked_bias)
+    size = (alpha[:, None] * direction).square().mean().sqrt()
+    return direction, kappa * logits.square().mean().sqrt() / size
+
+
+def recovery(
+    name: str,
+    kappa: float,
+    dtype: torch.dtype = torch.float64,
+    found: Channels | None = None,
+    masked_bias: bool = True,
+    scales: Tensor | None = None,
+) -> tuple[float, float, float]:
+    """Relative L2 error of the recovered gradient, the worst tensor's, and the largest absolute error."""
+    net, params, exact, true = case(name)
+    found = found or exact
+    scales = 0.5 + 1.5 * rand(found.count, seed=2) if scales is None else scales
+    multiplier = found.multipliers(scales)
+    hidden = multiply(params, multiplier, torch.float64)
+    direction, gamma = mask_of(net, hidden, kappa, masked_bias)
+    sent = {n: p.to(dtype) for n, p in mask(hidden, gamma * direction, masked_bias).items()}
+    data = images()
+    with torch.no_grad():
+        batch = Batch(data.x, data.y, torch.ones(len(data.x)).double())
+        answer = surrogates(net, sent, batch, direction.to(dtype)[None], masked_bias)
+        answer = Surrogates(*({n: v.double() for n, v in t.items()} for t in (answer.g, answer.sigma, answer.beta)))
+        back = unscale(combine(answer, gamma[None], gamma**2 * (direction @ direction)), multiplier, params)
+    error = torch.cat([(back[n] - true[n]).flatten() for n in true])
+    whole = torch.cat([true[n].flatten() for n in true])
+    worst = max(float((back[n] - true[n]).norm() / true[n].norm()) for n in true)
+    return float(error.norm() / whole.norm()), worst, float(error.abs().max())
+
+
+# -- T2: the surrogates are the paper's Jacobian formula -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked_bias", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (2, 4, 4)])
+def test_surrogates_are_the_literal_per_sample_jacobians(shape: tuple[int, ...], masked_bias: bool) -> None:
+    """Lemma 2: sigma = mean of r_a^T (alpha d yhat + (yhat - ybar) d alpha), beta = mean of alpha d alpha."""
+    model, options = ("mlp", {"hidden": "4"}) if len(shape) == 1 else ("cnn", {"widths": "3"})
+    net, params = registered(model, shape, 3, **options)
+    params = mask(params, rand(3, seed=1), masked_bias)
+    x, y = rand(5, *shape, seed=2), rand(5, 3, seed=3)
+    w = torch.tensor([1.0, 1, 1, 0, 1]).double()  # a padded place
+    directions = torch.stack([rand(3, seed=4) - 0.5, *torch.eye(3).double()])
+    with torch.no_grad():
+        found = surrogates(net, params, Batch(x, y, w), directions, masked_bias)
+
+    def alpha_of(p: Params, one: Tensor) -> Tensor:
+        inner = {n.removeprefix("features."): v for n, v in p.items() if n.startswith("features.")}
+        return functional_call(net.module.features, inner, (one[None],)).sum() + float(masked_bias)
+
+    real = [i for i in range(5) if w[i] > 0]
+    logits = [net(params, x[i : i + 1])[0] for i in real]
+    alpha = [alpha_of(params, x[i]) for i in real]
+    d_logits = [jacrev(lambda p, i=i: net(p, x[i : i + 1])[0])(params) for i in real]
+    d_alpha = [jacrev(lambda p, i=i: alpha_of(p, x[i]))(params) for i in real]
+    for name in params:
+        g = sum(torch.tensordot(e - y[i], d[name], 1) for i, e, d in zip(real, logits, d_logits, strict=True)) / 4
+        beta = sum(a * d[name] for a, d in zip(alpha, d_alpha, strict=True)) / 4
+        torch.testing.assert_close(found.g[name], g, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(found.beta[name], beta, rtol=1e-12, atol=1e-13)
+        for k, r_a in enumerate(directions):
+            sigma = sum(
+                torch.tensordot(r_a, a * dy[name], 1) + (r_a @ (e - y[i])) * da[name]
+                for i, e, a, dy, da in zip(real, logits, alpha, d_logits, d_alpha, strict=True)
+            )
+            torch.testing.assert_close(found.sigma[name][k], sigma / 4, rtol=1e-12, atol=1e-13)
+
+
+# -- T3, T4, T8: recovery --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kappa", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("name", NETS)
+def test_the_gradient_is_recovered_to_rounding(name: str, kappa: float) -> None:
+    rounding = 1e-12 if name.endswith("BN") else 1e-14
+    assert recovery(name, kappa)[0] < rounding * kappa**2
+
+
+@lru_cache
+def plain_error(name: str) -> float:
+    """What float32 costs without any perturbation: kinks of ReLU and ties of max pools fall otherwise."""
+    net, params, _, true = case(name)
+    data = images()
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+        single = {n: p.float() for n, p in params.items()}
+        found = gradient(lambda p: squared(net(p, data.x.float()), data.y.float()).mean(), single)
+    error = sum(float((found[n].double() - true[n]).square().sum()) for n in true)
+    return (error / sum(float(true[n].square().sum()) for n in true)) ** 0.5
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize("kappa", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("name", [n for n in NETS if not n.endswith("N")])
+def test_float32_clients_cost_rounding_that_grows_with_the_square_of_kappa(name: str, kappa: float) -> None:
+    """T3 in float32. oneDNN's convolutions sum less exactly than torch's own: up to 25 times, measured."""
+    bound = max(2e-6 * kappa**2, 5 * plain_error(name))
+    with torch.backends.mkldnn.flags(enabled=False):
+        error = recovery(name, kappa, torch.float32)[0]
+    assert 1e-9 * kappa**2 < error < bound  # the lower bound: it was float32 that computed
+    if kappa == 10:
+        assert recovery(name, kappa, torch.float32)[0] < 10 * bound
+
+
+@pytest.mark.parametrize("name", ["MLP-5", "DenseNet, concat + max pool", "ResNet20 A"])
+def test_wide_scales_and_a_bias_in_the_clear_are_recovered_too(name: str) -> None:
+    count = case(name)[2].count
+    wide = 10 ** (6 * rand(count, seed=7) - 3)
+    assert recovery(name, 1.0, scales=wide)[0] < 1e-13
+    assert recovery(name, 10.0, masked_bias=False)[0] < 1e-12
+
+
+def test_the_head_does_not_enter_alpha() -> None:
+    """T4: beta of the head is exactly zero, of its bias too."""
+    net, params, _, _ = case("MLP-5")
+    data = images()
+    batch = Batch(data.x, data.y, torch.ones(BATCH).double())
+    with torch.no_grad():
+        found = surrogates(net, params, batch, rand(1, 10), True)
+    assert not bool(found.beta[HEAD_WEIGHT].any()) and not bool(found.beta["head.bias"].any())
+    assert all(bool(found.beta[n].any()) for n in params if n.startswith("features"))
+
+
+def naive_norms(found: Channels) -> Channels:
+    """The scale in the convolution's rows, as if a norm commuted with it; its own weight and bias untouched."""
+    factors = dict(found.factors)
+    for name in found.factors:
+        place, kind = name.rsplit(".", 2)[-2:]
+        norm = name.rsplit(".", 1)[0]
+        if place.startswith("norm") or norm == "features.1":
+            conv = norm.replace("norm", "conv") if place.startswith("norm") else "features.0"
+            if kind == "weight":
+                factors[f"{conv}.weight"] = replace(factors[f"{conv}.weight"], out=factors[name].out)
+            del factors[name]
+    return replace(found, factors=factors)
+
+
+def untied(found: Channels) -> Channels:
+    """Fresh scales for the rows of one block's last convolution, not those of its shortcut."""
+    name = "features.4.conv2.weight"
+    out = found.factors[name].out
+    assert out is not None
+    fresh = replace(found.factors[name], out=out * 0 + found.count + 1 + torch.arange(len(out)).numpy())
+    return replace(found, factors={**found.factors, name: fresh}, count=found.count + len(out))
+
+
+@pytest.mark.parametrize(
+    ("name", "spoilt"), [("ResNet20 BN", naive_norms), ("ResNet20 GN", naive_norms), ("ResNet20 A", untied)]
+)
+def test_ignored_norms_and_untied_shortcuts_fail_recovery(name: str, spoilt: Callable[[Channels], Channels]) -> None:
+    """T8, a guard of the guards: where the rules are broken, the error is no rounding (about a half, measured)."""
+    wrong = spoilt(case(name)[2])
+    assert len(wrong.factors) < len(case(name)[2].factors) or wrong.count > case(name)[2].count
+    assert recovery(name, 1.0, found=wrong)[0] > 0.1
+    assert recovery(name, 1.0)[0] < 1e-12
+
+
+def test_a_regression_with_one_output_is_recovered() -> None:
+    net, params = registered("mlp", (7,), 1, hidden="9,5")
+    found = walk(net)
+    multiplier = found.multipliers(0.5 + rand(found.count))
+    x, y, r = rand(6, 7, seed=1), rand(6, 1, seed=2), torch.tensor([3.0]).double()
+    with torch.no_grad():
+        sent = mask(multiply(params, multiplier, torch.float64), r, True)
+        answer = surrogates(net, sent, Batch(x, y, torch.ones(6).double()), torch.ones(1, 1).double(), True)
+        back = unscale(combine(answer, r, r @ r), multiplier, params)
+        true = gradient(lambda p: squared(net(p, x), y).mean(), params)
+    for name, value in true.items():
+        torch.testing.assert_close(back[name], value, rtol=1e-11, atol=1e-13)
+
+
+# -- the protocol ----------------------------------------------------------------------------------------------------
+
+
+def digits_plan(opt: Opt, **changes: Any) -> Plan:
+    spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})
+    plan = Plan(spec, 5, Local("gradient", batch=32), "squared", opt)
+    return replace(plan, **changes)
+
+
+def unequal(digits: Data) -> dict[int, Data]:
+    """Five shards of unlike sizes, float64."""
+    sizes, first, shards = (40, 64, 100, 150, 246), 0, {}
+    for client, size in enumerate(sizes):
+        part = slice(first, first + size)
+        shards[client] = Data(digits.x[part].double(), digits.y[part].double())
+        first += size
+    return shards
+
+
+def federation(defense: Defense, plan: Plan, shards: Mapping[int, Data], seed: int = 0) -> Federation:
+    made = Federation(defense, plan, dict(shards), Seeds(seed))
+    made.start({n: p.double() for n, p in initial(plan.spec, 1).items()})
+    return made
+
+
+MOMENTUM, ADAM = Opt("sgd", 0.1, 0.9), Opt("adam", 5e-3)
+
+
+@pytest.mark.parametrize(
+    ("defense", "opt"),
+    [
+        (PBPFL(kappa=1.0), MOMENTUM),
+        (PBPFL(kappa=100.0), MOMENTUM),
+        (PBPFL(kappa=100.0), ADAM),
+        (PBPFLExt(kappa=10.0), ADAM),
+        (PBPFLExt(kappa=100.0), MOMENTUM),
+    ],
+    ids=lambda value: f"{value.name}{getattr(value, 'kappa', '')}",
+)
+def test_two_hundred_rounds_equal_those_of_fedsgd(
+    defense: PBPFL, opt: Opt, digits: Data, request: pytest.FixtureRequest
+) -> None:
+    """T7: fresh secrets every round, unequal shards, the same batches; the server steps on recovered gradients."""
+    plan, shards = digits_plan(opt), unequal(digits)
+    run = federation(defense, plan, shards)
+    assert run.run(200)
+    plain = reference(opt, request.config, digits)
+    layout = Layout.of(plain)
+    a, b = layout.pack(run.parties.server.params), layout.pack(plain)
+    assert float((a - b).norm() / b.norm()) < 1e-10
+    held = Data(digits.x[600:].double(), digits.y[600:].double())
+    assert run.accuracy(held) == pytest.approx(
+        float((plan.net(plain, held.x).argmax(1) == held.y.argmax(1)).double().mean())
+    )
+    assert run.accuracy(held) > 0.85, "a model that learned nothing would prove nothing"
+
+
+def reference(opt: Opt, config: pytest.Config, digits: Data) -> Params:
+    """FedSGD's weights after the same two hundred rounds, computed once an optimizer."""
+    key = f"_fedsgd_{opt.name}"
+    if not hasattr(config, key):
+        run = federation(NoDefense(), digits_plan(opt), unequal(digits))
+        assert run.run(200)
+        setattr(config, key, run.parties.server.params)
+    return getattr(config, key)  # type: ignore[no-any-return]
+
+
+def test_no_secret_comes_twice(digits: Data) -> None:
+    """Fresh secrets every round: no scale, direction or gamma comes twice, not in a probe either."""
+    run = federation(PBPFL(), digits_plan(MOMENTUM), unequal(digits))
+    seen: list[Secrets] = []
+    for last in (1, 2, 3):
+        run.run(last)
+        seen.append(run.parties.server.own)
+    probe = run.probe({Slot(0, 0): Data(run.shards[0].x[:2], run.shards[0].y[:2])})
+    seen += [s.state.own for s in probe.states if s.party == SERVER]
+    values = torch.stack([torch.cat([s.scales, s.direction, s.gamma[None]]) for s in seen])
+    assert len(values) == 4
+    assert all(len(set(column.tolist())) == len(values) for column in values.T)
+    assert bool((values[:, :64] > 0.5).all()) and bool((values[:, :64] < 2).all())
+    assert all(len(set(s.direction.tolist())) == 10 for s in seen), "the entries of r_a are distinct"
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_kappa_is_the_ratio_of_mask_and_logits(model: str) -> None:
+    spec = net_spec(model, (3, 16, 16), 10)
+    x, data = rand(64, 3, 16, 16, seed=9), Data(torch.rand(4, 3, 16, 16).double(), torch.eye(10)[:4].double())
+    gammas = []
+    for kappa in (0.1, 1.0, 10.0, 100.0):
+        plan = Plan(spec, 1, Local("gradient", batch=4), "squared")
+        run = federation(PBPFL(kappa=kappa), plan, {0: data})
+        server, message = run.defense.broadcast(run._context("real", 1, 0, SERVER), run.parties.server)
+        logits, alpha = outputs(plan.net, message.params, x, True)
+        true = plan.net(server.params, x)
+        masked = (server.own.gamma * alpha[:, None] * server.own.direction).square().mean().sqrt()
+        assert float(masked / true.square().mean().sqrt()) == pytest.approx(kappa, rel=0.2)  # on other noise
+        torch.testing.assert_close(logits - alpha[:, None] * server.own.gamma * server.own.direction, true)
+        gammas.append(float(server.own.gamma))
+    assert gammas == pytest.approx([gammas[1] * k for k in (0.1, 1, 10, 100)])
+
+
+def test_everybody_gets_the_same_perturbed_model_and_no_true_weight(digits: Data) -> None:
+    run = federation(PBPFL(), digits_plan(MOMENTUM), unequal(digits))
+    run.run(1)
+    victims = {Slot(0, c): Data(run.shards[c].x[:2], run.shards[c].y[:2]) for c in range(5)}
+    transcript = run.probe(victims)
+    server = next(s.state for s in transcript.states if s.party == SERVER)
+    down = [e for e in transcript.mail if e.sender == SERVER and e.step == 0 and isinstance(e.message, Perturbed)]
+    first = [e.message for e in down if e.round == down[0].round]
+    assert len(first) == 5 and len({id(m) for m in first}) == 1
+    for name, value in first[0].params.items():
+        assert not bool(torch.isclose(value, server.params[name]).any()), name
+    hidden = [server.own.scales[None], server.own.gamma.reshape(1, 1), *(server.params[n] for n in server.params)]
+    for threat in ("client/1", "eavesdropper/1"):
+        view = transcript.view(threat, own=((0, victims[Slot(0, 0)]),))
+        assert leaks((view, view.defense.evidence(view)), hidden) == []
+    assert leaks(transcript.view("server/1"), hidden), "the server does hold its secrets"
+
+
+def test_the_delivered_model_computes_the_true_outputs_and_the_training_one_does_not(digits: Data) -> None:
+    """T5, for every kappa: no additive mask is left at the end, and hidden scales change no output."""
+    for defense in (PBPFL(kappa=100.0), PBPFLExt(kappa=100.0), PBPFL(precision="float32", kappa=1.0)):
+        run = federation(defense, digits_plan(MOMENTUM), unequal(digits))
+        run.run(3)
+        message, x = run.deliver(), digits.x[600:900].double()
+        assert isinstance(message, Released)
+        true, got = run.plan.net(run.parties.server.params, x), run.outputs(x)
+        single = defense.precision == "float32"
+        error = (got - true).abs().max() / true.abs().max()
+        assert float(error) < (2e-6 if single else 1e-12) and (single or float(error) > 0)
+        assert torch.equal(got.argmax(1), true.argmax(1))
+        assert not any(
+            torch.equal(message.params[n].double(), p) for n, p in run.parties.server.params.items() if n != "head.bias"
+        )
+        _, training = defense.broadcast(run._context("real", 9, 0, SERVER), run.parties.server)
+        masked = defense.predict(run.plan, training, x).double()
+        assert float((masked - true).norm() / true.norm()) > 0.3 * defense.kappa
+
+
+@pytest.mark.parametrize("name", ["ResNet20 A", "ResNet20 BN", "DenseNet, concat + max pool"])
+def test_deep_delivered_models_compute_the_true_outputs(name: str) -> None:
+    net, params, found, _ = case(name)
+    x = images().x
+    with torch.no_grad():
+        released = multiply(params, found.multipliers(0.5 + 1.5 * rand(found.count)), torch.float64)
+        true, got = net(params, x), net(released, x)
+    assert float((true - got).abs().max() / true.abs().max()) < 1e-12
+    assert torch.equal(true.argmax(1), got.argmax(1))
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "unit"), [("float32", 1), ("float64", 2)])
+def test_bytes_of_resnet20_are_the_specified_ones(precision: Any, unit: int) -> None:
+    """T10: three tensors a parameter up; parameters and r_a down; float64 doubles both."""
+    plan = Plan(net_spec("resnet20", CIFAR, 10), 2, Local("gradient", batch=1), "squared")
+    assert plan.net.parameter_count == 268_346
+    shards = {c: Data(torch.rand(1, *CIFAR), torch.eye(10)[c : c + 1]) for c in range(2)}
+    run = Federation(PBPFL(precision=precision), plan, shards, Seeds(0))
+    run.start(initial(plan.spec, 0))
+    assert (run.setup_up, run.setup_down) == (2 * 8, 0)
+    run.run(1)
+    assert run.wire.up - run.setup_up == 2 * 3_220_152 * unit
+    assert run.wire.down == 2 * 1_073_424 * unit
+    message = run.defense.deliver(run._context("real", 1, 0, SERVER, "deliver"), run.parties.server)
+    assert nbytes(message) == 4 * 268_346 * unit
+
+
+# -- the adversary's evidence ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1", "client/1"])
+def test_evidence_at_the_truth_is_exact(threat: str, digits: Data) -> None:
+    run = federation(PBPFL(kappa=10.0), digits_plan(MOMENTUM), unequal(digits))
+    run.run(2)
+    victims = {Slot(p, c): Data(run.shards[c].x[p : p + 3], run.shards[c].y[p : p + 3]) for p in (0, 1) for c in (1, 2)}
+    view = run.probe(victims).view(threat)
+    found = view.defense.evidence(view)
+    if threat == "client/1":
+        assert found == []
+        return
+    assert [e.unit for e in found] == [(slot,) for slot in victims]
+    assert {e.channel for e in found} == {"recovered" if threat == "server/1" else "g"}
+    # One object for equal weights: the server's stay the same over probes, a listener's are perturbed anew each time.
+    assert len({id(e.simulate) for e in found}) == (1 if threat == "server/1" else 2)
+    for piece in found:
+        truth = victims[piece.unit[0]]
+        assert at_truth(piece, truth.x[None], truth.y[None]) < 1e-20
+        other = run.shards[3]
+        assert at_truth(piece, other.x[None, :3], other.y[None, :3]) > 1e-3
+        same = all(torch.equal(piece.params[n], p) for n, p in run.parties.server.params.items())  # type: ignore[index]
+        assert same == (threat == "server/1")
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [PBPFL, PBPFLExt])
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        *[("kappa", value, "a finite number > 0") for value in (0.0, -1.0, float("nan"), float("inf"))],
+        ("precision", "float16", "'float64' or 'float32'"),
+        ("head_bias", "gone", "'masked' or 'clear'"),
+        ("norms", "batch", "'refuse' or 'affine'"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(make: Any, field: str, value: Any, right: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make(**{field: value}).check(digits_plan(MOMENTUM))
+    assert str(caught.value) == f"Defense {make.name!r}: {field}={value!r} cannot be used; it must be {right}."
+
+
+@pytest.mark.parametrize("make", [PBPFL, PBPFLExt])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"loss": "cross_entropy"}, r"needs the squared loss.*use --loss squared, not 'cross_entropy'\.$"),
+        ({"local": Local("delta")}, r"needs one gradient a round.*use --upload gradient\.$"),
+    ],
+)
+def test_another_loss_and_local_training_are_refused_in_one_sentence(make: Any, change: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        make().check(digits_plan(MOMENTUM, **change))
+    assert ". " not in str(caught.value) and make.name in str(caught.value)
+
+
+def test_float32_warns_beyond_kappa_ten_and_only_there() -> None:
+    plan = digits_plan(MOMENTUM)
+    with pytest.warns(UserWarning, match=r"float32.*kappa=100.*0\.003.*precision=float64 or kappa <= 10"):
+        PBPFL(kappa=100.0, precision="float32").check(plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PBPFL(kappa=10.0, precision="float32").check(plan)
+        PBPFL(kappa=100.0).check(plan)

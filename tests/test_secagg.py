@@ -1,0 +1,271 @@
+"""Pairwise secrets: masks that cancel, streams that both ends share and that look like noise, fixed point, bad keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from ppbench.errors import ProtocolError
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context, Server
+from ppbench.federation.messages import Hello
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import nbytes
+from ppbench.seeds import Seeds
+from ppbench.task.net import net_spec
+
+PLAN = Plan(net_spec("mlp", (4,), 2), 6)
+
+
+def context(party: int, round_: int = 1, session: str = "real") -> Context:
+    return Context(PLAN, round_, session, party, Seeds(0).generator("party", session, round_, party))
+
+
+def agreed(graph: Tensor, seed: int = 0) -> tuple[list[secagg.Keys], secagg.Roster]:
+    """Every client's keys after a set-up through the server, over `graph`."""
+    clients = len(graph)
+    keys = [secagg.new_keys(replace(context(c), generator=Seeds(seed).generator("keys", c))) for c in range(clients)]
+    server = Server({}, (), torch.zeros(clients, dtype=torch.int64), ())
+    coroutine = secagg.setup(context(-1), server, range(clients), graph)
+    hello = next(coroutine)
+    assert all(isinstance(message, Hello) for message in hello.out.values())
+    step = coroutine.send({c: secagg.announce(keys[c], 10 + c) for c in reversed(range(clients))})
+    roster = step.out[0]
+    assert set(step.out) == set(range(clients)) and torch.equal(roster.graph, graph)
+    with pytest.raises(StopIteration) as stop:
+        coroutine.send({})
+    assert stop.value.value.counts.tolist() == [10 + c for c in range(clients)]
+    return [secagg.agree(keys[c], c, roster) for c in range(clients)], roster
+
+
+def complete(clients: int) -> Tensor:
+    return ~torch.eye(clients, dtype=torch.bool)
+
+
+def ring(clients: int) -> Tensor:
+    """Everybody with the next and the last one: sparse and connected."""
+    eye = torch.eye(clients, dtype=torch.bool)
+    return eye.roll(1, 0) | eye.roll(-1, 0)
+
+
+def sparse(clients: int, seed: int) -> Tensor:
+    """Some random pairs; clients without any are allowed here, their mask is 0."""
+    upper = (torch.rand(clients, clients, generator=torch.Generator().manual_seed(seed)) < 0.4).triu(1)
+    return upper | upper.T
+
+
+# -- masks cancel ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    clients=st.integers(2, 7),
+    kind=st.sampled_from(["complete", "ring", "sparse"]),
+    seed=st.integers(0, 99),
+    words=st.integers(1, 40),
+)
+def test_masks_sum_to_zero_modulo_two_to_the_64(clients: int, kind: str, seed: int, words: int) -> None:
+    graph = {"complete": complete, "ring": ring, "sparse": lambda k: sparse(k, seed)}[kind](clients)
+    keys, _ = agreed(graph, seed)
+    masks = [secagg.zero_sum(keys[c], context(c), "g", words) for c in range(clients)]
+    assert torch.equal(torch.stack(masks).sum(0), torch.zeros(words, dtype=torch.int64))
+    for client, mask in enumerate(masks):
+        assert bool(mask.any()) == bool(graph[client].any())
+    # Any client fewer, and the rest is no zero.
+    if bool(graph[0].any()):
+        assert bool(torch.stack(masks[1:]).sum(0).any())
+
+
+def test_neighbors_are_those_of_the_graph_and_strangers_share_nothing() -> None:
+    graph = ring(6)
+    keys, _ = agreed(graph)
+    for client in range(6):
+        assert secagg.neighbors(keys[client], client) == sorted([(client - 1) % 6, (client + 1) % 6])
+        others = [c for c in range(6) if not graph[client, c]]
+        assert not bool(keys[client].shared[others].any())
+
+
+def test_both_ends_of_a_pair_derive_equal_words_and_no_other_pair_does() -> None:
+    keys, _ = agreed(complete(4))
+    seen = {}
+    for a in range(4):
+        for b in range(4):
+            if a != b:
+                seen[a, b] = tuple(secagg.stream(keys[a], context(a), b, "g", 8).tolist())
+    assert all(seen[a, b] == seen[b, a] for a, b in seen)
+    assert len(set(seen.values())) == 6
+    assert all(torch.equal(keys[a].shared[b], keys[b].shared[a]) for a, b in seen)
+
+
+def test_session_round_and_purpose_each_change_the_stream_and_nothing_else_does() -> None:
+    keys, _ = agreed(complete(3))
+    settings_ = [
+        (session, round_, purpose)
+        for session in ("real", "probe-0", "probe-1", "probe-10", "observed")
+        for round_ in (1, 2, 10, 11)
+        for purpose in ("g", "sigma", "beta")
+    ]
+    words = [secagg.stream(keys[0], context(0, r, s), 1, p, 16) for s, r, p in settings_]
+    assert len({tuple(w.tolist()) for w in words}) == len(settings_)
+    single = torch.stack(words).flatten()
+    assert len(set(single.tolist())) == single.numel(), "not one word comes twice"
+    again = secagg.stream(keys[0], context(0, 1, "real"), 1, "g", 32)
+    assert torch.equal(again[:16], words[0]), "more words of a stream begin with the same"
+    # The party's own generator has no part in it: otherwise the two ends would differ.
+    moved = replace(context(0), generator=torch.Generator().manual_seed(99))
+    assert torch.equal(secagg.stream(keys[0], moved, 1, "g", 16), words[0])
+
+
+def test_an_upload_and_a_probes_of_the_same_values_differ_by_no_pattern() -> None:
+    """One-time: were the probe's masks the real round's, the difference of two uploads would be bare."""
+    keys, _ = agreed(complete(4))
+    real, probe = (secagg.zero_sum(keys[1], context(1, 3, s), "g", 4096) for s in ("real", "probe-0"))
+    assert not bool((real == probe).any())
+    assert uniform(real - probe) > 1e-3
+
+
+# -- a stream looks like nothing -------------------------------------------------------------------------------------
+
+
+def uniform(words: Tensor) -> float:
+    """The p-value of a chi-square test that the bytes of int64 `words` are uniform."""
+    data = words.contiguous().view(torch.uint8).to(torch.int64)
+    return float(stats.chisquare(torch.bincount(data, minlength=256).numpy()).pvalue)
+
+
+def test_streams_and_masks_are_uniform_bytes() -> None:
+    keys, _ = agreed(complete(5))
+    stream = secagg.stream(keys[0], context(0), 1, "g", 50_000)
+    mask = secagg.zero_sum(keys[2], context(2), "g", 50_000)
+    for words in (stream, mask):
+        assert 1e-3 < uniform(words) < 1 - 1e-3
+        bits = words.contiguous().view(torch.uint8)
+        ones = sum(int(((bits >> b) & 1).sum()) for b in range(8))
+        assert abs(ones / (8 * len(bits)) - 0.5) < 4 * 0.5 / (8 * len(bits)) ** 0.5
+        lagged = torch.corrcoef(torch.stack([words[:-1].double(), words[1:].double()]))[0, 1]
+        assert abs(float(lagged)) < 4 / len(words) ** 0.5
+    assert uniform(torch.arange(50_000)) < 1e-6, "the test sees what is not uniform"
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 620.0, 16_000.0])
+def test_masked_values_tell_nothing_of_their_size(size: float) -> None:
+    """Two unlike inputs give uploads that a Kolmogorov-Smirnov test cannot tell apart, nor from uniform."""
+    keys, _ = agreed(complete(3))
+    words = 20_000
+    zeros = secagg.to_ring(torch.zeros(words), 48) + secagg.zero_sum(keys[0], context(0, 1), "g", words)
+    values = size * torch.ones(words).double()
+    masked = secagg.to_ring(values, 48) + secagg.zero_sum(keys[0], context(0, 2), "g", words)
+    assert stats.ks_2samp(zeros.double().numpy(), masked.double().numpy()).pvalue > 1e-3
+    assert stats.kstest(masked.double().numpy() / 2**64 + 0.5, "uniform").pvalue > 1e-3
+    assert uniform(masked) > 1e-3
+    assert stats.ks_2samp(zeros.double().numpy(), secagg.to_ring(values, 48).double().numpy()).pvalue < 1e-6
+
+
+# -- fixed point -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    values=st.lists(st.floats(-60, 60, allow_nan=False), min_size=1, max_size=20),
+    bits=st.integers(16, 56),
+)
+def test_fixed_point_is_exact_to_half_a_unit(values: list[float], bits: int) -> None:
+    x = torch.tensor(values, dtype=torch.float64)
+    encoded = secagg.to_ring(x, bits)
+    assert encoded.dtype == torch.int64
+    assert bool(((secagg.from_ring(encoded, bits) - x).abs() <= 2.0 ** -(bits + 1) + 1e-15 * x.abs()).all())
+    assert torch.equal(secagg.to_ring(-x, bits), -encoded)
+    assert torch.equal(secagg.to_ring(torch.zeros(3), bits), torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("clients", [2, 5, 50])
+def test_a_weighted_mean_of_the_largest_values_does_not_wrap(clients: int) -> None:
+    """The range holds for values before weighting, so any number of clients may be at its end together."""
+    value = 2.0**14 * (1 - 1e-9)
+    shares = torch.rand(clients, generator=torch.Generator().manual_seed(0)).double()
+    shares = shares / shares.sum()
+    keys, _ = agreed(complete(clients)) if clients <= 5 else ([], None)
+    for sign in (1, -1):
+        total = torch.zeros(4, dtype=torch.int64)
+        for client, share in enumerate(shares.tolist()):
+            total = total + secagg.to_ring(sign * value * torch.ones(4).double(), 48, share)
+            total = total + (secagg.zero_sum(keys[client], context(client), "g", 4) if keys else 0)
+        torch.testing.assert_close(
+            secagg.from_ring(total, 48), sign * value * torch.ones(4).double(), rtol=1e-12, atol=0
+        )
+
+
+@pytest.mark.parametrize("bad", [2.0**14, -(2.0**14), 1e30, float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_what_does_not_fit_is_refused_in_one_sentence(bad: float, share: float) -> None:
+    values = torch.tensor([0.5, bad, -0.5]).double()
+    with pytest.raises(ProtocolError, match=r"fixed point with 48 fractional bits holds finite values below 16384\.$"):
+        secagg.to_ring(values, 48, share)
+    assert float(secagg.from_ring(secagg.to_ring(torch.tensor([16383.9]).double(), 48), 48)) == pytest.approx(16383.9)
+
+
+# -- set-up ----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_set_up_and_what_the_roster_tells() -> None:
+    keys, roster = agreed(ring(6))
+    assert nbytes(secagg.announce(keys[0], 7)) == 8 + 32
+    assert nbytes(roster) == 6 * (8 + 32) + 36
+    assert len({tuple(p.tolist()) for p in roster.public}) == 6
+    private = [tuple(k.private.tolist()) for k in keys]
+    shared = [tuple(s.tolist()) for k in keys for s in k.shared if bool(s.any())]
+    assert not ({*private, *shared} & {tuple(p.tolist()) for p in roster.public})
+    assert len(set(private)) == 6 and len(set(shared)) == 6, "one secret a pair, known to both"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        torch.zeros(32, dtype=torch.uint8),
+        torch.tensor([1] + [0] * 31, dtype=torch.uint8),  # of order 1
+        torch.tensor([0xEC] + [0xFF] * 30 + [0x7F], dtype=torch.uint8),  # p - 1, of order 2
+        torch.zeros(31, dtype=torch.uint8),
+    ],
+    ids=["zero", "one", "minus one", "short"],
+)
+def test_a_public_key_that_forces_a_known_secret_is_refused_by_its_owner(key: Tensor) -> None:
+    """X25519 with a point of small order gives zeros whatever the private key (RFC 7748, section 6.1)."""
+    keys, roster = agreed(complete(3))
+    public = [*roster.public[:2], key]
+    bad = secagg.Roster(roster.counts, public, roster.graph)  # type: ignore[arg-type]  # rows of unlike lengths
+    with pytest.raises(ProtocolError, match=r"^Client 2 sent a public key that gives no shared secret"):
+        secagg.agree(secagg.Keys(keys[0].private, *[torch.zeros(0)] * 3), 0, bad)
+    # A client that is not its neighbor does not mind.
+    apart = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.bool)
+    assert secagg.agree(keys[0], 0, replace(bad, graph=apart)).shared.shape == (3, 32)
+
+
+def answered(answers: dict[int, object]) -> None:
+    server = Server({}, (), torch.zeros(3, dtype=torch.int64), ())
+    coroutine = secagg.setup(context(-1), server, range(3), complete(3))
+    next(coroutine)
+    coroutine.send(answers)  # type: ignore[arg-type]
+
+
+def test_a_set_up_without_everybodys_key_is_refused_by_name() -> None:
+    good = {c: secagg.announce(secagg.new_keys(context(c)), 5) for c in range(3)}
+    answered(dict(good))
+    with pytest.raises(ProtocolError, match=r"^Client 1 did not answer set-up"):
+        answered({c: good[c] for c in (0, 2)})
+    with pytest.raises(ProtocolError, match=r"^Client 2 answered set-up with Hello, not Announce\.$"):
+        answered({**good, 2: Hello()})
+    with pytest.raises(ProtocolError, match=r"^Client 0 sent a public key of shape \(31,\), not \(32,\)\.$"):
+        answered({**good, 0: replace(good[0], public=torch.zeros(31, dtype=torch.uint8))})
+
+
+def test_keys_follow_the_generator_so_that_a_benchmark_can_be_repeated() -> None:
+    first, again = agreed(complete(3), 4)[0], agreed(complete(3), 4)[0]
+    assert all(torch.equal(a.shared, b.shared) for a, b in zip(first, again, strict=True))
+    other = agreed(complete(3), 5)[0]
+    assert not torch.equal(first[0].shared[1], other[0].shared[1])
