@@ -20,6 +20,7 @@ from ppbench.metrics.cap import (
 from ppbench.records.schema import Metric, Record
 
 KINDS = {"reconstruction": "rmse_mean", "label": "label_accuracy", "membership": "asr", "tracing": "tracing_accuracy"}
+KINDS |= {"extraction": "agreement"}
 
 
 def record(
@@ -93,6 +94,7 @@ def test_corrected_accuracy_gives_nothing_for_chance_and_all_for_no_loss() -> No
         ("tracing", 0.1, "trace/1", 0.9),
         ("membership", 0.75, "mia/1", 0.5),
         ("membership", 0.4, "mia/1", 1.0),
+        ("extraction", 0.85, "output/1", 0.15),
     ],
 )
 def test_distances_by_kind(kind: str, figure: float, name: str, expected: float) -> None:

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +18,9 @@ import pytest
 from PIL import Image
 
 from ppbench.errors import UsageError
-from ppbench.leaderboard.boards import Entry, boards
+from ppbench.federation.contract import Claim
+from ppbench.leaderboard.board import claimed, evaluations, summary
+from ppbench.leaderboard.boards import Board, Entry, boards
 from ppbench.leaderboard.figures import Line, Ppc, ppc_png, ppc_svg, strip
 from ppbench.leaderboard.html import render, write_html
 from ppbench.leaderboard.table import csv_text, no_claims, rows, text, write_csv
@@ -26,6 +30,7 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Images, Store
 
+Make = Callable[..., Record]
 CONTROL = {"dp": "sigma", "spn": "alpha2", "ppdl": "theta"}
 ATTACKS = {
     "dlg": ("reconstruction", False),
@@ -331,6 +336,150 @@ def test_strip_shows_the_first_ten_and_refuses_tables() -> None:
     assert Image.open(io.BytesIO(strip(many, many))).size == (10 * 68 - 4, 132)
     with pytest.raises(ValueError, match="strip needs images"):
         strip(np.zeros((3, 5), dtype=np.float32), np.zeros((3, 5), dtype=np.float32))
+
+
+# -- models that clients hold, tables, numbers ------------------------------------------------------------------------
+LAST = """
+agreement agreement_low agreement_high output_error output_error_low output_error_high mse mse_low mse_high
+""".split()  # noqa: SIM905
+
+
+def held(make: Make, stage: str = "iterate", **more: object) -> list[Record]:
+    """Return both controls, a masked defense that is read and one that is not, asked for members and outputs."""
+    found = []
+    for defense, value, right in (
+        ("none", None, 1.0),
+        ("full_noise", None, 1.0),
+        ("bad", 1.0, 1.0),
+        ("good", 1.0, 0.1),
+    ):
+        about = dict(stage=stage) | more
+        knows = value is not None
+        error = 0.01 if right == 1.0 else 3.0
+        found.append(
+            make(defense, value, "query", "extraction", 0.1 if knows else 1.0, error=99.0 if knows else 0.0, **about)
+        )
+        found.append(make(defense, value, "unmask", "extraction", right, error=error, adaptive=knows, **about))
+        share = {"none": 0.71, "bad": 0.71}.get(defense, 0.5)
+        found.append(make(defense, value, "unmask_asr", "membership", share, adaptive=knows, **about))
+    return found  # fmt: skip
+
+
+def test_csv_has_agreement_error_and_mse_last(fabricate: Make) -> None:
+    records = [*held(fabricate), fabricate("dp", 0.1, "dlg", "reconstruction", accuracy=None, mse=0.06, classes=1)]
+    table = list(csv.DictReader(io.StringIO(csv_text(records))))
+    assert list(table[0])[-9:] == LAST and list(table[0])[: len(COLUMNS)] == COLUMNS
+    (row,) = [r for r in table if (r["defense"], r["attack"]) == ("good", "unmask")]
+    assert (row["agreement"], row["output_error"], row["mse"]) == ("0.1", "3", "")
+    assert float(row["agreement_low"]) < 0.1 < float(row["agreement_high"])
+    assert (row["distance"], row["distance_value"]) == ("output/1", "0.9")
+    (row,) = [r for r in table if r["defense"] == "dp"]
+    assert (row["mse"], row["mse_low"], row["mse_high"], row["accuracy"]) == ("0.06", "0.057", "0.063", "")
+
+
+def test_what_clients_train_on_is_ranked_and_what_is_delivered_is_not_for_answering(fabricate: Make) -> None:
+    records = held(fabricate) + held(fabricate, "final")
+    found = {(b.setting.kind, b.setting.stage): b for b in boards(records, no_claims)}
+    assert list(found) == [(k, s) for k in ("membership", "extraction") for s in ("iterate", "final")]
+    ranks = {key: {e.defense.id: e.rank for e in board.entries} for key, board in found.items()}
+    for key in (("membership", "iterate"), ("membership", "final"), ("extraction", "iterate")):
+        assert found[key].reliable and ranks[key] == {"none": "", "full_noise": "", "good": "1", "bad": "2"}, key
+    assert set(ranks["extraction", "final"].values()) == {""}
+    assert {b.headline for b in found.values()} == {"auc", "agreement"}
+    assert [len(found["extraction", s].checks) for s in ("iterate", "final")] == [1, 1]
+    assert len(found["membership", "iterate"].checks) == 2
+    worst = {e.defense.id: (e.plain, e.worst) for e in found["extraction", "iterate"].entries}["bad"]
+    assert [r.config.attack.id for r in worst] == ["query", "unmask"]
+
+
+def test_extraction_is_reliable_only_where_the_undefended_model_is_read(fabricate: Make) -> None:
+    def board(share: float) -> Board:
+        rest = [r for r in held(fabricate) if r.config.defense.id != "none"]
+        none = [fabricate("none", None, "query", "extraction", share, stage="iterate")]
+        return next(b for b in boards([*rest, *none], no_claims) if b.setting.kind == "extraction")
+
+    assert board(1.0).reliable and not board(0.1).reliable
+    assert all(entry.rank == "" for entry in board(0.1).entries)
+
+
+def test_a_defense_whose_model_only_plain_attacks_queried_is_not_ranked(fabricate: Make) -> None:
+    records = [r for r in held(fabricate) if not (r.config.attack.adaptive and r.config.defense.id == "good")]
+    (board,) = [b for b in boards(records, no_claims) if b.setting.kind == "extraction"]
+    assert {e.defense.id: e.rank for e in board.entries} == {"none": "", "full_noise": "", "good": "", "bad": "1"}
+
+
+def test_models_without_classes_are_ranked_by_their_error(fabricate: Make) -> None:
+    records = held(fabricate, classes=1, shape=(16,), accuracy=None, mse=0.06)
+    (board,) = [b for b in boards(records, no_claims) if b.setting.kind == "extraction"]
+    assert board.headline == "output_error" and board.reliable
+    assert {e.defense.id: e.rank for e in board.entries} == {"none": "", "full_noise": "", "good": "1", "bad": "2"}
+    shown = " ".join(" ".join(Page(render(records)).text).split())
+    assert "MSE 0.0600" in shown and "Decisions read" not in shown.split("All cells")[0]
+
+
+def tables(make: Make, none: float = 0.01) -> list[Record]:
+    about = dict(shape=(16,))
+    rows = [("none", None, none, 50.0, False), ("full_noise", None, 0.9, 8.0, False)]
+    rows += [("bad", 1.0, 0.05, 34.0, True), ("good", 1.0, 0.8, 36.0, True), ("good", 1.0, 0.9, 45.0, False)]
+    return [
+        make(d, v, "strong" if knows else "linear", "reconstruction", db, error=e, adaptive=knows, **about)
+        for d, v, e, db, knows in rows
+    ]
+
+
+def test_rows_of_tables_are_ranked_by_error_and_never_by_decibels(fabricate: Make) -> None:
+    (board,) = boards(tables(fabricate), no_claims)
+    assert board.headline == "rmse_mean" and board.reliable and not board.images
+    assert {e.defense.id: e.rank for e in board.entries} == {"none": "", "full_noise": "", "good": "1", "bad": "2"}
+    good = next(e for e in board.entries if e.defense.id == "good")
+    assert good.worst.config.attack.id == "strong", "45 dB of a row says nothing; its error is larger"
+    page = render(tables(fabricate))
+    section = page[page.index('<section id="b1"') : page.index('<section id="cost"')]
+    assert " dB" not in section and "Relative error" in section and "Within 10%" in section
+    (weak,) = boards(tables(fabricate, none=0.2), no_claims)
+    assert not weak.reliable, "no attack comes within a tenth of an undefended row, at 50 dB or not"
+
+
+def test_the_page_says_in_words_which_model_was_attacked(fabricate: Make) -> None:
+    records = held(fabricate) + held(fabricate, "final") + [fabricate("none", None, "dlg", "reconstruction", 35.0)]
+    shown = " ".join(" ".join(Page(render(records)).text).split())
+    for words in (
+        "Extraction, client/1, the model that clients train on", "Membership, client/1, the delivered model",
+        "Reconstruction, server/1, random weights, batch 1", "meant to answer as the true one does",
+        "Extraction of the true model's outputs", "99 times", "digits, 1000 examples, mlp",
+    ):  # fmt: skip
+        assert words in shown, words
+
+
+def test_evaluations_of_other_networks_and_other_data_are_kept_apart(fabricate: Make) -> None:
+    records = [
+        fabricate("dp", 0.1, "dlg", "reconstruction", options={"layers": layers}, clients=clients)
+        for layers, clients in ((3, 5), (5, 5), (3, 10))
+    ]
+    groups = evaluations([*records, records[0]])
+    assert [len(some) for some in groups.values()] == [2, 1, 1]
+    heads = [key.splitlines()[0] for key in groups]
+    assert heads[0] == "digits, 1000 examples, mlp (layers=3), 5 clients, 20 rounds, seed 0" and len(set(heads)) == 3
+    verdict, _ = summary(records)
+    assert all(any(sentence.startswith(f"[{head}] ") for sentence in verdict) for head in heads)
+
+
+def test_sentences_of_several_defenses_say_whose_they_are(fabricate: Make) -> None:
+    said, _ = summary(held(fabricate))
+    assert {sentence.split(":")[0] for sentence in said} == {"bad", "good"}
+    alone, _ = summary([r for r in held(fabricate) if r.config.defense.id != "good"])
+    assert alone == [sentence.removeprefix("bad: ") for sentence in said if sentence.startswith("bad: ")]
+
+
+def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asr = Claim("asr", 0.503, "digits", "mlp", None, "Table 4", when=(("kappa", 3.0),))
+    bare = Claim("agreement", None, "digits", "mlp", None, "Lemma 3")
+    monkeypatch.setattr("ppbench.leaderboard.board._claims", lambda name: (bare, asr))
+    members = partial(fabricate, "pbpfl", 3.0, "mia_loss", "membership", 0.5)
+    assert claimed(members(stage="iterate")) == "ASR 50.3% (Table 4)"
+    assert claimed(members(stage="final")) == claimed(members(stage="iterate", dataset="mnist")) == ""
+    assert claimed(fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")) == ""
+    assert claimed(fabricate("pbpfl", 3.0, "query", "extraction", 0.5, stage="iterate")) == ""
 
 
 CHROMIUM = next(

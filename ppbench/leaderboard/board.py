@@ -10,7 +10,7 @@ from pathlib import Path
 from ppbench.controls import CONTROLS, check_controls
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim, Defense
-from ppbench.leaderboard.boards import boards
+from ppbench.leaderboard.boards import boards, network
 from ppbench.leaderboard.figures import ppc_png, ppc_svg
 from ppbench.leaderboard.html import write_html
 from ppbench.leaderboard.sections import figures
@@ -20,6 +20,9 @@ from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.registry import load
 from ppbench.verdict import sentences
+
+ASKED = {("membership", "iterate"): "asr", ("reconstruction", "init"): "psnr_median"}
+"""What a claim must be about to stand beside a cell of a kind and stage, CAP aside."""
 
 
 @lru_cache
@@ -34,30 +37,37 @@ def _claims(defense: str) -> tuple[Claim, ...]:
 def claimed(record: Record) -> str:
     """Return what the defense's paper claims for this cell, as "CAP 0.69 (Table 8)", or "" where it says nothing.
 
-    A claim holds for a data set, a model, a batch size and, where it names them, parameters of the defense.
+    A claim holds for a data set, a model and, where it names them, a batch size and parameters of the defense. What the
+    records make of it, in other settings too, is `ppbench claims`'s to say.
     """
     config = record.config
     for claim in _claims(config.defense.id):
+        about = f"cap_{config.attack.kind}", ASKED.get((config.attack.kind, config.stage))
         fits = (
-            claim.metric == f"cap_{config.attack.kind}"
+            claim.metric in about
+            and claim.value is not None
             and claim.dataset == config.data.name.rpartition(":")[2]
             and claim.model == config.model.id
-            and claim.batch == config.batch_size
+            and claim.batch in (None, config.batch_size)
             and all(config.defense.parameters.get(name) == value for name, value in claim.when)
         )
         if fits:
-            return f"CAP {claim.value:.2f} ({claim.source})"
+            figure = {"asr": f"ASR {claim.value:.1%}", "psnr_median": f"PSNR {claim.value:.2f} dB"}
+            return f"{figure.get(claim.metric, f'CAP {claim.value:.2f}')} ({claim.source})"
     return ""
 
 
 def evaluations(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records by what their rows share: data, model, federation, threat and seed, in words."""
+    """Return the records by what their rows share: data, network, federation and seed. A key's first line says it."""
     found: dict[str, list[Record]] = {}
     for record in records:
         config = record.config
-        about = f"{config.data.name}, {config.model.id}, {config.federation.rounds} rounds, seed {config.seed}"
-        key = f"{about}, data {config.data.sha256[:8]}, {config.federation.model_dump_json()}"
-        found.setdefault(key, []).append(record)
+        model, fed = network(config.model.id, config.model.options), config.federation
+        data = f"{config.data.name}, {config.data.train} examples"
+        about = f"{data}, {model}, {fed.clients} clients, {fed.rounds} rounds, seed {config.seed}"
+        about = " ".join(about.split())
+        parts = (config.data, config.model, config.federation)
+        found.setdefault("\n".join([about, *(part.model_dump_json() for part in parts)]), []).append(record)
     return found
 
 
@@ -67,9 +77,12 @@ def summary(records: Sequence[Record]) -> tuple[list[str], list[str]]:
     reliability: list[str] = []
     several = len(evaluations(records)) > 1
     for key, some in evaluations(records).items():
-        about = f"[{', '.join(key.split(', ')[:4])}] " if several else ""
-        for defense in sorted({r.config.defense.id for r in some} - set(CONTROLS)):
-            verdict += [f"{about}{sentence}" for sentence in sentences(defense, some)]
+        about = f"[{key.partition(chr(10))[0]}] " if several else ""
+        defenses = sorted({r.config.defense.id for r in some} - set(CONTROLS))
+        for defense in defenses:
+            for sentence in sentences(defense, some):
+                named = len(defenses) == 1 or sentence.startswith(f"{defense} ") or sentence.startswith(f"{defense}:")
+                verdict.append(f"{about}{'' if named else f'{defense}: '}{sentence}")
         reliability += [f"{about}{check.sentence}" for check in check_controls(some)]
     return verdict, reliability
 
@@ -97,7 +110,8 @@ def write_board(store: Store) -> list[Path]:
     folder.mkdir(exist_ok=True)
     for board in boards(records, claimed):
         for ppc in figures(board, records):
-            words = f"ppc {board.setting.data} {board.setting.model} {board.setting.threat} {ppc.title} {ppc.distance}"
+            about = board.setting
+            words = f"ppc {about.data} {about.train} {about.network} {about.threat} {ppc.title} {ppc.distance}"
             name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
             for suffix, data in ((".svg", ppc_svg(ppc).encode()), (".png", ppc_png(ppc))):
                 write_atomic(folder / f"{name}{suffix}", data)

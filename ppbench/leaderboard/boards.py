@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ppbench.controls import BROKEN, CONTROLS, NEAR, Check, best, check_controls, is_image, rebuilt_share
 from ppbench.leaderboard.ranks import order, ranked
 from ppbench.leaderboard.table import Claims
-from ppbench.records.schema import DefenseInfo, Flag, Record
+from ppbench.records.schema import DefenseInfo, Flag, Record, Scalar
 
 BoardKind = Literal["reconstruction", "membership", "extraction", "tracing"]
 BOARD_OF: dict[str, BoardKind] = {
@@ -29,17 +29,28 @@ STAGE_ORDER = ("init", "iterate", "final")
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rows of one board share. data_sha256 and model_options keep look-alikes apart."""
+    """What the rows of one board share. data_sha256, train (examples) and model_options keep look-alikes apart."""
 
     suite: str
     kind: BoardKind
     threat: str
     data: str
     data_sha256: str
+    train: int
     model: str
     model_options: str
     stage: str
     batch: int
+
+    @property
+    def network(self) -> str:
+        """The network with its options in words."""
+        return network(self.model, json.loads(self.model_options))
+
+    @property
+    def intended(self) -> bool:
+        """Whether the model is delivered for what is asked, to answer as the true one; then nothing is ranked."""
+        return self.kind == "extraction" and self.stage == "final"
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,12 @@ class Board:
         return is_image(self.entries[0].sample)
 
 
+def network(model: str, options: Mapping[str, Scalar]) -> str:
+    """Return a network in words: "mlp (bias=False, hidden=64,64)"."""
+    told = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
+    return f"{model} ({told})" if told else model
+
+
 def setting_of(record: Record) -> Setting:
     """Return the board that a record belongs to."""
     config = record.config
@@ -128,6 +145,7 @@ def setting_of(record: Record) -> Setting:
         config.threat_model.id,
         config.data.name,
         config.data.sha256,
+        config.data.train,
         config.model.id,
         json.dumps(config.model.options, sort_keys=True),
         config.stage,
@@ -181,7 +199,7 @@ def _board(setting: Setting, members: Sequence[Record], records: Sequence[Record
     entries = [_entry(rows[key], name, records, claims) for key in sorted(rows)]
     checks = _checks(setting, entries, records)
     reliable = all(check.ok is True for check in checks)
-    placed = ranked(entries, name) if reliable else entries
+    placed = ranked(entries, name) if reliable and not setting.intended else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: order(e, name))), checks, reliable)
 
 
@@ -229,7 +247,7 @@ def _checks(setting: Setting, entries: Sequence[Entry], records: Sequence[Record
     where the attacks do not break `none` on this very board (batch size, stage), its ranks would order the
     attacks' failures.
     """
-    same = ("suite", "threat", "data_sha256", "model", "model_options")
+    same = ("suite", "threat", "data_sha256", "train", "model", "model_options")
     scope = [r for r in records if all(getattr(setting_of(r), k) == getattr(setting, k) for k in same)]
     found = {check.control: check for check in check_controls(scope)}
     own = _none_falls(setting, entries, found["none"])

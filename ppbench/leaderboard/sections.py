@@ -126,7 +126,9 @@ def figures(board: Board, records: Sequence[Record]) -> list[Ppc]:
 
 
 def drawings(board: Board, records: Sequence[Record]) -> tuple[Drawing, ...]:
-    """Return the board's figures, each with the CAP of every attack on it."""
+    """Return the board's figures, each with the CAP of every attack on it; none of what a model is delivered for."""
+    if board.setting.intended:
+        return ()
     series, drawn = caps(records), []
     for ppc in figures(board, records):
         cap_of: dict[str, tuple[str, Cap]] = {}

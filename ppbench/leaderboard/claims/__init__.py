@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ppbench.federation.contract import Claim
 from ppbench.leaderboard.board import evaluations
+from ppbench.leaderboard.boards import network
 from ppbench.leaderboard.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
 from ppbench.leaderboard.claims.case import Case, Finding, Rule, Verdict
 from ppbench.leaderboard.claims.figures import KEY_OF, Benchmark, time_is_kept
@@ -176,9 +177,7 @@ def _missing(name: str, claim: Claim, groups: Mapping[str, list[Record]]) -> str
 def setting_of(case: Case) -> str:
     """Return our setting in words: data, model, rounds, clients, seed, control values."""
     config = case.mine[0].config
-    options = ", ".join(f"{k}={v}" for k, v in sorted(config.model.options.items()))
-    model = f"{config.model.id} ({options})" if options else config.model.id
-    fed = config.federation
+    model, fed = network(config.model.id, config.model.options), config.federation
     labels = sorted({r.config.defense.control.value for r in case.mine if r.config.defense.control is not None})
     control = next((r.config.defense.control.name for r in case.mine if r.config.defense.control is not None), "")
     at = f"; {listed([f'{control}={value:g}' for value in labels])}" if labels else ""
