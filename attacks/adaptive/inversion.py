@@ -29,8 +29,14 @@ CONFIDENT = 1e-3
 
 @dataclass(frozen=True)
 class Search(DLG):
-    """Gradient matching on given evidence."""
+    """Gradient matching on given evidence, which is exact: a search that ends short of it began badly.
 
+    ReLU networks have local minima: on two examples and an MLP 64-64, one start finds half of the images, seven find
+    seven of eight.
+    """
+
+    restarts: int = 6
+    hopeless: float = CONFIDENT
     found: tuple[Evidence, ...] = ()
 
     def evidence(self, view: View) -> list[Evidence]:

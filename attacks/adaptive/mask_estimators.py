@@ -24,10 +24,17 @@ DOUBT = 4.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """Coefficients [m] of the mask, and the covariance [m, m] of their error as the estimator sees it."""
+    """An estimate of the mask.
+
+    Attributes:
+        coefficients: [m].
+        covariance: [m, m] of their error, as the estimator sees it.
+        bias: largest plausible variance of a bias that the estimator cannot see, mean over the coefficients.
+    """
 
     coefficients: Tensor
     covariance: Tensor
+    bias: float = 0.0
 
 
 def solve(matrix: Tensor, value: Tensor) -> Tensor:
@@ -57,15 +64,16 @@ def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) 
     left = _left(directions)
     coefficients = left @ slope
     error = (masked - y - alpha[:, None] * (coefficients @ directions)) @ left.T
-    return Estimate(coefficients, error.T @ error / max(len(y) - 1, 1) / power)
+    spread = error.T @ error / max(len(y) - 1, 1) / power
+    return Estimate(coefficients, spread, len(y) * float(spread.diagonal().mean()))
 
 
 def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
     """Locate the columns of the head's perturbed weight: column j is W_j / r_j + r, so r is where they lie. No data.
 
     Location and scatter of a multivariate t law by iterated reweighting: it ignores columns that a small r_j blew up,
-    and weighs directions by how little the true columns vary along them. The error is measured to be a third to a half
-    of that of the medians of the rows.
+    and weighs directions by how little the true columns vary along them. Its error is measured to
+    be about half that of the medians of the rows.
 
     Args:
         weight: perturbed weight of the head [C, D].
@@ -92,11 +100,11 @@ def combined(own: Estimate, rows: Estimate) -> Tensor:
     """Return coefficients [m] from labelled examples and from the head's columns together.
 
     The first may be biased where training is not stationary, the second is imprecise. A bias variance is read off
-    their distance (as far as their own variances do not explain it), then each counts by its precision. On trained
-    iterates that is the regression; at initialization it leans to the columns.
+    their distance, as far as their own variances do not explain it and the size of the errors y - ybar allows it; then
+    each counts by its precision. On trained iterates that is the regression; at initialization it leans to the columns.
     """
     distance, doubt = own.coefficients - rows.coefficients, DOUBT * rows.covariance
-    excess = (distance.square() - doubt.diagonal() - own.covariance.diagonal()).mean().clamp(min=0)
+    excess = (distance.square() - doubt.diagonal() - own.covariance.diagonal()).mean().clamp(min=0, max=own.bias)
     total = doubt + own.covariance + excess * torch.eye(len(distance), dtype=distance.dtype)
     return rows.coefficients + doubt @ solve(total, distance)
 

@@ -22,13 +22,16 @@ from ppbench.attacks.adaptive.euler import noiseless_moments
 from ppbench.attacks.adaptive.gauge import canonical_scales
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows
-from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, unnoised
+from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions
 from ppbench.defenses.mpdp_base import ModelPerturbation
+from ppbench.defenses.mpdp_evidence import cohorts
 from ppbench.defenses.mpdp_net import fold
-from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates, combine, mask
-from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.defenses.mpdp_variants import MPDPH
+from ppbench.defenses.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, mask
+from ppbench.defenses.perturbed_evidence import Shared, exchanges
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.wire import Slot
 from ppbench.task.walk import channels
 
 CHANNELS = 2
@@ -58,8 +61,8 @@ class AdaptiveMPDP(Attack):
     """Rebuilds the exact gradient from the surrogates without noise and inverts it; batches are matched with those.
 
     One example and one secret coefficient a class: the exact gradient of the true (server) or of the folded perturbed
-    network (listener). Else Phi, and combinations of the Psi_i, at the perturbed weights. Uploads that carry no noise
-    (mp_cdp) are taken as they are; where only sums can be read (mpdp_h), the mean gradient with its noise is.
+    network (listener). Else Phi, and combinations of the Psi_i, at the perturbed weights: of a client, or of the whole
+    cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken.
 
     Attributes:
         budget: gradient evaluations a victim, for algebra and for search each.
@@ -77,11 +80,16 @@ class AdaptiveMPDP(Attack):
     def evidence(self, view: View) -> list[Evidence]:
         """Return what is matched: exact wherever single uploads can be read."""
         defense = view.defense
-        if not isinstance(defense, ModelPerturbation) or not unnoised(view):
+        if not isinstance(defense, ModelPerturbation) or not exchanges(view):
             return view.defense.evidence(view)
         shelf, found = Exact(view, defense), []
+        if isinstance(defense, MPDPH):
+            for unit in cohorts(view):
+                slots, mean = tuple(e.slot for e in unit), defense.mean([e.answer for e in unit])
+                found.append(shelf.channels(slots, unit[0].asked, mean))
+            return found
         silent = defense.noise_variance(view.plan, None) == 0
-        for exchange in unnoised(view):
+        for exchange in exchanges(view):
             vector = len(exchange.answer.sigma[HEAD_WEIGHT]) == view.plan.spec.classes
             if silent:
                 found.append(shelf.gradient(exchange, exchange.answer.g))
@@ -89,12 +97,12 @@ class AdaptiveMPDP(Attack):
                 exact = rebuilt(view.plan, exchange.answer, exchange.asked.params)
                 found.append(shelf.gradient(exchange, exact))
             else:
-                found.append(shelf.channels(exchange))
+                found.append(shelf.channels((exchange.slot,), exchange.asked, exchange.answer))
         return found
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; labels of single examples are read off the surrogates."""
-        counted = counted_labels(view, {one.unit: one.batch for one in challenges})
+        counted = counted_labels(view, challenges)
         asked = [one if one.y is not None else replace(one, y=counted.get(one.unit)) for one in challenges]
         return invert(self.evidence(view), view, asked, generator, self.budget)
 
@@ -141,23 +149,24 @@ class Exact:
         for known, params, factor in self.folded:
             if all(torch.equal(known[n], value) for n, value in perturbed.items()):
                 return params, factor
-        _, transitional = self.expansion.split(weights)
-        ones = {n: torch.ones_like(value) for n, value in weights.items()}
-        params, factor = fold(self.expansion, weights), fold(self.expansion, {**ones, **transitional})
+        odd, between = self.expansion.split(weights)
+        between = {n: torch.where(value == 0, 1.0, value) for n, value in between.items()}  # no server sends zeros
+        ones = {n: torch.ones_like(value) for n, value in odd.items()}
+        params, factor = (fold(self.expansion, {**tree, **between}) for tree in (odd, ones))
         free = channels(self.view.plan.spec)
         units = free.multipliers(canonical_scales(free, params))
         params, factor = ({n: units[n] * value for n, value in tree.items()} for tree in (params, factor))
         self.folded.append((perturbed, params, factor))
         return params, factor
 
-    def channels(self, exchange: Exchange) -> Evidence:
+    def channels(self, unit: tuple[Slot, ...], asked: Perturbed, answer: Surrogates) -> Evidence:
         """Return Phi, named as the parameters, and combinations "psi/..." of the Psi_i: norms 1, canonical units."""
-        answer, weights = exchange.answer, {n: v.double() for n, v in exchange.asked.params.items()}
+        weights = {n: v.double() for n, v in asked.params.items()}
         odd, transitional = self.expansion.split(weights)
-        along = directions(answer, exchange.asked.direction)
+        along = directions(answer, asked.direction)
         mix = torch.randn(CHANNELS, len(along), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         mix = torch.ones(1, 1, dtype=torch.float64) if len(along) == 1 else mix
-        _, units = self.fold(exchange.asked.params, weights)
+        _, units = self.fold(asked.params, weights)
         mixed = {n: torch.tensordot(mix, value.double(), 1) / units[n] for n, value in answer.sigma.items()}
         phi = {n: value.double() / units[n] for n, value in answer.beta.items()}
         sizes, factor = (_norm(phi), _norm(mixed)), 1 / self.defense.bound
@@ -168,7 +177,7 @@ class Exact:
 
         observed = {**{n: v / sizes[0] for n, v in phi.items()}, **{f"psi/{n}": v / sizes[1] for n, v in mixed.items()}}
         simulate = surrogate_simulation(self.expansion.net, odd, mix @ along, False, named, transitional)
-        return Evidence((exchange.slot,), observed, simulate, channel="noiseless")
+        return Evidence(unit, observed, simulate, channel="noiseless")
 
 
 def _norm(tree: Params) -> float:

@@ -120,12 +120,12 @@ def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
     return found
 
 
-def counted_labels(view: View, batches: dict[tuple[Slot, ...], int]) -> dict[tuple[Slot, ...], Tensor]:
-    """Return one-hot labels [1, B, C] of every upload that can be read on its own, in ascending order."""
-    shares = {} if isinstance(view.defense, MPDPH) else histograms(view)
-    found = labels_of(view)
-    for unit, share in shares.items():
-        if unit not in found and unit in batches:
-            labels = greedy_multiset(batches[unit] * share, share > 0, batches[unit])
-            found[unit] = one_hot(labels, len(share)).float()[None]
+def counted_labels(view: View, challenges: Sequence[Challenge]) -> dict[tuple[Slot, ...], Tensor]:
+    """Return one-hot labels [U, B, C] of every challenge whose histogram can be read, in ascending order."""
+    shares, found = histograms(view), labels_of(view)
+    for asked in challenges:
+        share, count = shares.get(asked.unit), len(asked.unit) * asked.batch
+        if asked.unit not in found and share is not None:
+            labels = greedy_multiset(count * share, share > 0, count)
+            found[asked.unit] = one_hot(labels, len(share)).float().unflatten(0, (len(asked.unit), -1))
     return found

@@ -173,10 +173,8 @@ def upload(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
     if not found:
         return broadcast.without(_from_own_data(broadcast), x)
     directions = broadcast.directions
-    errors = torch.stack([m.error for m in found]).sum(0)
-    slope = errors / torch.stack([m.square for m in found]).sum()
-    own = Estimate(solve(directions @ directions.T, slope), torch.zeros(len(slope), len(slope), dtype=slope.dtype))
-    return broadcast.without(combined(own, broadcast.rows), x)
+    slope = torch.stack([m.error for m in found]).sum(0) / torch.stack([m.square for m in found]).sum()
+    return broadcast.without(solve(directions @ directions.T, slope), x)
 
 
 def _moments(broadcast: Broadcast) -> list[Moments]:
