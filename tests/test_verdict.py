@@ -113,6 +113,10 @@ def test_each_adversary_is_told_apart_and_never_the_control_as_the_defense(fabri
     text = said(records, "[eavesdropper/1] What clients train on")
     assert "hides members from one who un-masks it (unmask_upload: ASR 50.0%" in text
     assert "but not from one who un-masks it (unmask_regression" in said(records, "What clients train on")
+    records.append(fabricate("pbpfl", 100.0, "unmask_upload", "membership", 0.5, threat="eavesdropper/1"))
+    assert not any(s.startswith("[eavesdropper/1] The delivered") for s in sentences("pbpfl", records))
+    alone = [r for r in records if r.config.threat_model.id != "client/1"]
+    assert said(alone, "[eavesdropper/1] The delivered model")
 
 
 # -- outputs ---------------------------------------------------------------------------------------------------------
@@ -258,6 +262,8 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
         "random weights; MSE 0.0702 (0.0601 undefended)."
     )
     assert "diverged" not in " ".join(sentences("dp", records))
+    label = fabricate("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", mse=0.0702, **numbers)
+    assert sentences("dp", [*records, label]) == sentences("dp", records), "numbers are no labels"
 
 
 # -- the guarantee ---------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def _entry(members: Sequence[Record], name: str, records: Sequence[Record], clai
         records=tuple(sorted(members, key=lambda r: (r.config.attack.id, r.cell_id))),
         plain=best((r for r in members if not adaptive(r, records)), name),
         worst=best(members, name),
-        labels=best(members, "label_accuracy"),
+        labels=best([r for r in members if r.config.model.classes > 1], "label_accuracy"),
         rank="",
         badges=tuple(_badges(members, records)),
         flags=tuple(flags[key] for key in sorted(flags)),

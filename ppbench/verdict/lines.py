@@ -62,7 +62,7 @@ class Line:
     """What uploads give away: a defense at one control value, stage and batch size, over all attacks on it.
 
     plain, worst: the reconstruction cells that rebuild best, among attacks that do not know the defense and among all;
-    labels, tracing: the strongest cell of each kind.
+    labels, tracing: the strongest cell of each kind; targets that are numbers have no labels.
     """
 
     defense: str
@@ -147,13 +147,14 @@ def held(records: Sequence[Record]) -> list[Held]:
 
 def _line(key: Key, records: Sequence[Record]) -> Line:
     images = [r for r in records if r.config.attack.kind == "reconstruction"]
+    labelled = [r for r in records if r.config.attack.kind != "tracing" and r.config.model.classes > 1]
     metric = rebuilding(records[0])
     return Line(
         *key,
         records[0].utility,
         best([r for r in images if not r.config.attack.adaptive], metric),
         best(images, metric),
-        best([r for r in records if r.config.attack.kind != "tracing"], "label_accuracy"),
+        best(labelled, "label_accuracy"),
         best([r for r in records if r.config.attack.kind == "tracing"], "tracing_accuracy"),
         _status(records),
     )

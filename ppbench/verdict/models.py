@@ -14,6 +14,8 @@ from ppbench.records.schema import Record
 from ppbench.verdict.fates import Fate, members_fate, outputs_fate
 from ppbench.verdict.lines import Held, Strongest, attack_of, extraction_metric, figure, held, listed
 
+CLIENT = "client/1"
+
 
 @dataclass(frozen=True)
 class Members:
@@ -88,9 +90,11 @@ def what_models_tell(defense: str, records: Sequence[Record]) -> list[str]:
     outputs = Outputs(extraction_metric(records))
     said: list[str] = []
     for threat in sorted({row.threat for row in everything if row.defense == defense}):
-        prefix = "" if threat == "client/1" else f"[{threat}] "
+        prefix = "" if threat == CLIENT else f"[{threat}] "
         mine = [row for row in everything if row.defense == defense and row.threat == threat]
         trained_on, delivered = ([r for r in mine if r.stage == stage] for stage in ("iterate", "final"))
+        if threat != CLIENT and any((r.defense, r.stage, r.threat) == (defense, "final", CLIENT) for r in everything):
+            delivered = []  # it is the model that clients are sent, and told of there
         members = [_undefended(everything, threat, stage, defense) for stage in ("iterate", "final")]
         found = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]
         found += _delivered(delivered, members[1]) if masked else _queried(delivered, members[1])
