@@ -82,7 +82,7 @@ class DPSGD(Defense):
         std = self.noise_multiplier * self.clip
         return {name: (value + std * noise[name]) / plan.local.batch for name, value in total.items()}
 
-    def epsilon(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
+    def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (epsilon, 1/examples) by the RDP accountant for the Poisson-subsampled Gaussian."""
         if self.noise_multiplier == 0:
             return None

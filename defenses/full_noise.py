@@ -31,7 +31,7 @@ class FullNoise(Defense):
         """Refuse a sigma that is not positive."""
         self.require(0 < self.sigma < math.inf, "sigma", "a finite number > 0")
 
-    def epsilon(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
+    def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (0, 0): the uploads are independent of the data."""
         return 0.0, 0.0
 

@@ -78,7 +78,7 @@ class MPDP(ModelPerturbation):
     """Clients add uniform noise of their own and uniform noise of pairs, which cancels in the mean.
 
     Scales have the laws |DN*(1)| and |DN*(2)| (Eq. 13), so that R times a client's noise is Gaussian in each coordinate
-    on its own, to who does not know R. Sigmas follow from (round_epsilon, delta) by Theorems 10 and 11; the graph of
+    on its own, to who does not know R. Sigmas follow from (epsilon, delta) by Theorems 10 and 11; the graph of
     pairs is drawn by the server at set-up and public.
 
     Attributes:
@@ -109,11 +109,11 @@ class MPDP(ModelPerturbation):
     def sigmas(self, plan: Plan) -> Sigmas:
         """Return the noise's standard deviations, in units of the bound."""
         n = self.n if self.graph == "n_out" else None
-        return calibrate(self.round_epsilon, self.delta, plan.clients, self.graph, n, strict=False)
+        return calibrate(self.epsilon, self.delta, plan.clients, self.graph, n, strict=False)
 
     def why_no_epsilon(self, plan: Plan) -> str:
         """Return why there is no guarantee, and what the paper claims."""
-        claim = f"(the paper claims epsilon {self.round_epsilon:g} a round, delta {self.delta:g}"
+        claim = f"(the paper claims epsilon {self.epsilon:g} a round, delta {self.delta:g}"
         violated = self.sigmas(plan).conditions
         outside = f", with no guarantee here: {violated[0]}" if violated else ""
         return f"Psi and Phi travel without noise, so the exact gradient can be rebuilt {claim}{outside})"
@@ -188,7 +188,7 @@ class MPDP(ModelPerturbation):
         spread = torch.full_like(scale, len(scale) ** -0.5)
         return Account(
             sigmas=sigmas,
-            claimed=(self.round_epsilon, self.delta),
+            claimed=(self.epsilon, self.delta),
             theta=theta,
             exact_theta=exact,
             epsilon_round=None if exact is None else epsilon_of(exact, self.delta),

@@ -55,7 +55,7 @@ SETTING: Mapping[str, Any] = {
     "decay_at": (),
 }
 # Twenty clients halve the noise of ten; few examples are memorized, so that membership has something to find.
-QUICK: Mapping[str, Any] = {**SETTING, "clients": 20, "train": 300, "lr": 0.3, "rounds": 600}
+QUICK: Mapping[str, Any] = {**SETTING, "batch_size": 32, "clients": 20, "train": 300, "lr": 0.3, "rounds": 600}
 
 
 @node
@@ -77,7 +77,7 @@ class ModelPerturbation(Defense):
     """Perturbs the expanded model anew every round and recovers gradients from what clients compute on it.
 
     Attributes:
-        round_epsilon: the paper's privacy budget of ONE round, in (epsilon, delta)-DP; > 0.
+        epsilon: the paper's privacy budget of ONE round, in (epsilon, delta)-DP; > 0.
         delta: of the same; in (0, 1).
         gamma: "vector" has one secret coefficient a class (the paper's: C + 2 backward passes and uploads), "scalar"
             one for all, along a public direction (PBPFL's: three).
@@ -88,14 +88,14 @@ class ModelPerturbation(Defense):
         precision: of the perturbed model, and so of what travels.
     """
 
-    round_epsilon: float = 3.0
+    epsilon: float = 3.0
     delta: float = 1e-5
     gamma: Literal["vector", "scalar"] = "vector"
     kappa: float = 10.0
     bound: float = 1.0
     precision: Literal["float64", "float32"] = "float64"
 
-    control: ClassVar[str] = "round_epsilon"
+    control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}
     paper: ClassVar[str] = PAPER
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": SETTING}
@@ -109,7 +109,7 @@ class ModelPerturbation(Defense):
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
         """Refuse numbers out of range, another loss, local training, and layers that cannot be perturbed."""
-        self.require(0 < self.round_epsilon < math.inf, "round_epsilon", "a finite number > 0")
+        self.require(0 < self.epsilon < math.inf, "epsilon", "a finite number > 0")
         self.require(0 < self.delta < 1, "delta", "a number between 0 and 1")
         self.require(self.gamma in ("vector", "scalar"), "gamma", "'vector' or 'scalar'")
         self.require(0 < self.kappa < math.inf, "kappa", "a finite number > 0")
@@ -120,7 +120,7 @@ class ModelPerturbation(Defense):
         if self.precision == "float32" and self.kappa > FLOAT32_KAPPA:
             warnings.warn(
                 f"Defense {self.name!r}: in float32 a mask of kappa={self.kappa:g} drowns the gradient (relative error "
-                f"about {5e-7 * self.kappa**2:.1g}); use precision=float64 or kappa <= {FLOAT32_KAPPA:g}.",
+                f"{5e-7 * self.kappa**2:.1g} and more); use precision=float64 or kappa <= {FLOAT32_KAPPA:g}.",
                 stacklevel=2,
             )
 

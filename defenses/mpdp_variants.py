@@ -24,7 +24,7 @@ from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
-from ppbench.federation.tree import Params, Tree, tree_map
+from ppbench.federation.tree import Params, Tree
 
 NOISELESS = ("sigma", "beta")  # the surrogates that the hardened variant masks: Psi and Phi
 
@@ -43,12 +43,12 @@ class MPDPNaive(ModelPerturbation):
         """Return why there is no guarantee."""
         return (
             "the recovered noise is no Gaussian, and Psi and Phi travel without any (epsilon "
-            f"{self.round_epsilon:g} a round was aimed at, delta {self.delta:g})"
+            f"{self.epsilon:g} a round was aimed at, delta {self.delta:g})"
         )
 
     def sigma(self) -> float:
         """Return the noise's standard deviation at the perturbed weights, in units of the bound."""
-        return 1 / math.sqrt(theta_max(self.round_epsilon, self.delta))
+        return 1 / math.sqrt(theta_max(self.epsilon, self.delta))
 
     def noise_variance(self, plan: Plan, degree: float | None) -> float:
         """Return sigma squared."""
@@ -82,12 +82,12 @@ class MPCDP(ModelPerturbation):
         """Return why there is no guarantee against the server, and what there is against others."""
         return (
             "the server sees every client's exact gradient; noise is added to the mean only (against who sees no more "
-            f"than the true model: epsilon {self.round_epsilon:g} a round, delta {self.delta:g})"
+            f"than the true model: epsilon {self.epsilon:g} a round, delta {self.delta:g})"
         )
 
     def sigma(self, plan: Plan) -> float:
         """Return the standard deviation of the noise on the mean gradient."""
-        return self.bound / (plan.clients * math.sqrt(theta_max(self.round_epsilon, self.delta)))
+        return self.bound / (plan.clients * math.sqrt(theta_max(self.epsilon, self.delta)))
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Recover and clip every gradient, average, add noise, step."""
@@ -134,7 +134,7 @@ class MPDPH(MPDP):
         """Return why there is no guarantee."""
         return (
             "the sums of Psi and Phi travel without noise, and the noise given the scales is bounded (epsilon "
-            f"{self.round_epsilon:g} a round was aimed at, delta {self.delta:g})"
+            f"{self.epsilon:g} a round was aimed at, delta {self.delta:g})"
         )
 
     def noise(self, plan: Plan) -> Noise | None:
@@ -148,21 +148,17 @@ class MPDPH(MPDP):
     def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
         """Return the noisy first surrogate, and 1/K times the others in fixed point, masked; int64.
 
-        Noise can drive training out of the ring's range. The first surrogate is then NaN, so that the mean is, as it
-        would be without a ring: the run has diverged, and no party has broken the protocol.
+        Raises:
+            Overflow: noise has driven training out of the ring's range.
         """
         noisy: Surrogates = super().upload(ctx, me, result)
-        g, masked = noisy.g, []
+        masked = []
         for purpose, part in zip(NOISELESS, (noisy.sigma, noisy.beta), strict=True):
             layout = Layout.of(part)
             flat = layout.pack(part)
-            masks = secagg.zero_sum(me, ctx, purpose, len(flat))
-            try:
-                masks = masks + secagg.to_ring(flat.cpu(), self.fraction_bits, 1 / ctx.plan.clients)
-            except ProtocolError:
-                g = tree_map(lambda t: torch.full_like(t, math.nan), g)
-            masked.append(layout.unpack(masks.to(flat.device)))
-        return Surrogates(g, *masked)
+            ring = secagg.to_ring(flat.cpu(), self.fraction_bits, 1 / ctx.plan.clients)
+            masked.append(layout.unpack((ring + secagg.zero_sum(me, ctx, purpose, len(flat))).to(flat.device)))
+        return Surrogates(noisy.g, *masked)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Refuse a cohort that is not whole, whose masks do not cancel; then as MP-DP."""

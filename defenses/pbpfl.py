@@ -114,7 +114,7 @@ class PBPFL(Defense):
         if self.precision == "float32" and self.kappa > FLOAT32_KAPPA:
             warnings.warn(
                 f"Defense {self.name!r}: in float32 a mask of kappa={self.kappa:g} drowns the gradient (relative error "
-                f"about {3e-7 * self.kappa**2:.1g}); use precision=float64 or kappa <= {FLOAT32_KAPPA:g}.",
+                f"{3e-7 * self.kappa**2:.1g} and more); use precision=float64 or kappa <= {FLOAT32_KAPPA:g}.",
                 stacklevel=2,
             )
 

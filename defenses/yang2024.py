@@ -8,7 +8,7 @@ PAPER = (
     "Yang et al., Efficiently Achieving Secure Model Training and Secure Aggregation to Ensure Bidirectional "
     "Privacy-preservation in Federated Learning, 2024 (arXiv 2412.11737)"
 )
-_BUDGET = (("round_epsilon", 3.0),)
+_BUDGET = (("epsilon", 3.0),)
 _TRAINING = "SGD, 100 epochs, batch 256 a client, privacy budget 3 (delta, clipping and rounds not given)"
 _NETWORK = {"cifar10": "resnet20", "cifar100": "resnet56"}
 _NAMES = {"cifar10": "CIFAR-10, ResNet20", "cifar100": "CIFAR-100, ResNet56"}

@@ -14,6 +14,10 @@ class ProtocolError(Exception):
     """A message that breaks the protocol of a round; names the party that sent it."""
 
 
+class Overflow(ProtocolError):
+    """A value has left the range of what a protocol can send: training has diverged."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a misspelt name, with the names close to it.
 

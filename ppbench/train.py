@@ -151,14 +151,14 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
         mse_low=square.low if square else None,
         mse_high=square.high if square else None,
     )
-    per = plan.clients * fed.round
+    per = plan.clients * max(1, fed.round)
     cost = Cost(
         bytes_up=(fed.wire.up - fed.setup_up) / per,
         bytes_down=(fed.wire.down - fed.setup_down) / per,
         bytes_setup=fed.setup_up + fed.setup_down,
     )
     sizes = sorted({len(shard.x) for shard in fed.shards.values()})
-    guarantees = [g for size in sizes if (g := fed.defense.epsilon(plan, size, fed.round)) is not None]
+    guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan, size, fed.round)) is not None]
     guarantee = max(guarantees) if len(guarantees) == len(sizes) else None  # the client with the weakest
     privacy = Privacy(
         epsilon=guarantee[0] if guarantee else None,

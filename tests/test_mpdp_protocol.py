@@ -542,7 +542,7 @@ def test_hardened_sums_need_everybody_and_divergence_is_no_error(run):
     federation = run(MPDPH())
     with pytest.raises(ProtocolError, match="1 of 4"):
         federation.defense.aggregate(context(plan_of()), federation.parties.server, {0: ()})
-    wild = run(MPDPH(round_epsilon=0.01, gamma="scalar", fraction_bits=50), plan_of(lr=5.0))
+    wild = run(MPDPH(epsilon=0.01, gamma="scalar", fraction_bits=50), plan_of(lr=5.0))
     assert wild.run(60) is False
 
 
@@ -648,7 +648,7 @@ def test_the_graph_is_drawn_by_the_server_and_announced(run):
 
 def test_accounts_state_the_claim_and_what_it_is_worth():
     plan = plan_of(clients=5)
-    account = MPDP(round_epsilon=3.0).accounting(plan, rounds=10)
+    account = MPDP(epsilon=3.0).accounting(plan, rounds=10)
     assert account.claimed == (3.0, 1e-5) and account.sigmas.guarantee
     assert (account.sigmas.eta, account.sigmas.delta) == (
         pytest.approx(0.793, abs=5e-4),
@@ -659,7 +659,7 @@ def test_accounts_state_the_claim_and_what_it_is_worth():
     assert account.epsilon_total == pytest.approx(9.3, abs=0.2)
     assert account.delta_spread > 0.99 and 0.1 < account.delta_single < 0.6  # claimed: 1e-5
     assert account.theta_given_scales > 10 * account.exact_theta
-    assert MPDP(round_epsilon=3.0).epsilon(plan, 100, 10) is None
+    assert MPDP(epsilon=3.0).guarantee(plan, 100, 10) is None
 
 
 def test_outside_the_theorem_there_is_no_guarantee_and_it_is_said():
@@ -676,7 +676,7 @@ def test_outside_the_theorem_there_is_no_guarantee_and_it_is_said():
     assert account.exact_theta == pytest.approx(exact_theta(ring | ring.T, sigmas.eta, sigmas.delta))
     for kind in VARIANTS:
         reason = kind().why_no_epsilon(plan)
-        assert f"epsilon {kind().round_epsilon:g} a round" in reason and not reason.endswith(".")
+        assert f"epsilon {kind().epsilon:g} a round" in reason and not reason.endswith(".")
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------
@@ -684,10 +684,10 @@ def test_outside_the_theorem_there_is_no_guarantee_and_it_is_said():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("round_epsilon", 0.0),
-        ("round_epsilon", -1.0),
-        ("round_epsilon", math.inf),
-        ("round_epsilon", math.nan),
+        ("epsilon", 0.0),
+        ("epsilon", -1.0),
+        ("epsilon", math.inf),
+        ("epsilon", math.nan),
         ("delta", 0.0),
         ("delta", 1.0),
         ("kappa", 0.0),
@@ -760,7 +760,7 @@ def test_training_learns_at_a_large_budget(kind, digits):
     shards = {c: Data(x[c * 100 :][:100].clone(), y[c * 100 :][:100].clone()) for c in range(CLIENTS)}
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "bias": False})
     plan = plan_of(spec, lr=0.3, batch=100)
-    federation = Federation(kind(round_epsilon=200.0, gamma="scalar"), plan, shards, Seeds(0))
+    federation = Federation(kind(epsilon=200.0, gamma="scalar"), plan, shards, Seeds(0))
     federation.start(initial(spec, 1))
     assert federation.run(40)
     assert federation.accuracy(Data(x[-800:], y[-800:])) > 0.5  # chance: .1

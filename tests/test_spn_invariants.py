@@ -197,7 +197,7 @@ def test_laplace_draws_are_finite_and_symmetric():
 
 
 def test_dp_reports_no_epsilon_and_says_why(plan):
-    assert DP().epsilon(plan, 100, 10) is None
+    assert DP().guarantee(plan, 100, 10) is None
     assert "clip" in DP.epsilon_reason
 
 
@@ -244,10 +244,10 @@ def test_without_noise_and_with_a_wide_clip_dp_sgd_is_the_batch_gradient(federat
 
 
 def test_epsilon_falls_with_noise_and_rises_with_rounds(plan):
-    weak, strong = DPSGD(0.5).epsilon(plan, 140, 10), DPSGD(2.0).epsilon(plan, 140, 10)
+    weak, strong = DPSGD(0.5).guarantee(plan, 140, 10), DPSGD(2.0).guarantee(plan, 140, 10)
     assert weak[0] > strong[0] > 0 and weak[1] == pytest.approx(1 / 140)
-    assert DPSGD(2.0).epsilon(plan, 140, 20)[0] > strong[0]
-    assert DPSGD(0.0).epsilon(plan, 140, 10) is None
+    assert DPSGD(2.0).guarantee(plan, 140, 20)[0] > strong[0]
+    assert DPSGD(0.0).guarantee(plan, 140, 10) is None
 
 
 def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
@@ -257,7 +257,7 @@ def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
 
     mu = 1 / 5.0
     exact = brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - 0.01, 0, 5)
-    epsilon, delta = DPSGD(5.0).epsilon(replace(plan, local=Local("gradient", batch=100)), 100, 1)
+    epsilon, delta = DPSGD(5.0).guarantee(replace(plan, local=Local("gradient", batch=100)), 100, 1)
     assert delta == 0.01
     assert exact <= epsilon <= 2.5 * exact
 

@@ -362,7 +362,7 @@ def everything(make: Make) -> list[Record]:
     records = masked(make)
     for defense, stage in itertools.product(("none", "full_noise", "mpdp"), ("iterate", "final")):
         knows = defense == "mpdp"
-        about = (1000.0, "round_epsilon") if knows else (None, "")
+        about = (1000.0, "epsilon") if knows else (None, "")
         more = dict(stage=stage, control=about[1])
         records.append(make(defense, about[0], "query", "extraction", 0.1, error=98.7, **more))
         records.append(make(defense, about[0], "extract_data_free", "extraction", 1.0, adaptive=knows, **more))

@@ -124,7 +124,7 @@ class Defense:
             value = getattr(self, field)
             raise UsageError(f"Defense {self.name!r}: {field}={value!r} cannot be used; it must be {right}.")
 
-    def epsilon(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
+    def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (epsilon, delta) of one example over all rounds, or None when there is no guarantee.
 
         Args:
@@ -135,7 +135,7 @@ class Defense:
         return None
 
     def why_no_epsilon(self, plan: Plan) -> str:
-        """Return why `epsilon` gives None, a clause for people. Default: the class's `epsilon_reason`."""
+        """Return why `guarantee` gives None, a clause for people. Default: the class's `epsilon_reason`."""
         return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.view import StateRecord, Transcript
-from ppbench.errors import UsageError
+from ppbench.errors import Overflow, UsageError
 from ppbench.federation.client_map import Backend, choose, client_map
 from ppbench.federation.contract import Context, Defense, Round, Server
 from ppbench.federation.plan import Data, Local, Plan
@@ -90,13 +90,16 @@ class Federation:
         """Train up to and including round `last`; call `after(round)` after each.
 
         Returns:
-            False as soon as the model is not finite (the run diverged), else True.
+            False as soon as the model, or what a client would send, is out of range (the run diverged), else True.
         """
         while self.round < last:
             began = time.perf_counter()
             drive = Drive(self, self.plan, REAL, -1, self.round + 1, self.wire, self.parties, self.shards)
             cohort = range(self.plan.clients)
-            drive.run(self.defense.round(drive.context(SERVER, 0), self.parties.server, cohort))
+            try:
+                drive.run(self.defense.round(drive.context(SERVER, 0), self.parties.server, cohort))
+            except Overflow:
+                return False
             self.round += 1
             self.seconds += time.perf_counter() - began
             if not all(bool(leaf.isfinite().all()) for leaf in leaves(self.parties.server.params)):

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from ppbench.errors import ProtocolError
+from ppbench.errors import Overflow, ProtocolError
 from ppbench.federation.contract import Context, Server, Step
 from ppbench.federation.messages import Hello
 from ppbench.federation.tree import Tree, node
@@ -166,11 +166,11 @@ def to_ring(values: Tensor, bits: int, share: float = 1.0) -> Tensor:
     largest value, however many clients there are.
 
     Raises:
-        ProtocolError: a value that is not finite, or of 2^(62 - bits) and more: a weighted mean could leave the range.
+        Overflow: a value that is not finite, or of 2^(62 - bits) and more: a weighted mean could leave the range.
     """
     limit = 2.0 ** (62 - bits)
     if not bool((values.abs() < limit).all()):  # NaN fails too
-        raise ProtocolError(
+        raise Overflow(
             f"A value to be masked is {float(values.abs().max()):.3g}; fixed point with {bits} fractional bits holds "
             f"finite values below {limit:g}."
         )

@@ -115,6 +115,8 @@ def _construct(spec: NetSpec) -> Classifier:
         raise UsageError(f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {cause}.") from cause
     if not isinstance(module, Classifier):
         raise UsageError(f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier.")
+    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
+        raise UsageError(f"Model {spec.model!r} uses one parameter under two names; give each layer its own.")
     return module
 
 
