@@ -29,9 +29,10 @@ from ppbench.defenses.mpdp_base import ModelPerturbation, Secrets
 from ppbench.defenses.mpdp_conditional import delta_averaged, delta_given_R, theta_cond
 from ppbench.defenses.mpdp_graph import check_graph, complete, n_out
 from ppbench.defenses.mpdp_laws import SECOND_MOMENT, dn
+from ppbench.defenses.yang2024 import claims
 from ppbench.errors import UsageError
 from ppbench.federation import secagg
-from ppbench.federation.contract import Context, Round, Server
+from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.messages import Hello
 from ppbench.federation.plan import Data, Noise, Plan
 from ppbench.federation.tree import Tree
@@ -91,6 +92,7 @@ class MPDP(ModelPerturbation):
     n: int = 5
 
     name: ClassVar[str] = "mpdp"
+    claimed: ClassVar[tuple[Claim, ...]] = claims("mpdp")
 
     def check(self, plan: Plan) -> None:
         """As its base; also refuse graphs that do not exist, a single client, and clients one after another."""

@@ -29,6 +29,7 @@ from ppbench.defenses.perturbation import (
     surrogates,
     unscale,
 )
+from ppbench.defenses.yang2024 import PAPER
 from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation.contract import Context, Defense, Job, Server, at
 from ppbench.federation.optim import Layout
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.evidence import Evidence
     from ppbench.adversary.view import View
 
-PAPER = "Yang et al., Efficiently Achieving Secure Model Training and Secure Aggregation, 2024 (arXiv 2412.11737)"
 FLOAT32_KAPPA = 10.0  # float32 loses 5e-7 kappa^2 of the gradient (measured), some percent of single tensors at 100
 
 SETTING: Mapping[str, Any] = {

@@ -19,9 +19,10 @@ from ppbench.defenses.mpdp_conditional import delta_given_R
 from ppbench.defenses.mpdp_evidence import Shelf, cohorts
 from ppbench.defenses.mpdp_net import Expansion, unexpanded
 from ppbench.defenses.perturbation import Surrogates
+from ppbench.defenses.yang2024 import claims
 from ppbench.errors import ProtocolError
 from ppbench.federation import secagg
-from ppbench.federation.contract import Context, Server
+from ppbench.federation.contract import Claim, Context, Server
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.tree import Params, Tree
@@ -77,6 +78,7 @@ class MPCDP(ModelPerturbation):
     """
 
     name: ClassVar[str] = "mp_cdp"
+    claimed: ClassVar[tuple[Claim, ...]] = claims("mp_cdp")
 
     def why_no_epsilon(self, plan: Plan) -> str:
         """Return why there is no guarantee against the server, and what there is against others."""
@@ -122,6 +124,7 @@ class MPDPH(MPDP):
     fraction_bits: int = 40
 
     name: ClassVar[str] = "mpdp_h"
+    claimed: ClassVar[tuple[Claim, ...]] = ()  # ours, not the paper's
     sums: ClassVar[bool] = True
 
     def check(self, plan: Plan) -> None:

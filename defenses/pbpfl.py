@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ppbench.defenses.feng2020 import PAPER, claims
 from ppbench.defenses.perturbation import (
     HEAD_WEIGHT,
     Perturbed,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.evidence import Evidence
     from ppbench.adversary.view import View
 
-PAPER = "Feng et al., Practical and Bilateral Privacy-preserving Federated Learning, 2020 (arXiv 2002.09843)"
 FLOAT32_KAPPA = 10.0  # float32 loses 3e-7 kappa^2 of the gradient (measured), 3 % of single tensors at 100
 
 SETTING: Mapping[str, Any] = {
@@ -90,7 +90,7 @@ class PBPFL(Defense):
     paper: ClassVar[str] = PAPER
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": SETTING, "paper": SETTING}
     masked: ClassVar[bool] = True
-    claimed: ClassVar[tuple[Claim, ...]] = ()
+    claimed: ClassVar[tuple[Claim, ...]] = claims("pbpfl")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers every client's exact gradient"
 
     @property

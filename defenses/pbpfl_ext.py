@@ -12,12 +12,13 @@ import torch
 
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import Exchange, View
+from ppbench.defenses.feng2020 import claims
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence, exchanges
 from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
-from ppbench.federation.contract import Context, Round, Server
+from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
@@ -45,6 +46,7 @@ class PBPFLExt(PBPFL):
 
     name: ClassVar[str] = "pbpfl_ext"
     sums: ClassVar[bool] = True
+    claimed: ClassVar[tuple[Claim, ...]] = claims("pbpfl_ext")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
 
     def bits(self, family: str, width: int) -> int:

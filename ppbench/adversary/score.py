@@ -195,5 +195,6 @@ def score_outputs(true: Tensor, guess: Guess) -> Scored:
         raise ValueError("an extraction attack must answer finite outputs for every query")
     found = found.detach().cpu().double()
     agree = (found.argmax(1) == true.argmax(1)).tolist()
-    error = ((found - true).norm(dim=1) / true.norm(dim=1).clamp(min=1e-300)).tolist()
+    size = true.norm(dim=1).square().mean().sqrt().clamp(min=1e-300)  # of all: a single output may be about 0
+    error = ((found - true).norm(dim=1) / size).tolist()
     return Scored([OutputScore(index=i, agree=a, error=e) for i, (a, e) in enumerate(zip(agree, error, strict=True))])

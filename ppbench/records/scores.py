@@ -81,7 +81,7 @@ class TraceScore(Strict):
 
 class OutputScore(Strict):
     """One query of an extraction attack. agree: whether the guessed outputs have the true model's argmax; error:
-    ||guess - true|| / ||true|| of the outputs.
+    ||guess - true|| of the outputs, in units of the root mean square of ||true|| over the queries.
     """
 
     kind: Literal["output"] = "output"
