@@ -106,7 +106,7 @@ def silence(view: View, change: object) -> View:
 )
 def test_the_exact_gradient_of_one_example_is_rebuilt(spec: NetSpec) -> None:
     """U8: below 1e-10 in float64 (spec: 2.6e-15 for an MLP-5, 2.7e-14 for ResNet20), whatever noise was added."""
-    view, victims = probed(MPDP(round_epsilon=0.1, kappa=10.0), spec, count=4)
+    view, victims = probed(MPDP(epsilon=0.1, kappa=10.0), spec, count=4)
     found = AdaptiveMPDP().evidence(view)
     assert len(found) == 4
     for one in found:
@@ -164,7 +164,7 @@ def test_every_image_and_label_of_one_example_is_read(defense: Defense, threat: 
 
 
 def test_batches_are_matched_with_what_carries_no_noise() -> None:
-    view, victims = probed(MPDP(round_epsilon=1.0), batch=2, count=6)
+    view, victims = probed(MPDP(epsilon=1.0), batch=2, count=6)
     attack = AdaptiveMPDP()
     for one in attack.evidence(view):
         truth = victims.truth(one.unit)
@@ -238,7 +238,7 @@ def test_the_label_of_one_example_is_exact(defense: Defense, spec: NetSpec) -> N
 @pytest.mark.parametrize("spec", [BARE, RESNET], ids=lambda s: s.model)
 def test_the_weighted_histogram_is_exact_at_any_batch(spec: NetSpec) -> None:
     """Spec: 1e-13. A skewed batch of 21; zeros are zeros."""
-    view, victims = probed(MPDP(round_epsilon=0.1), spec, batch=21, count=21)
+    view, victims = probed(MPDP(epsilon=0.1), spec, batch=21, count=21)
     (share,) = histograms(view).values()
     exchange, data = exchanges(view)[0], victims.truth(victims.units[0])
     params = {n: v.double() for n, v in exchange.asked.params.items()}
@@ -250,7 +250,7 @@ def test_the_weighted_histogram_is_exact_at_any_batch(spec: NetSpec) -> None:
 
 @pytest.mark.parametrize("batch", [4, 8])
 def test_counts_are_read_off_the_histogram(batch: int) -> None:
-    view, victims = probed(MPDP(round_epsilon=0.1), batch=batch, count=4 * batch)
+    view, victims = probed(MPDP(epsilon=0.1), batch=batch, count=4 * batch)
     assert hits(victims, MPDPHistogram().run(view, victims.challenges(), seeded())) > 0.95
 
 

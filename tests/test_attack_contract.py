@@ -1,7 +1,8 @@
 """What every registered attack must keep, whatever it does: its planted leak, its null, its manners.
 
 Attacks come from the registry, each also against the defenses that it is built for, so that a new one is tested
-without a line here. Seeds are fixed: an interval around chance is left once, by a bug, or never.
+without a line here: in the network, loss and federation that the defense's own setting asks for. Seeds are fixed: an
+interval around chance is left once, by a bug, or never.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.isolate import isolated
-from ppbench.adversary.score import score_images, score_labels, score_members
+from ppbench.adversary.score import score_images, score_labels, score_members, score_outputs
 from ppbench.adversary.victims import Candidates, Victims, choose_candidates, choose_victims
 from ppbench.adversary.view import THREATS, View
 from ppbench.defenses.full_noise import FullNoise
 from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params, leaves, tree_map
 from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_hits
@@ -43,9 +45,12 @@ KINDS = {kind: [n for n, a in ATTACKS.items() if a.kind == kind] for kind in ("r
 GRADIENT = KINDS["reconstruction"] + KINDS["label"]  # attacks on the uploads of probes
 MEMBERSHIP = [n for n, a in ATTACKS.items() if a.kind == "membership"]
 TRACING = [n for n, a in ATTACKS.items() if a.kind == "tracing"]
+EXTRACTION = [n for n, a in ATTACKS.items() if a.kind == "extraction"]
 LEVEL = 0.999  # of the intervals around chance
 START = 8  # evaluations that the smallest budget may be exceeded by: each pass of each restart looks at its start once
 CLIENTS = 4
+
+RING = 2.0**48  # unit of the fixed-point numbers that masked defenses send
 
 Federate = Callable[..., Federation]
 Change = Callable[[Tensor], Tensor]
@@ -76,6 +81,35 @@ def defenses_of(name: str) -> list[Defense]:
     return [NoDefense(), *(load("defenses", target)() for target in sorted(ATTACKS[name].targets or ()))]
 
 
+def plan_for(name: str, defense: Defense, plan: Plan) -> Plan:
+    """Return a plan that `defense` accepts, by its own setting; without one `plan`, on a network that `name` suits."""
+    setting = defense.setting.get("quick", {})
+    if "model" in setting:
+        spec = net_spec(setting["model"], plan.spec.shape, plan.spec.classes, setting.get("model_options"))
+        return replace(plan, spec=spec, local=Local(setting["upload"], batch=16), loss=setting["loss"])
+    if not ATTACKS[name]().suits(plan):
+        return replace(plan, spec=net_spec("mlp", plan.spec.shape, plan.spec.classes))
+    return plan
+
+
+@pytest.fixture
+def federate(plan: Plan, digits: Data) -> Federate:
+    """Return a started federation of a defense for an attack; the last client has fewer examples where it may."""
+
+    def make(name: str, defense: Defense) -> Federation:
+        own, sizes = plan_for(name, defense, plan), [48] * (CLIENTS - 1) + [40]
+        try:
+            defense.check_data(own, sizes)
+        except UsageError:
+            sizes = [48] * CLIENTS
+        shards = {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(sizes)}
+        federation = Federation(defense, own, shards, Seeds(0))
+        federation.start(initial(own.spec, 1))
+        return federation
+
+    return make
+
+
 CASES = [(name, defense) for name in GRADIENT for defense in defenses_of(name)]
 each_case = pytest.mark.parametrize(("name", "defense"), CASES, ids=[f"{name}-{d.name}" for name, d in CASES])
 
@@ -98,7 +132,7 @@ def probe(
     run: Federation, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None
 ) -> World:
     """Return what the adversary of `threat` sees of `count` victims, whose images `pictures` replaces before."""
-    victims = choose_victims(run.shards, threat, batch, count, Seeds(0))
+    victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
     if pictures is not None:
         victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
     view = run.probe(victims.data).view(threat, own=victims.own)
@@ -121,9 +155,23 @@ def silenced(view: View) -> View:
     return replace(view, mail=tuple(e for e in view.mail if e.sender == SERVER))
 
 
-def mute(federate: Federate, defense: Defense, count: int, batch: int = 1) -> World:
-    """Return a world whose uploads are noise of scale 1e-3, in the form in which `defense` sends its own."""
-    run = federate(FullNoise())
+def mute(federate: Federate, name: str, defense: Defense, count: int, batch: int = 1) -> World:
+    """Return a world whose uploads are noise of scale 1e-3, in the form in which `defense` sends its own.
+
+    Where that takes keys, or more than one gradient, the numbers in the clients' own letters are drawn anew.
+    """
+    if defense.masked:
+        world, g = probe(federate(name, defense), count, batch), seeded(5)
+
+        def draw(tensor: Tensor) -> Tensor:
+            noise = 1e-3 * torch.randn(tensor.shape, generator=g, dtype=torch.float64)
+            return noise.to(tensor.dtype) if tensor.is_floating_point() else (RING * noise).to(tensor.dtype)
+
+        mail = tuple(
+            e if e.sender == SERVER else replace(e, message=tree_map(draw, e.message)) for e in world.view.mail
+        )
+        return replace(world, view=replace(world.view, mail=mail))
+    run = federate(name, FullNoise())
     world, context = probe(run, count, batch), run._context("null", 1, 0, 0)
     mail = []
     for letter in world.view.mail:
@@ -174,6 +222,21 @@ def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]
     return [victim.psnr or 0.0 for victim in scored.victims]
 
 
+def no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
+    """Return whether guesses are as far from their own truths as from others', over all orders (one in a thousand is
+    farther). True where a unit has several images: their order is not told.
+    """
+    if any(len(unit) * world.victims.batch > 1 for unit in world.victims.units):
+        return True
+    truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units]).flatten(1)
+    low, high = world.view.plan.data_range
+    found = torch.cat([guess.x for guess in guesses]).flatten(1).nan_to_num().clamp(low, high)
+    errors = torch.cdist(found.double(), truth.double())
+    orders = torch.stack([torch.randperm(len(truth), generator=seeded(i)) for i in range(2000)])
+    others = errors[torch.arange(len(truth)), orders].mean(1)
+    return bool(errors.diagonal().mean() >= others.quantile(1 - LEVEL))
+
+
 def median(values: Sequence[float]) -> float:
     return float(torch.tensor(values).median())
 
@@ -185,20 +248,20 @@ def within_chance(hits: int, trials: int, chance: float) -> bool:
 
 # -- the registry ----------------------------------------------------------------------------------------------------
 def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
-    assert all([*KINDS.values(), MEMBERSHIP, TRACING])
-    assert sorted(GRADIENT + MEMBERSHIP + TRACING) == sorted(ATTACKS)
+    assert all([*KINDS.values(), MEMBERSHIP, TRACING, EXTRACTION])
+    assert sorted(GRADIENT + MEMBERSHIP + TRACING + EXTRACTION) == sorted(ATTACKS)
     for name, attack in ATTACKS.items():
         assert attack.name == name
         assert attack.reference
         assert set(attack.threats) <= set(THREATS)
         assert (attack.targets or set()) <= set(plugins("defenses"))
-        assert attack.adaptive or attack.targets is None
+        assert attack.adaptive or attack.targets is None or attack.kind == "extraction"
 
 
 # -- planted leaks ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KINDS["reconstruction"])
 def test_planted_leak_an_undefended_gradient_gives_the_image(name: str, federate: Federate) -> None:
-    attack, world = ATTACKS[name](), probe(federate(NoDefense()), 8)
+    attack, world = ATTACKS[name](), probe(federate(name, NoDefense()), 8)
     guesses = attack.run(world.view, world.challenges, seeded())
     assert median(psnrs(attack, world, guesses)) > 30
     assert [guess.y.tolist() for guess in guesses] == world.labels
@@ -207,7 +270,7 @@ def test_planted_leak_an_undefended_gradient_gives_the_image(name: str, federate
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("name", KINDS["label"])
 def test_planted_leak_an_undefended_gradient_gives_all_labels(name: str, batch: int, federate: Federate) -> None:
-    attack, world = ATTACKS[name](), probe(federate(NoDefense()), 32, batch)
+    attack, world = ATTACKS[name](), probe(federate(name, NoDefense()), 32, batch)
     scores = score_labels(world.victims, attack.run(world.view, world.challenges, seeded())).victims
     assert len(scores) == 32
     assert all(score.label for score in scores)
@@ -220,28 +283,29 @@ def test_null_noise_instead_of_uploads_gives_chance(name: str, defense: Defense,
 
     Each unit's upload is drawn alike, so any pairing of guesses with truths is as likely as the true one: the chance
     of a hit is the mean over all pairings, whichever classes the attack prefers. Hits of a random pairing are drawn
-    without replacement, and spread no wider than the binomial. A guess made of noise cannot be nearer than a constant
-    but by luck: half a decibel on the mean, one on a single victim, is less than a grey tone closer to the digits'
-    mean of .3 would gain (1 dB at .45).
+    without replacement, and spread no wider than the binomial. So it is for the images' errors. A guess made of noise
+    cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
+    digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 24 may.
     """
     kind = ATTACKS[name].kind
-    attack, world = quick(name, 90), mute(federate, defense, 24)
+    attack, world = quick(name, 90), mute(federate, name, defense, 24)
     guesses = attack.run(world.view, world.challenges, seeded())
     check_form(world, guesses, kind)
     if kind == "reconstruction":
         plain = [Guess(x=torch.full_like(guess.x, 0.5)) for guess in guesses]
         gains = torch.tensor(psnrs(attack, world, guesses)) - torch.tensor(psnrs(attack, world, plain))
         assert float(gains.mean()) < 0.5
-        assert float(gains.max()) < 1.0
+        assert float(gains.max()) < 1.5
+        assert no_nearer_than_any_pairing(world, guesses)
     found, true = [guess.y.tolist() for guess in guesses], world.labels
     hits = [[sum(multiset_hits(g, t)) for t in true] for g in found]
-    chance = float(torch.tensor(hits).double().mean())
-    assert within_chance(sum(hits[i][i] for i in range(len(hits))), len(hits), chance)
+    chance = float(torch.tensor(hits).double().mean()) / len(true[0])
+    assert within_chance(sum(hits[i][i] for i in range(len(hits))), 24, chance)
 
 
 @pytest.mark.parametrize("name", KINDS["label"])
 def test_null_labels_of_batches_are_chance(name: str, federate: Federate) -> None:
-    world = mute(federate, NoDefense(), 96, 4)
+    world = mute(federate, name, NoDefense(), 96, 4)
     found = [guess.y.tolist() for guess in ATTACKS[name]().run(world.view, world.challenges, seeded())]
     hits = [[sum(multiset_hits(g, t)) for t in world.labels] for g in found]
     chance = float(torch.tensor(hits).double().mean()) / 4  # over all pairings, as above
@@ -251,17 +315,20 @@ def test_null_labels_of_batches_are_chance(name: str, federate: Federate) -> Non
 # -- determinism, form, budget, harmlessness -------------------------------------------------------------------------
 @each_case
 def test_one_seed_one_guess_another_seed_another(name: str, defense: Defense, federate: Federate) -> None:
-    """Global random state is neither read nor moved; without an observation labels too are drawn from the generator."""
-    attack, world = quick(name), probe(federate(defense), 6)
+    """Global random state is neither read nor moved; without an observation all is drawn from the generator.
+
+    With one, algebra may leave nothing to draw: there another seed may give the same guess.
+    """
+    attack, world = quick(name), probe(federate(name, defense), 6)
     before = torch.get_rng_state()
-    seen = world.view if attack.kind == "reconstruction" else silenced(world.view)
-    first = attack.run(seen, world.challenges, seeded(1))
-    assert torch.equal(torch.get_rng_state(), before)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(99)
-        again = attack.run(seen, world.challenges, seeded(1))
-    other = attack.run(seen, world.challenges, seeded(2))
-    assert [content(g) for g in first] == [content(g) for g in again]
+    for seen in (world.view, silenced(world.view)):
+        first = attack.run(seen, world.challenges, seeded(1))
+        assert torch.equal(torch.get_rng_state(), before)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(99)
+            again = attack.run(seen, world.challenges, seeded(1))
+        assert [content(g) for g in first] == [content(g) for g in again]
+    other = attack.run(silenced(world.view), world.challenges, seeded(2))
     assert [content(g) for g in first] != [content(g) for g in other]
 
 
@@ -272,7 +339,7 @@ def test_form_and_budget_under_every_threat_model_and_nothing_is_modified(
 ) -> None:
     if threat not in ATTACKS[name].threats:
         pytest.skip(f"{name} does not use views of {threat}")
-    world = probe(federate(defense), 6, 2, threat)
+    world = probe(federate(name, defense), 6, 2, threat)
     for budget in (1, 40):
         attack = quick(name, budget)
         before = everything(world.view, world.challenges)
@@ -280,7 +347,8 @@ def test_form_and_budget_under_every_threat_model_and_nothing_is_modified(
         assert everything(world.view, world.challenges) == before
         check_form(world, guesses, attack.kind)
         if limits(attack):
-            assert all(0 < g.evaluations <= budget * len(limits(attack)) + START for g in guesses)
+            shares = len(world.challenges[0].unit)  # a cohort's clients may be attacked one by one
+            assert all(0 < g.evaluations <= shares * (budget * len(limits(attack)) + START) for g in guesses)
 
 
 # -- bad observations ------------------------------------------------------------------------------------------------
@@ -290,7 +358,7 @@ def test_a_poisoned_observation_is_a_failed_guess(name: str, defense: Defense, p
     """Uploads, or broadcasts, that are not finite, absurdly large or zero; batches of one and of two."""
     attack = quick(name)
     for batch in (1, 2):
-        world = probe(federate(defense), 2 * batch, batch)
+        world = probe(federate(name, defense), 2 * batch, batch)
         for by_server in (False, True):
             seen = written(world.view, POISONS[poison], by_server)
             check_form(world, attack.run(seen, world.challenges, seeded()), attack.kind)
@@ -299,7 +367,7 @@ def test_a_poisoned_observation_is_a_failed_guess(name: str, defense: Defense, p
 @pytest.mark.parametrize("name", GRADIENT)
 def test_a_poisoned_upload_harms_no_other_victim(name: str, federate: Federate) -> None:
     """One of four uploads is NaN: the guesses on the others stay as good as they were."""
-    attack, world = ATTACKS[name](), probe(federate(NoDefense()), 4)
+    attack, world = ATTACKS[name](), probe(federate(name, NoDefense()), 4)
     bad = written(world.view, POISONS["nan"]).mail
     mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
     guesses = attack.run(replace(world.view, mail=mail), world.challenges, seeded())
@@ -313,7 +381,7 @@ def test_a_poisoned_upload_harms_no_other_victim(name: str, federate: Federate) 
 def test_a_view_without_uploads_or_without_mail_gives_a_guess_a_challenge(
     name: str, defense: Defense, federate: Federate
 ) -> None:
-    attack, world = quick(name), probe(federate(defense), 4, 2)
+    attack, world = quick(name), probe(federate(name, defense), 4, 2)
     for seen in (silenced(world.view), replace(world.view, mail=())):
         check_form(world, attack.run(seen, world.challenges, seeded()), attack.kind)
     assert attack.run(world.view, [], seeded()) == []
@@ -324,7 +392,7 @@ def test_a_view_without_uploads_or_without_mail_gives_a_guess_a_challenge(
 def test_constant_images_as_victims(name: str, defense: Defense, level: float, federate: Federate) -> None:
     attack = quick(name)
     for batch in (1, 2):
-        world = probe(federate(defense), 4, batch, pictures=lambda x: torch.full_like(x, level))
+        world = probe(federate(name, defense), 4, batch, pictures=lambda x: torch.full_like(x, level))
         guesses = attack.run(world.view, world.challenges, seeded())
         check_form(world, guesses, attack.kind)
         if attack.kind == "reconstruction":
@@ -335,14 +403,14 @@ def test_constant_images_as_victims(name: str, defense: Defense, level: float, f
 @pytest.mark.parametrize("name", [n for n in KINDS["reconstruction"] if n != "dlg"])  # dlg: test_evaluate.py
 def test_a_fresh_process_guesses_the_same_bit_for_bit(name: str, federate: Federate, tmp_path: Path) -> None:
     """Both on the view from disk: what it holds, and the code, are all that a guess depends on."""
-    attack, world = quick(name), probe(federate(defenses_of(name)[-1]), 2)
+    attack, world = quick(name), probe(federate(name, defenses_of(name)[-1]), 2)
     there = isolated(attack, world.view, world.challenges, 7, tmp_path)
     here = attack.run(View.load(tmp_path), world.challenges, seeded(7))
     assert [content(g) for g in here] == [content(g) for g in there]
 
 
 def test_a_view_from_disk_is_attacked_as_the_one_in_memory_bit_for_bit(federate: Federate, tmp_path: Path) -> None:
-    attack, world = ATTACKS["idlg"](), probe(federate(NoDefense()), 2)
+    attack, world = ATTACKS["idlg"](), probe(federate("idlg", NoDefense()), 2)
     world.view.save(tmp_path)
     here, there = (attack.run(v, world.challenges, seeded(7)) for v in (world.view, View.load(tmp_path)))
     assert [content(g) for g in here] == [content(g) for g in there]
@@ -351,7 +419,7 @@ def test_a_view_from_disk_is_attacked_as_the_one_in_memory_bit_for_bit(federate:
 # -- tracing ---------------------------------------------------------------------------------------------------------
 def trace(name: str, federate: Federate, rebuilt: Change, rounds: int = 1) -> tuple[World, Challenge]:
     """Return a world of one question: one image of each client and probe, and reconstructions `rebuilt` of them."""
-    world = probe(federate(NoDefense()), CLIENTS * rounds)
+    world = probe(federate(name, NoDefense()), CLIENTS * rounds)
     truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units])
     unit = tuple(slot for unit in world.victims.units for slot in unit)
     return world, Challenge(unit, 1, x=truth, reconstructions=rebuilt(truth.clone()))
@@ -487,3 +555,124 @@ def test_membership_without_a_usable_model_is_a_coin_from_the_generator(name: st
     assert everything(view, []) == before
     assert numbers(candidates.x, candidates.labels, candidates.member) == known
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# -- iterates that clients train on: membership and extraction under defenses that mask them --------------------------
+ASKED = [(name, defense) for name in MEMBERSHIP + EXTRACTION for defense in defenses_of(name)[1:]]
+each_masked = pytest.mark.parametrize(("name", "defense"), ASKED, ids=[f"{name}-{d.name}" for name, d in ASKED])
+
+
+@pytest.fixture(scope="module")
+def memorized(pool) -> Callable[[Plan], Params]:
+    """Return weights that know both clients' data by heart, trained once for each network."""
+    shards, _ = pool
+    data, known = Data(*(torch.cat([getattr(shards[c], part) for c in (0, 1)]) for part in ("x", "y"))), {}
+
+    def make(plan: Plan) -> Params:
+        if plan.spec not in known:
+            opt, layout, w = Opt("adam", lr=0.005), Layout.of(initial(plan.spec, 0)), torch.ones(len(data.x))
+            flat = layout.pack(initial(plan.spec, 0))
+            state = opt.init(flat)
+            for _ in range(400):
+                g = gradient(lambda p: plan.objective(p, data.x, data.y, w), layout.unpack(flat))
+                flat, state = opt.step(flat, layout.pack(g), state, torch.tensor(opt.lr))
+            known[plan.spec] = layout.unpack(flat)
+        return known[plan.spec]
+
+    return make
+
+
+def masked_plan(name: str, defense: Defense) -> Plan:
+    plan = plan_for(name, defense, replace(TANH, local=Local(batch=COUNT)))
+    return replace(plan, local=replace(plan.local, batch=COUNT))
+
+
+def observed(defense: Defense, plan: Plan, params: Params, shards: dict[int, Data], threat: str, seed: int = 0) -> View:
+    """Return what the adversary holds of the round that follows `params`."""
+    run = Federation(defense, plan, shards, Seeds(seed))
+    run.start(params)
+    return run.observe().view(threat, own=((-1, shards[0]),))
+
+
+@each_masked
+def test_planted_leak_a_masked_iterate_is_read(name: str, defense: Defense, pool, memorized) -> None:
+    """An adversary who knows the mask finds members and decisions; who takes the iterate as it is finds no decisions.
+
+    Labels are wrong, so outputs on queries are far from one-hot targets: harder than what federations train on.
+    """
+    (shards, test), plan, attack = pool, masked_plan(name, defense), ATTACKS[name]()
+    params = memorized(plan)
+    candidates = choose_candidates(shards, test, COUNT, Seeds(0))
+    for threat in attack.threats:
+        view = observed(defense, plan, params, shards, threat)
+        if attack.kind == "membership":
+            area, right, _ = members(name, view, candidates)
+            assert area > 0.9
+            assert right > 0.8 * 2 * COUNT
+        else:
+            share, error = answered(name, view, test.x, plan.net(params, test.x).detach().double())
+            assert (share > 0.8 and error < 0.5) if attack.adaptive else (share < 0.5 and error > 2)
+
+
+@pytest.mark.parametrize(("name", "defense"), [pair for pair in ASKED if pair[0] in MEMBERSHIP])
+def test_null_a_masked_iterate_of_an_untrained_model_knows_no_members(name: str, defense: Defense, pool) -> None:
+    (shards, test), plan = pool, masked_plan(name, defense)
+    candidates = choose_candidates(shards, test, COUNT, Seeds(0))
+    for threat in ATTACKS[name].threats:
+        area, right, _ = members(name, observed(defense, plan, initial(plan.spec, 3), shards, threat), candidates)
+        assert abs(area - 0.5) <= stats.norm.isf((1 - LEVEL) / 2) * ((2 * COUNT + 1) / (12 * COUNT**2)) ** 0.5
+        assert within_chance(right, 2 * COUNT, 0.5)
+
+
+# -- extraction ------------------------------------------------------------------------------------------------------
+def answered(name: str, view: View, x: Tensor, true: Tensor) -> tuple[float, float]:
+    """Return the share of equal decisions and the median relative error, by the scorer."""
+    (guess,) = ATTACKS[name]().run(view, [Challenge((), 1, x=x.clone())], seeded())
+    assert guess.outputs.dtype == torch.float64
+    assert not guess.outputs.requires_grad
+    scores = score_outputs(true, guess).victims
+    return sum(s.agree for s in scores) / len(scores), median([s.error for s in scores])
+
+
+@pytest.mark.parametrize("name", EXTRACTION)
+def test_planted_leak_a_model_in_the_clear_is_answered_exactly(name: str, pool, overfit: Params) -> None:
+    shards, test = pool
+    run = Federation(NoDefense(), TANH, shards, Seeds(0))
+    run.start(overfit)
+    true = TANH.net(overfit, test.x).detach().double()
+    for threat in ATTACKS[name].threats:
+        for transcript in (run.observe(), run.release()):
+            assert answered(name, transcript.view(threat, own=((-1, shards[0]),)), test.x, true) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("name", [n for n in EXTRACTION if not ATTACKS[n].adaptive])
+def test_null_under_an_overwhelming_mask_decisions_are_chance(name: str, pool, memorized) -> None:
+    """Classes are exchangeable in the mask's law, so agreement is 1 / C in the mean over masks, whatever the model."""
+    (shards, test), defense = pool, replace(load("defenses", "pbpfl")(), kappa=1e6)
+    plan = masked_plan(name, defense)
+    params = memorized(plan)
+    true = plan.net(params, test.x).detach().double()
+    shares = torch.tensor(
+        [answered(name, observed(defense, plan, params, shards, "client/1", s), test.x, true)[0] for s in range(60)]
+    )
+    assert abs(float(shares.mean()) - 0.1) <= stats.t.isf((1 - LEVEL) / 2, 59) * float(shares.std()) / 60**0.5
+
+
+@pytest.mark.parametrize("poison", [*POISONS, "absent"])
+@pytest.mark.parametrize("name", EXTRACTION)
+def test_extraction_without_a_usable_model_is_a_finite_answer(name: str, poison: str, pool) -> None:
+    """Also: nothing handed to the attack is modified, no global state is read, one view gives one answer."""
+    shards, test = pool
+    for defense in defenses_of(name):
+        plan = masked_plan(name, defense)
+        for threat in ATTACKS[name].threats:
+            view = observed(defense, plan, initial(plan.spec, 0), shards, threat)
+            view = replace(view, mail=()) if poison == "absent" else written(view, POISONS[poison], by_server=True)
+            asked, state = [Challenge((), 1, x=test.x[:20].clone())], torch.get_rng_state()
+            before = everything(view, asked)
+            first, again = (ATTACKS[name]().run(view, asked, seeded(s))[0] for s in (0, 0))
+            assert first.outputs.shape == (20, 10)
+            assert first.outputs.isfinite().all()
+            assert content(first) == content(again)
+            assert everything(view, asked) == before
+            assert torch.equal(torch.get_rng_state(), state)

@@ -72,20 +72,20 @@ def invert(
         view: gives the plan.
         challenges: what is asked.
         generator: source of starts.
-        budget: gradient evaluations a victim for each of the two.
+        budget: gradient evaluations a victim, for both together.
     """
     analytic: Attack = Algebra(budget=budget, found=tuple(found))
-    search: Attack = Search(budget=budget, found=tuple(found))
     first = first_layer(view.plan)
     if first is None:
-        return search.run(view, challenges, generator)
+        return Search(budget=budget, found=tuple(found)).run(view, challenges, generator)
     guesses = analytic.run(view, challenges, generator)
     known = {e.unit for e in found}
     short = [
         i for i, (c, g) in enumerate(zip(challenges, guesses, strict=True)) if _short(c, g, first.bias is not None)
     ]
     short = [i for i in short if challenges[i].unit in known]
-    others = search.run(view, [challenges[i] for i in short], generator)
+    left = max(1, min((budget - guesses[i].evaluations for i in short), default=1))
+    others = Search(budget=left, found=tuple(found)).run(view, [challenges[i] for i in short], generator)
     for i, other in zip(short, others, strict=True):
         guesses[i] = _better(guesses[i], other)
     return guesses

@@ -65,7 +65,7 @@ class AdaptiveMPDP(Attack):
     cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken.
 
     Attributes:
-        budget: gradient evaluations a victim, for algebra and for search each.
+        budget: gradient evaluations a victim.
     """
 
     budget: int = 1800

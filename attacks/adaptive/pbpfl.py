@@ -37,7 +37,7 @@ class AdaptivePBPFLExt(Attack):
     the mean gradient of the cohort, which is then inverted as it is.
 
     Attributes:
-        budget: gradient evaluations a client, for algebra and for search each.
+        budget: gradient evaluations a client.
     """
 
     budget: int = 1800

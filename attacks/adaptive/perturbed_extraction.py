@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppbench.adversary.view import View
-from ppbench.attacks.adaptive.unmask import MASKED, Unmask, data_free, own_regression, projection, upload
-from ppbench.attacks.extraction.query import Query
+from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, upload
+from ppbench.attacks.extraction.query import MASKED, Query
 
 
 @dataclass(frozen=True)

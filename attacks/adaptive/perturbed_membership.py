@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.view import View
-from ppbench.attacks.adaptive.unmask import MASKED, Unmask, data_free, own_regression, projection, upload
+from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, upload
+from ppbench.attacks.extraction.query import MASKED
 from ppbench.attacks.membership.loss import LossThreshold
 
 

@@ -33,8 +33,6 @@ from ppbench.defenses.pbpfl_ext import PBPFLExt
 from ppbench.defenses.perturbation import HEAD_BIAS, HEAD_WEIGHT, Perturbed, Surrogates
 from ppbench.federation.tree import tree_map
 
-MASKED = frozenset({"pbpfl", "pbpfl_ext", "mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
-"""Defenses whose clients train on a masked model."""
 ROUNDS = 10
 """Regressions on predicted labels, at most."""
 FAR = 5.0

@@ -14,18 +14,23 @@ from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import last_model, query
 from ppbench.errors import UsageError
 
+MASKED = frozenset({"pbpfl", "pbpfl_ext", "mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
+"""Defenses whose clients train on a masked model: elsewhere a model received is the true one."""
+
 
 @dataclass(frozen=True)
 class Query(Attack):
-    """Takes the last model received as it is and answers with its outputs.
+    """Takes the last model received as it is and answers with its outputs: what a mask on the model is to prevent.
 
-    An adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
+    It knows no mechanism, and has a question to answer only where clients train on another model than the true one. An
+    adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
     answer that agrees with the true model by chance only.
     """
 
     name: ClassVar[str] = "query"
     kind: ClassVar[Kind] = "extraction"
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
+    targets: ClassVar[frozenset[str] | None] = MASKED
     reference: ClassVar[str] = "this project; no attack: the answer of who takes what he holds for the true model"
 
     def outputs(self, view: View, x: Tensor) -> Tensor:
