@@ -175,6 +175,15 @@ def test_an_error_is_judged_beside_the_undefended_one(mse: float, verdict: str, 
     assert told(ERROR, numbers(fabricate, mse)).startswith(verdict)
 
 
+def test_an_error_falls_where_one_control_value_diverged(fabricate: Make) -> None:
+    good = numbers(fabricate, 0.06)
+    lost = good[1].model_copy(
+        update={"utility": good[1].utility.model_copy(update={"mse": None, "mse_low": None, "mse_high": None})}
+    )
+    assert told(ERROR, [*good, lost]) == told(ERROR, [good[0], lost])
+    assert told(ERROR, [*good, lost.model_copy(update={"cell_id": "f" * 32})]).startswith("falls to no model")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

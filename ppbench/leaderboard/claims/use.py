@@ -46,9 +46,14 @@ def _at_chance(utility: Utility) -> bool:
     return utility.low is not None and utility.low <= utility.chance
 
 
+def _error(utility: Utility) -> float:
+    """Return the squared error; a training that diverged has the largest."""
+    return float("inf") if utility.mse is None else utility.mse
+
+
 def error_is_kept(case: Case) -> Finding | str:
     """A claimed MSE holds where ours, by its interval, is no larger beside the undefended than the paper's."""
-    paper, mine = case.claim, max(case.mine, key=lambda r: (r.utility.mse or 0.0, r.cell_id))
+    paper, mine = case.claim, max(case.mine, key=lambda r: (_error(r.utility), r.cell_id))
     none = next(iter(case.none), None)
     if none is None or none.utility.mse is None or paper.value is None or not paper.undefended:
         return "the undefended model has no squared error to stand beside"
