@@ -54,7 +54,7 @@ def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
 
 
 # -- records made by hand --------------------------------------------------------------------------------------------
-def _victims(kind: str, share: float, error: float, n: int) -> list[dict[str, object]]:
+def _victims(kind: str, share: float, error: float, n: int, alike: float | None = None) -> list[dict[str, object]]:
     """Return scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
     if kind == "membership":  # four strata of equal size: two halves times members and others
         right = round(share * n / 4)
@@ -68,7 +68,11 @@ def _victims(kind: str, share: float, error: float, n: int) -> list[dict[str, ob
             )
         return found
     if kind == "extraction":
-        return [dict(kind="output", index=i, agree=i < round(share * n), error=error) for i in range(n)]
+        decisions = [None if alike is None else int(i >= alike * n) for i in range(n)]
+        return [
+            dict(kind="output", index=i, agree=i < round(share * n), error=error, decision=d)
+            for i, d in enumerate(decisions)
+        ]
     if kind == "label":
         return [dict(kind="label", probe=i, client=0, index=0, label=i < round(share * n)) for i in range(n)]
     if kind == "tracing":
@@ -86,7 +90,8 @@ def _victims(kind: str, share: float, error: float, n: int) -> list[dict[str, ob
 def fabricate() -> Callable[..., Record]:
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
 
-    share: of hits (images: dB); error: relative error of rows or outputs; further options as named below.
+    share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
+    decides for class 0, the others for class 1; further options as named below.
     """
 
     def make(
@@ -97,7 +102,7 @@ def fabricate() -> Callable[..., Record]:
         shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, clients: int = 10, seed: int = 0,
         parameters: dict[str, object] | None = None, bytes_up: float = 1000.0, reason: str | None = "no noise",
         epsilon: float | None = None, status: str = "complete", upload: str = "gradient", loss: str = "squared",
-        sha256: str = "0" * 64,
+        sha256: str = "0" * 64, alike: float | None = None,
     ) -> Record:  # fmt: skip
         records = kind in ("membership", "extraction")
         given = {} if value is None else {control: value}
@@ -120,7 +125,7 @@ def fabricate() -> Callable[..., Record]:
             )
         )  # fmt: skip
         count = n or {"membership": 400, "extraction": 200}.get(kind, 12)
-        scores = _victims(kind, share, error, count) if status == "complete" else []
+        scores = _victims(kind, share, error, count, alike) if status == "complete" else []
         interval = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
         draft = Record.model_validate(
             dict(

@@ -167,6 +167,24 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate: Make) -> None
         assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate
 
 
+def test_agreement_counts_beyond_the_best_constant_answer(fabricate: Make) -> None:
+    """On unbalanced classes a drowned model agrees with the true one wherever both name the frequent class."""
+
+    def asked(share: float, alike: float | None, error: float = 98.0) -> Record:
+        kind = dict(adaptive=False, stage="iterate", error=error, classes=2)
+        return fabricate("pbpfl", 100.0, "query", "extraction", share, alike=alike, **kind)
+
+    assert asked(0.95, None).metric("agreement").chance == 0.5 and outputs_fate(asked(0.95, None), 1) == "part"
+    constant = asked(0.95, 0.95)
+    assert constant.metric("agreement").chance == 0.95
+    assert outputs_fate(constant, 1) not in ("found", "part")
+    assert outputs_fate(asked(1.0, 0.5), 1) == "found"
+    for error, fate in ((0.012, "found"), (98.0, "hidden")):  # one decision for all: only the numbers can tell
+        assert outputs_fate(asked(1.0, 1.0, error), 1) == fate
+    final = [fabricate("pbpfl", 100.0, "query", "extraction", 1.0, alike=0.95, error=1e-7, classes=2, stage="final")]
+    assert said(final, "The delivered model").startswith("The delivered model answers as the true one does")
+
+
 # -- the delivered model ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("delivered", "none", "start"),

@@ -194,7 +194,9 @@ def score_outputs(true: Tensor, guess: Guess) -> Scored:
     if found is None or found.shape != true.shape or not bool(found.isfinite().all()):
         raise ValueError("an extraction attack must answer finite outputs for every query")
     found = found.detach().cpu().double()
-    agree = (found.argmax(1) == true.argmax(1)).tolist()
+    decisions = true.argmax(1)
+    agree = (found.argmax(1) == decisions).tolist()
     size = true.norm(dim=1).square().mean().sqrt().clamp(min=1e-300)  # of all: a single output may be about 0
     error = ((found - true).norm(dim=1) / size).tolist()
-    return Scored([OutputScore(index=i, agree=a, error=e) for i, (a, e) in enumerate(zip(agree, error, strict=True))])
+    told = zip(agree, error, decisions.tolist(), strict=True)
+    return Scored([OutputScore(index=i, agree=a, error=e, decision=d) for i, (a, e, d) in enumerate(told)])

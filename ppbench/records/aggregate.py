@@ -9,6 +9,7 @@ last bit that differs between processors does not read as a forged record.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -189,8 +190,14 @@ def _chance(units: Sequence[NDArray[np.bool_]], classes: int) -> float:
 
 
 def _outputs(scores: Sequence[OutputScore], classes: int, seed: int) -> list[Metric]:
-    """Return the share of queries with the true argmax, and the mean relative error of the outputs."""
-    agreement = proportion([np.array([score.agree]) for score in scores], 1 / classes)
+    """Return the share of queries with the true argmax, and the mean relative error of the outputs.
+
+    Chance is the best constant answer's share: the true model may decide alike on most queries, and a mask that drowns
+    its outputs makes the masked ones agree with that, or with nothing. 1 / classes where decisions were not kept.
+    """
+    decisions = Counter(score.decision for score in scores)
+    chance = 1 / classes if None in decisions else max(decisions.values()) / len(scores)
+    agreement = proportion([np.array([score.agree]) for score in scores], chance)
     units = [np.array([score.error]) for score in scores]
     return [
         _metric("agreement", agreement, False),

@@ -81,13 +81,15 @@ class TraceScore(Strict):
 
 class OutputScore(Strict):
     """One query of an extraction attack. agree: whether the guessed outputs have the true model's argmax; error:
-    ||guess - true|| of the outputs, in units of the root mean square of ||true|| over the queries.
+    ||guess - true|| of the outputs, in units of the root mean square of ||true|| over the queries; decision: the true
+    model's argmax, None where it was not kept.
     """
 
     kind: Literal["output"] = "output"
     index: int
     agree: bool
     error: float
+    decision: int | None = None
 
 
 Victim = Annotated[ImageScore | LabelScore | MemberScore | TraceScore | OutputScore, Field(discriminator="kind")]

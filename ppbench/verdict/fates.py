@@ -35,13 +35,14 @@ def outputs_fate(record: Record, tried: int) -> Fate:
     """Return whether an attack reads the true model's outputs: all but all of them, in part, or hardly any.
 
     Decisions are judged by their agreement beyond chance, (a - chance) / (1 - chance); predictions of numbers, which
-    have no classes, by their relative error. The interval is Bonferroni's for `tried` cells.
+    have no classes, and of a model that always decides alike, by their relative error. The interval is Bonferroni's for
+    `tried` cells.
     """
     agreement = record.metric("agreement")
-    if record.config.model.classes > 1 and agreement is not None:
+    chance = 1.0 if agreement is None else agreement.chance or 0.0
+    if record.config.model.classes > 1 and chance < 1:
         ends = widened(agreement, tried)
-        chance = agreement.chance or 0.0
-        if ends is None or chance >= 1:
+        if ends is None:
             return "undecided"
         low, high = ((end - chance) / (1 - chance) for end in ends)
         return "found" if low >= READ else "hidden" if high < LITTLE else "part" if low >= LITTLE else "undecided"
@@ -50,3 +51,12 @@ def outputs_fate(record: Record, tried: int) -> Fate:
         return "undecided"
     low, high = ends
     return "found" if high <= CLOSE else "hidden" if low >= FAR else "part" if high < FAR else "undecided"
+
+
+def same_outputs(record: Record, tried: int) -> bool:
+    """Return whether a model answers as the true one: its decisions, or the outputs themselves within `CLOSE`.
+
+    Where the true model decides alike on most queries, few are left to show that decisions agree beyond chance.
+    """
+    ends = widened(record.metric("output_error"), tried)
+    return outputs_fate(record, tried) == "found" or (ends is not None and ends[1] <= CLOSE)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ppbench.controls import above_chance, best, value
 from ppbench.records.schema import Record
-from ppbench.verdict.fates import Fate, members_fate, outputs_fate
+from ppbench.verdict.fates import Fate, members_fate, outputs_fate, same_outputs
 from ppbench.verdict.lines import Held, Strongest, attack_of, extraction_metric, figure, held, listed
 
 CLIENT = "client/1"
@@ -227,5 +227,5 @@ def _answers(rows: Sequence[Held], question: Outputs) -> list[str]:
     top, tried, few = _strongest(rows, question)
     if top is None:
         return []
-    does = "answers" if question.fate(top, tried) == "found" else "does not answer"
+    does = "answers" if same_outputs(top, tried) else "does not answer"
     return [f"The delivered model {does} as the true one does ({attack_of(top)}: {question.figures(top, few)})."]
