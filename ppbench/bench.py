@@ -19,6 +19,7 @@ from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.adversary.view import View
 from ppbench.cells import Cell, Group, cells, finished
 from ppbench.config import EvaluateConfig, points
+from ppbench.errors import Overflow
 from ppbench.federation.engine import Federation
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import (
@@ -41,13 +42,18 @@ class Bench:
     trained: Trained
 
     def run(self, fed: Federation, missing: list[Cell]) -> None:
-        """Probe, attack, score and keep each of `missing`; an attack that fails leaves a record that says so."""
-        if self.trained.diverged and self.group.stage != "init":
-            for cell in missing:
-                self._keep(cell, Scored([]), 0.0, status="diverged", reason=self.trained.utility.reason)
-            return
-        answer = self._records if self.group.records else self._probed
-        answer(fed, missing)
+        """Probe, attack, score and keep each of `missing`; an attack that fails leaves a record that says so.
+
+        So does a round that leaves the range of what clients can send, though the training before it did not.
+        """
+        answer, reason = self._records if self.group.records else self._probed, self.trained.utility.reason
+        if not self.trained.diverged or self.group.stage == "init":
+            try:
+                return answer(fed, missing)
+            except Overflow as cause:  # before any cell is kept: all of them attack one transcript
+                reason = str(cause)
+        for cell in missing:
+            self._keep(cell, Scored([]), 0.0, status="diverged", reason=reason)
 
     def _records(self, fed: Federation, missing: list[Cell]) -> None:
         candidates = choose_candidates(self.task.shards, self.task.test, self.config.candidates, self.task.seeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 import warnings
@@ -81,7 +82,9 @@ def train(
 
     def watch(round_: int) -> None:
         if round_ % max(1, config.rounds // 10) == 0 or round_ == config.rounds:
-            curve.append((round_, fed.accuracy(task.test) if task.classified else mean_square(fed, task).value))
+            figure = fed.accuracy(task.test) if task.classified else mean_square(fed, task).value
+            if math.isfinite(figure):
+                curve.append((round_, figure))
         if after is not None:
             after(round_)
 
@@ -134,11 +137,13 @@ def mean_square(fed: Federation, task: Task) -> MeanSquare:
 def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
     n, chance, plan = len(task.test.x), 1 / task.plan.spec.classes, fed.plan
+    reason = f"the model was not finite after round {fed.round}" if not finished else None
+    square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
+    if square is not None and not math.isfinite(square.high):  # large weights of many layers multiply
+        reason, finished, square = f"the model's errors were not finite after round {fed.round}", False, None
     told = finished and task.classified
     accuracy = curve[-1][1] if told else None
     interval = clopper_pearson(round(curve[-1][1] * n), n) if told else None
-    reason = f"the model was not finite after round {fed.round}" if not finished else None
-    square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
     utility = Utility(
         accuracy=accuracy,
         low=interval.low if interval else None,

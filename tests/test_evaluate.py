@@ -200,6 +200,31 @@ def test_a_diverging_training_is_a_result(tmp_path):
     assert any("diverged" in sentence for sentence in found.verdict) or not found.verdict[0].startswith("spn at")
 
 
+MASKED = {k: v for k, v in TINY.items() if k not in ("defense", "grid", "settings")} | {"attack_batch": (1,)}
+
+
+def test_a_probe_out_of_range_is_a_result(tmp_path):
+    """Training need not leave the range of masked uploads for a probe to do so: random weights come first."""
+    options = MASKED | {"attacks": ("label_recovery",), "stages": ("init",), "grid": (1e30,)}
+    found = evaluate(defense="pbpfl_ext", **options, out=tmp_path / "out", workers=1)
+    status = {r.config.defense.id: (r.status, r.reason) for r in found.records}
+    assert status["none"] == ("complete", None)
+    assert status["pbpfl_ext"][0] == "diverged" and "fixed point" in status["pbpfl_ext"][1]
+    assert verify(tmp_path / "out") == []
+
+
+def test_errors_that_are_not_finite_are_a_diverged_training(tmp_path):
+    """Weights within float32 can give outputs whose squares are in no range."""
+    loud = {"optimizer": "sgd", "lr": 1e20, "rounds": 1, "model": "densenet", "stages": ("init", "final")}
+    options = MASKED | {"attacks": ("label_recovery",), "grid": (3.0,)} | loud
+    options["model_options"] = {"bias": False, "growth": 4, "layers": 6}
+    found = evaluate(defense="mpdp", **options, out=tmp_path / "out", workers=1)
+    mine = [r for r in found.records if r.config.defense.id == "mpdp"]
+    assert {r.status for r in mine if r.config.stage == "final"} == {"diverged"}
+    assert all(r.utility.accuracy is None and r.utility.mse is None for r in mine)
+    assert {r.utility.reason for r in mine} == {"the model's errors were not finite after round 1"}
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
