@@ -98,7 +98,8 @@ class MPDP(ModelPerturbation):
         """As its base; also refuse graphs that do not exist, a single client, and clients one after another."""
         super().check(plan)
         self.require(self.graph in ("complete", "n_out"), "graph", "'complete' or 'n_out'")
-        self.require(plan.clients >= 2, "graph", "used with at least 2 clients: a single one has no pair")
+        if plan.clients < 2:
+            raise UsageError(f"Defense {self.name!r} adds the noise of pairs of clients; use at least 2 clients.")
         if self.graph == "n_out":
             right = f"from 1 to {plan.clients - 1} with {plan.clients} clients"
             self.require(1 <= self.n < plan.clients, "n", f"{right}, or take graph=complete")

@@ -69,7 +69,8 @@ class PBPFLExt(PBPFL):
         super().check(plan)
         self.require(self.families in ("independent", "shared"), "families", "'independent' or 'shared'")
         self.require(16 <= self.fraction_bits <= 56, "fraction_bits", "from 16 to 56")
-        self.require(plan.clients >= 2, "families", "used with at least 2 clients")
+        if plan.clients < 2:
+            raise UsageError(f"Defense {self.name!r} masks clients' uploads with each other's; use at least 2 clients.")
         if plan.schedule != "parallel":
             raise UsageError(
                 f"Defense {self.name!r} reads nothing but the sum over all clients, so they upload together; use "
