@@ -1,0 +1,151 @@
+"""What each party sees in every kind of transcript, and what it must not: others' data, keys, the server's secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from torch import Tensor
+
+from ppbench.adversary.leaks import leaks
+from ppbench.adversary.victims import choose_victims
+from ppbench.adversary.view import Transcript
+from ppbench.defenses.pbpfl import PBPFL
+from ppbench.federation import secagg
+from ppbench.federation.contract import Defense, Server
+from ppbench.federation.engine import Federation
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import leaves
+from ppbench.federation.wire import SERVER
+from ppbench.registry import load, plugins
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+
+MASKED = [
+    name
+    for name, plugin in plugins("defenses").items()
+    if plugin.distribution == "ppbench" and load("defenses", name).masked
+]
+KINDS = ("probe", "observe", "release")
+
+
+def started(defense: Defense, plan: Plan, digits: Data) -> Federation:
+    own = replace(
+        plan,
+        spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "16,12", "bias": False}),
+        local=Local("gradient", batch=24, opt=Opt("adam", 1e-3)),
+        loss="squared",
+        server_opt=Opt("adam", 1e-3),
+        schedule="parallel",
+    )
+    shards = {c: Data(digits.x[c * 24 :][:24].clone(), digits.y[c * 24 :][:24].clone()) for c in range(own.clients)}
+    run = Federation(defense, own, shards, Seeds(0))
+    run.start(initial(own.spec, 1))
+    assert run.run(2)
+    return run
+
+
+def transcript_of(run: Federation, kind: str) -> Transcript:
+    if kind == "probe":
+        return run.probe(choose_victims(run.shards, "client/1", 2, 8, Seeds(0)).data)
+    return run.observe() if kind == "observe" else run.release()
+
+
+def secrets_of_server(run: Federation, transcript: Transcript) -> Iterator[Tensor]:
+    """Yield the true weights and the hidden scales and masks of the present round and of every round observed."""
+    defense = run.defense
+    states = [run.parties.server, *(s.state for s in transcript.states if s.party == SERVER)]
+    for state in states:
+        assert isinstance(state, Server)
+        yield from (value for value in state.params.values() if value.dim() > 1)
+        yield state.own.scales[None]
+        yield (state.own.gamma * state.own.direction if isinstance(defense, PBPFL) else state.own.mask)[None]
+
+
+def secrets_of_clients(run: Federation, known_to: int | None) -> Iterator[Tensor]:
+    for client, state in enumerate(run.parties.clients):
+        if client != known_to:
+            yield run.shards[client].x
+            if isinstance(state, secagg.Keys):
+                yield state.private[None]
+                yield state.shared[[c for c in range(len(state.shared)) if c not in (client, known_to)]]
+
+
+def secrets_of(run: Federation, transcript: Transcript, threat: str) -> list[Tensor]:
+    found = list(secrets_of_clients(run, 0 if threat == "client/1" else None))
+    return found if threat == "server/1" else found + list(secrets_of_server(run, transcript))
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threat", ["server/1", "client/1", "eavesdropper/1"])
+def test_nobody_sees_what_others_keep(name: str, kind: str, threat: str, plan: Plan, digits: Data) -> None:
+    run = started(load("defenses", name)(), plan, digits)
+    transcript = transcript_of(run, kind)
+    view = transcript.view(threat, own=((-1, run.shards[0]),) if kind != "probe" else ())
+    assert leaves([e.message for e in view.mail]), "the view is empty: the test proves nothing"
+    assert leaks((view, view.defense.evidence(view)), secrets_of(run, transcript, threat)) == []
+
+
+@dataclass(frozen=True)
+class SendsMask(PBPFL):
+    def broadcast(self, ctx, server):
+        server, message = super().broadcast(ctx, server)
+        return server, replace(message, direction=server.own.gamma * server.own.direction)
+
+
+@dataclass(frozen=True)
+class SendsScales(PBPFL):
+    def broadcast(self, ctx, server):
+        server, message = super().broadcast(ctx, server)
+        return server, replace(message, params={**message.params, "debug": server.own.scales})
+
+
+@dataclass(frozen=True)
+class SendsTrueHead(PBPFL):
+    def broadcast(self, ctx, server):
+        server, message = super().broadcast(ctx, server)
+        return server, replace(message, params={**message.params, "debug": server.params["head.weight"]})
+
+
+@dataclass(frozen=True)
+class SendsImage(PBPFL):
+    def reply(self, ctx, me, message, result, data):
+        me, answer = super().reply(ctx, me, message, result, data)
+        return me, answer if ctx.round == 0 else replace(answer, beta={**answer.beta, "debug": data.x[:1].double()})
+
+    def aggregate(self, ctx, server, uploads):
+        clean = {c: replace(u, beta={n: v for n, v in u.beta.items() if n != "debug"}) for c, u in uploads.items()}
+        return super().aggregate(ctx, server, clean)
+
+
+@pytest.mark.parametrize(
+    ("leaky", "threat"),
+    [
+        (SendsMask, "client/1"),
+        (SendsScales, "client/1"),
+        (SendsTrueHead, "client/1"),
+        (SendsTrueHead, "eavesdropper/1"),
+        (SendsImage, "server/1"),
+        (SendsImage, "eavesdropper/1"),
+    ],
+)
+def test_what_is_planted_in_a_training_round_is_found(
+    leaky: type[PBPFL], threat: str, plan: Plan, digits: Data
+) -> None:
+    run = started(leaky(), plan, digits)
+    transcript = run.observe()
+    view = transcript.view(threat, own=((-1, run.shards[0]),))
+    assert leaks(view, secrets_of(run, transcript, threat))
+
+
+def test_a_server_sees_no_secret_of_another_round(plan: Plan, digits: Data) -> None:
+    """Its own states in a view are those of the observed round, and of no client."""
+    run = started(PBPFL(), plan, digits)
+    transcript = run.observe()
+    states = transcript.view("server/1").states
+    assert {s.party for s in states} == {SERVER} and {(s.probe, s.round) for s in states} == {(-1, run.round + 1)}
+    assert transcript.view("eavesdropper/1").states == ()
+    assert {s.party for s in transcript.view("client/1", party=2).states} == {2}
