@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -105,6 +106,7 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
         if isinstance(options.get(name), tuple | list):
             options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
+    _check_finite({**settings, "grid": options.get("grid")})
     try:
         merged = {k: base[k] for k in ("model_options",) if k in base}
         config = EvaluateConfig(**{**base, **options, **merged, "settings": settings})
@@ -120,6 +122,14 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     if any(size < 1 for size in config.attack_batch):
         raise UsageError(f"Option attack_batch={config.attack_batch} cannot be used: a batch has at least 1 image.")
     return config
+
+
+def _check_finite(values: Mapping[str, Any]) -> None:
+    """Raise UsageError at a parameter, or a value of a grid, that is infinite or no number."""
+    for name, value in values.items():
+        for one in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(one, float) and not math.isfinite(one):
+                raise UsageError(f"Option {name}={one} cannot be used: it must be a finite number.")
 
 
 def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
