@@ -120,17 +120,19 @@ def _keep(fed: Federation, result: Trained, home: Path) -> None:
 
 @dataclass(frozen=True)
 class MeanSquare:
-    """Mean squared error an output, with its 95 % interval (normal, over the test examples)."""
+    """Mean squared error an output, with its 95 % interval (normal, over the test examples; None of a single one)."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def mean_square(fed: Federation, task: Task) -> MeanSquare:
     """Return the mean squared error of the delivered model on the test part."""
     errors = (fed.outputs(task.test.x) - task.test.y.double()).square().mean(1)
-    mean, spread = float(errors.mean()), float(errors.std()) / len(errors) ** 0.5
+    mean, spread = float(errors.mean()), math.nan if len(errors) < 2 else float(errors.std()) / len(errors) ** 0.5
+    if not math.isfinite(spread):
+        return MeanSquare(mean, None, None)
     return MeanSquare(mean, max(0.0, mean - 1.96 * spread), mean + 1.96 * spread)
 
 
@@ -139,7 +141,7 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
     n, chance, plan = len(task.test.x), 1 / task.plan.spec.classes, fed.plan
     reason = f"the model was not finite after round {fed.round}" if not finished else None
     square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
-    if square is not None and not math.isfinite(square.high):  # large weights of many layers multiply
+    if square is not None and not math.isfinite(square.value):  # large weights of many layers multiply
         reason, finished, square = f"the model's errors were not finite after round {fed.round}", False, None
     told = finished and task.classified
     accuracy = curve[-1][1] if told else None

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ from ppbench.controls import check_controls
 from ppbench.defenses.none import NoDefense
 from ppbench.errors import UsageError
 from ppbench.evaluation import evaluate
+from ppbench.federation.plan import Data
 from ppbench.records.store import Store
 from ppbench.records.verify import verify
 from ppbench.registry import load
 from ppbench.seeds import Seeds
+from ppbench.train import MeanSquare, mean_square
 
 TINY = {
     "defense": "spn",
@@ -223,6 +226,20 @@ def test_errors_that_are_not_finite_are_a_diverged_training(tmp_path):
     assert {r.status for r in mine if r.config.stage == "final"} == {"diverged"}
     assert all(r.utility.accuracy is None and r.utility.mse is None for r in mine)
     assert {r.utility.reason for r in mine} == {"the model's errors were not finite after round 1"}
+
+
+def test_a_single_test_example_has_an_error_and_no_interval():
+    class One:
+        """A federation whose model answers 1 and 3."""
+
+        def outputs(self, x):
+            return torch.tensor([[1.0, 3.0]], dtype=torch.float64).expand(len(x), 2)
+
+    def square(n):
+        return mean_square(One(), SimpleNamespace(test=Data(torch.zeros(n, 4), torch.zeros(n, 2))))
+
+    assert square(1) == MeanSquare(5.0, None, None)
+    assert square(3) == MeanSquare(5.0, 5.0, 5.0)
 
 
 @pytest.mark.parametrize(
