@@ -184,6 +184,8 @@ class PBPFL(Defense):
         """Return each client's recovered gradient (server), or its first surrogate at the perturbed weights (listener).
 
         Both are exact: a perturbed network is a network, and its squared-loss gradient an ordinary one. A client sees
-        no other client's upload, and two perturbed models in a row do not subtract to a gradient.
+        no other client's upload, and to one who takes things as they are two perturbed models in a row do not subtract
+        to a gradient. (Rows of the first layer, brought to norm 1, do: up to a factor and a component a row they show
+        what the server's step added to them. Nothing is made of that here.)
         """
         return gradient_evidence(view, self.recover)
