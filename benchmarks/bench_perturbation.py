@@ -117,7 +117,12 @@ def test_pbpfl_client_and_server(benchmark, precision):
         "recover_share": took["recover"] / took["client"],
         "client_seconds": took["client"],
     }
-    keep(benchmark, f"pbpfl resnet20 {precision}", figures)
+    keep(benchmark, f"pbpfl resnet20 {precision} beside {precision}", figures)
+    if precision == "float64":  # the default beside what an undefended client computes in
+        half = batch_of(torch.float32)
+        with torch.no_grad():
+            took |= medians({"float32": lambda: gradient(lambda p: PLAN.objective(p, half.x, half.y, half.w), params)})
+        keep(benchmark, "pbpfl resnet20 float64 beside float32", {"client_ratio": took["client"] / took["float32"]})
     benchmark.pedantic(
         lambda: surrogates(net, sent.params, batch, sent.direction[None], defense.bias_masked), rounds=1, iterations=1
     )

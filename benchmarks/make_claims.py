@@ -29,6 +29,11 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
             {"defense": "pbpfl_ext", "attack_batch": BATCHES, "grid": (10.0,), "rounds": 100},
             {"defense": "mpdp", "attack_batch": BATCHES},
             {"defense": "mp_cdp", "attack_batch": BATCHES, "grid": (3.0,)},
+            {
+                **{"defense": "mpdp", "attack_batch": BATCHES, "grid": (3.0,), "rounds": 300, "clients": 100},
+                **{"train": 500, "settings": {"graph": "n_out", "n": 5}, "stages": ("iterate", "final")},
+                **{"attacks": (*MEMBERS, *MODELS)},  # the paper's K and n
+            },
         ]
     }
     if data is None:
@@ -54,7 +59,15 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
         },
         {
             **common,
-            **{"defense": "mpdp", "dataset": cifar, "train": 1000, "clients": 5, "grid": (3.0,), "rounds": 5},
+            **{
+                "defense": "mpdp",
+                "dataset": cifar,
+                "train": 1000,
+                "clients": 5,
+                "grid": (3.0,),
+                "rounds": 5,
+                "lr": 0.01,
+            },
             **{"model_options": {"hidden": "64,64", "bias": False}, "stages": ("init",)},
             **{"attacks": ("linear", "label_recovery", "adaptive_mpdp", "mpdp_histogram")},
         },
@@ -62,8 +75,8 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
     found["mnist"] = [
         {
             **common,
-            **{"defense": "mpdp", "dataset": mnist, "train": 300, "clients": 20, "grid": (10.0, 30.0)},
-            **{"model_options": {"hidden": 32, "bias": False}, "rounds": 400},
+            **{"defense": "mpdp", "dataset": mnist, "train": 300, "clients": 20, "grid": (10.0,)},
+            **{"model_options": {"hidden": 32, "bias": False}, "rounds": 300},
             **{"attacks": ("linear", "label_recovery", "adaptive_mpdp", "mpdp_histogram", *MEMBERS, *MODELS)},
         }
     ]

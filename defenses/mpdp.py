@@ -114,12 +114,20 @@ class MPDP(ModelPerturbation):
         n = self.n if self.graph == "n_out" else None
         return calibrate(self.epsilon, self.delta, plan.clients, self.graph, n, strict=False)
 
-    def why_no_epsilon(self, plan: Plan) -> str:
-        """Return why there is no guarantee, and what the paper claims."""
-        claim = f"(the paper claims epsilon {self.epsilon:g} a round, delta {self.delta:g}"
-        violated = self.sigmas(plan).conditions
-        outside = f", with no guarantee here: {violated[0]}" if violated else ""
-        return f"Psi and Phi travel without noise, so the exact gradient can be rebuilt {claim}{outside})"
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why there is no guarantee, what the paper claims, and what is left of it even without Psi and Phi."""
+        graph = server.own.graph if server is not None else None
+        account = self.accounting(plan, max(1, rounds), graph)
+        claim = f"the paper claims epsilon {self.epsilon:g} a round, delta {self.delta:g}"
+        if account.sigmas.conditions:
+            claim += f", with no guarantee here: {account.sigmas.conditions[0]}"
+        told = f"; a change of one coordinate is told at delta {account.delta_single:.2g} by who knows the scales"
+        if account.exact_theta is not None:
+            told = (
+                f"; the drawn graph has theta {account.exact_theta:.3g}: by Eq. 23 epsilon {account.epsilon_round:.3g} "
+                f"a round, were noise Gaussian {account.epsilon_total:.3g} over {account.rounds} rounds{told}"
+            )
+        return f"Psi and Phi travel without noise, so the exact gradient can be rebuilt ({claim}{told})"
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the law of the noise on a recovered coordinate to who does not know R, as the paper has it: Gaussian.

@@ -40,7 +40,7 @@ class MPDPNaive(ModelPerturbation):
 
     name: ClassVar[str] = "mp_dp_naive"
 
-    def why_no_epsilon(self, plan: Plan) -> str:
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee."""
         return (
             "the recovered noise is no Gaussian, and Psi and Phi travel without any (epsilon "
@@ -80,7 +80,7 @@ class MPCDP(ModelPerturbation):
     name: ClassVar[str] = "mp_cdp"
     claimed: ClassVar[tuple[Claim, ...]] = claims("mp_cdp")
 
-    def why_no_epsilon(self, plan: Plan) -> str:
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee against the server, and what there is against others."""
         return (
             "the server sees every client's exact gradient; noise is added to the mean only (against who sees no more "
@@ -133,7 +133,7 @@ class MPDPH(MPDP):
         self.require(0 <= self.floor < math.inf, "floor", "a finite number >= 0")
         self.require(16 <= self.fraction_bits <= 56, "fraction_bits", "from 16 to 56")
 
-    def why_no_epsilon(self, plan: Plan) -> str:
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee."""
         return (
             "the sums of Psi and Phi travel without noise, and the noise given the scales is bounded (epsilon "

@@ -78,6 +78,8 @@ def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
     for index in range(len(every)):
         for stage in config.stages:
             for threat in sorted(visual) if stage != "iterate" else []:
+                if masked and threat.startswith("client/"):
+                    continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
                 for batch in config.attack_batch:
                     yield Group(index, stage, threat, batch, False)
             if stage == "final" or (stage == "iterate" and masked):

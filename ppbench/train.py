@@ -170,6 +170,6 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
     privacy = Privacy(
         epsilon=guarantee[0] if guarantee else None,
         delta=guarantee[1] if guarantee else None,
-        reason=None if guarantee else fed.defense.why_no_epsilon(plan),
+        reason=None if guarantee else fed.defense.why_no_epsilon(plan, fed.parties.server, fed.round),
     )
     return Trained(utility=utility, cost=cost, privacy=privacy, diverged=not finished, seconds=fed.seconds)

@@ -134,8 +134,14 @@ class Defense:
         """
         return None
 
-    def why_no_epsilon(self, plan: Plan) -> str:
-        """Return why `guarantee` gives None, a clause for people. Default: the class's `epsilon_reason`."""
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why `guarantee` gives None, a clause for people. Default: the class's `epsilon_reason`.
+
+        Args:
+            plan: the plan of the run.
+            server: the server's state after it, for what was drawn at set-up; None before a run.
+            rounds: rounds trained.
+        """
         return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:

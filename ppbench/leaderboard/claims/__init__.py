@@ -32,6 +32,7 @@ RULES: dict[str, Rule] = {
 # refute a claim of protection wherever they do.
 REQUIRED: dict[str, tuple[str, ...]] = {
     "accuracy": ("data set",),
+    "psnr_median": ("data set",),
     "mse": ("data set", "model", "clients"),
     "cap_reconstruction": ("data set", "model"),
     "cap_label": ("data set", "model"),

@@ -30,7 +30,8 @@ def _asked(case: Case, kind: str, metric: str) -> tuple[list[Record], list[Recor
 
 def members_stay_hidden(case: Case) -> Finding | str:
     """The claimed ASR holds where the strongest attack, one that knows the defense among them, is not above chance and
-    below the undefended figure; it falls where one lies above chance and above the claim.
+    below the undefended figure, though the delivered model gives members away: noise so large that nothing is
+    memorized says nothing about hiding. It falls where one lies above chance and above the claim.
     """
     mine, undefended = _asked(case, "membership", "asr")
     if not mine:
@@ -63,6 +64,8 @@ def members_stay_hidden(case: Case) -> Finding | str:
         )
     if sides.knowing is None:
         return found("cannot be told", "", "no attack that knows the defense was run")
+    if worst.config.stage == "iterate" and not above_chance(delivered, "asr", 1):
+        return found("cannot be told", "", "the delivered model is not shown to give members away either")
     if outcome == "hidden":
         return found("holds", "", "the strongest attack is not above chance, and below the undefended figure")
     return found("cannot be told", "", "the strongest attack is neither above chance nor below the undefended figure")
