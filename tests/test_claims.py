@@ -23,7 +23,7 @@ from ppbench.registry import load_all
 
 Make = Callable[..., Record]
 ASR = Claim("asr", 0.5030, "cifar10", "resnet20", None, "Table 4", undefended=0.7201)
-PSNR = Claim("psnr_median", 9.22, "cifar10", "resnet20", None, "Table 2", undefended=13.56)
+PSNR = Claim("psnr_median", 9.22, "digits", "resnet20", None, "Table 2", undefended=13.56)
 READ = Claim("agreement", None, "", "", None, "Lemma 3", note="clients cannot obtain the true prediction")
 ERROR = Claim(
     "mse", 0.060, "bank-marketing", "mlp", None, "Table 1", clients=5, options=(("layers", 3),), undefended=0.059
@@ -80,6 +80,20 @@ def test_a_finding_on_members_names_its_figures_and_cells(fabricate: Make) -> No
     assert found.plain == "50.0% [45.0, 55.0] (mia_loss)" and found.worst == "71.0% [66.3, 75.4] (unmask)"
     assert "the delivered model, which nothing masks: 71.0% [66.3, 75.4]" in found.reason
     assert len(found.cells) == 4 and set(found.cells) <= {r.cell_id for r in records}
+
+
+def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabricate: Make) -> None:
+    final = ("pbpfl", "final")
+    records = [r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != final]
+        r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != ("pbpfl", "final")
+    ]
+    assert told(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5] == "holds"
+    quiet = [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.5, stage="final")]
+    assert told(ASR, quiet).startswith("cannot be told : the delivered model is not shown to give members away either")
+
+
+def test_pixels_of_other_images_do_not_count(fabricate: Make) -> None:
+    assert told(replace(PSNR, dataset="cifar10"), pixels(fabricate, 8.0, 99.0)).startswith("unchecked")
 
 
 def test_a_control_that_fails_takes_the_verdict_away(fabricate: Make) -> None:
@@ -275,7 +289,7 @@ def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate: Make) -> 
     def at(dataset: str, knowing: float, seed: int = 0) -> list[Record]:
         return [
             fabricate(r.config.defense.id, r.config.defense.control and 10.0, r.config.attack.id, "membership",
-                      {"unmask": knowing}.get(r.config.attack.id, 0.71 if r.config.defense.id == "none" else 0.5),
+                      {"unmask": knowing}.get(r.config.attack.id, r.metric("asr").value),
                       adaptive=r.config.attack.adaptive, stage=r.config.stage, dataset=dataset, seed=seed)
             for r in members(fabricate)
         ]  # fmt: skip
