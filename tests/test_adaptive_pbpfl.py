@@ -238,7 +238,7 @@ def test_a_masked_message_alone_gives_nothing() -> None:
 
 
 def test_a_network_without_a_linear_layer_is_searched() -> None:
-    """Labels are exact; pixels come as far as a search of an undefended gradient does (measured 14, 11 dB; grey is 7)."""
+    """Labels are exact; pixels come as far as an undefended gradient's do (measured 14 and 11 dB; grey is 7)."""
     view, victims = probed(SHARED, CNN, count=4)
     found = scored(victims, AdaptivePBPFLExt(budget=600).run(view, victims.challenges(), seeded()))
     assert all(label for _, label in found)

@@ -85,8 +85,6 @@ def test_a_finding_on_members_names_its_figures_and_cells(fabricate: Make) -> No
 def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabricate: Make) -> None:
     final = ("pbpfl", "final")
     records = [r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != final]
-        r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != ("pbpfl", "final")
-    ]
     assert told(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5] == "holds"
     quiet = [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.5, stage="final")]
     assert told(ASR, quiet).startswith("cannot be told : the delivered model is not shown to give members away either")
