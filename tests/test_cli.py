@@ -231,13 +231,20 @@ def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(tmp_p
 
     command = [sys.executable, "-m", "ppbench.cli", "evaluate", "--defense", "dp", "--rounds", "3000", "--workers", "2"]
     process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "o")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "--out", str(tmp_path / "o")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
-    while not (tmp_path / "o" / "ppbench.json").is_file() and process.poll() is None:
-        time.sleep(0.1)
-    time.sleep(4)  # the workers are training by now
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    try:
+        while not (tmp_path / "o" / "ppbench.json").is_file() and process.poll() is None:
+            time.sleep(0.1)
+        time.sleep(4)  # the workers are training by now
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, out
     assert "the same command goes on from there" in out and "Traceback" not in out
 
