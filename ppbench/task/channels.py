@@ -51,7 +51,7 @@ class Factor:
         if self.inp is not None:
             axis = self.axis if self.diagonal else 1
             value = value / _along(scales[torch.from_numpy(self.inp)], axis, len(self.shape))
-        return value.expand(self.shape).clone()
+        return value.expand(self.shape)  # a view: nothing writes to it
 
 
 def _along(vector: Tensor, axis: int, dims: int) -> Tensor:
