@@ -33,7 +33,6 @@ from ppbench.defenses.yang2024 import claims
 from ppbench.errors import UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server
-from ppbench.federation.messages import Hello
 from ppbench.federation.plan import Data, Noise, Plan
 from ppbench.federation.tree import Tree
 
@@ -161,11 +160,7 @@ class MPDP(ModelPerturbation):
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Announce a public key, agree on secrets, or upload noisy surrogates."""
-        if isinstance(message, Hello):
-            return me, secagg.announce(me, len(data.x))
-        if isinstance(message, secagg.Roster):
-            return secagg.agree(me, ctx.party, message), None
-        return me, self.upload(ctx, me, result)
+        return secagg.answered(ctx, me, message, data) or (me, self.upload(ctx, me, result))
 
     # -- a round -------------------------------------------------------------------------------------------------
     def added(self, ctx: Context, me: secagg.Keys, words: int) -> Tensor:

@@ -6,7 +6,6 @@ Yang et al., arXiv 2412.11737: Algorithm 1 (the server perturbs), Algorithm 3 (i
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -28,6 +27,7 @@ from ppbench.defenses.perturbation import (
     multiply,
     surrogates,
     unscale,
+    warn_of_rounding,
 )
 from ppbench.defenses.yang2024 import PAPER
 from ppbench.errors import ProtocolError, UsageError
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.evidence import Evidence
     from ppbench.adversary.view import View
 
-FLOAT32_KAPPA = 10.0  # float32 loses 5e-7 kappa^2 of the gradient (measured), some percent of single tensors at 100
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -117,12 +116,7 @@ class ModelPerturbation(Defense):
         self.require(self.precision in ("float32", "float64"), "precision", "'float64' or 'float32'")
         check_masked(plan, self.name)
         self.expansion(plan)
-        if self.precision == "float32" and self.kappa > FLOAT32_KAPPA:
-            warnings.warn(
-                f"Defense {self.name!r}: in float32 a mask of kappa={self.kappa:g} drowns the gradient (relative error "
-                f"{5e-7 * self.kappa**2:.1g} and more); use precision=float64 or kappa <= {FLOAT32_KAPPA:g}.",
-                stacklevel=2,
-            )
+        warn_of_rounding(self.name, self.precision, self.kappa)
 
     def check_data(self, plan: Plan, counts: Sequence[int]) -> None:
         """Refuse clients of unequal sizes: the paper's equal weights 1/K would not be those of the examples."""

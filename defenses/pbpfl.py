@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,6 +23,7 @@ from ppbench.defenses.perturbation import (
     multiply,
     surrogates,
     unscale,
+    warn_of_rounding,
 )
 from ppbench.defenses.perturbed_evidence import gradient_evidence
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.evidence import Evidence
     from ppbench.adversary.view import View
 
-FLOAT32_KAPPA = 10.0  # float32 loses 3e-7 kappa^2 of the gradient (measured), 3 % of single tensors at 100
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -111,12 +110,7 @@ class PBPFL(Defense):
         self.require(self.norms in ("refuse", "affine"), "norms", "'refuse' or 'affine'")
         check_masked(plan, self.name)
         self.channels(plan)
-        if self.precision == "float32" and self.kappa > FLOAT32_KAPPA:
-            warnings.warn(
-                f"Defense {self.name!r}: in float32 a mask of kappa={self.kappa:g} drowns the gradient (relative error "
-                f"{3e-7 * self.kappa**2:.1g} and more); use precision=float64 or kappa <= {FLOAT32_KAPPA:g}.",
-                stacklevel=2,
-            )
+        warn_of_rounding(self.name, self.precision, self.kappa)
 
     def channels(self, plan: Plan) -> Channels:
         """Return where scales enter the network; raises UsageError for a layer that cannot be perturbed."""

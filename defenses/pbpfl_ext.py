@@ -19,7 +19,6 @@ from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence, exchang
 from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server
-from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.tree import Params, Tree
@@ -88,11 +87,7 @@ class PBPFLExt(PBPFL):
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Announce a public key, agree on secrets, or upload masked surrogates."""
-        if isinstance(message, Hello):
-            return me, secagg.announce(me, len(data.x))
-        if isinstance(message, secagg.Roster):
-            return secagg.agree(me, ctx.party, message), None
-        return me, self.upload(ctx, me, result)
+        return secagg.answered(ctx, me, message, data) or (me, self.upload(ctx, me, result))
 
     def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
         """Return N_k / N times the surrogates in fixed point, masked; int64."""

@@ -42,7 +42,8 @@ class EvaluateConfig(Strict):
         attack_batch: sizes of the victims' batches.
         victims: victim images a cell (rounded up to whole batches); candidates: members and non-members of each kind.
         stages: "init" (random weights), "final" (after training; membership: the delivered model) and "iterate" (what
-            clients train on in the next round, where that is not the delivered model; asked about membership only).
+            clients train on in the next round, where that is not the delivered model; only membership and extraction
+            are asked there).
         threats: threat models of reconstruction, label and tracing attacks.
         seed: master seed.
         device: "cpu" or "cuda"; backend: "auto", "loop" or "vmap".
@@ -103,13 +104,13 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
     settings = {**base.get("settings", {}), **(options.get("settings") or {})}
+    model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
     for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
         if isinstance(options.get(name), tuple | list):
             options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
     _check_finite({**settings, "grid": options.get("grid")})
     try:
-        merged = {k: base[k] for k in ("model_options",) if k in base}
-        config = EvaluateConfig(**{**base, **options, **merged, "settings": settings})
+        config = EvaluateConfig(**{**base, **options, "model_options": model, "settings": settings})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][:1])
@@ -139,8 +140,6 @@ def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     setting = dict(getattr(factory, "setting", {}).get(preset, {}))
     if options.get("model", setting.get("model")) != setting.get("model"):
         setting.pop("model_options", None)
-    if "model_options" in setting and options.get("model_options"):
-        setting["model_options"] = {**setting["model_options"], **options["model_options"]}
     return setting
 
 

@@ -104,7 +104,10 @@ def _checked(config: EvaluateConfig) -> Task:
     task = make_task(config)
     every = list(groups(task, config))
     if not every:
-        raise UsageError("There is nothing to evaluate: membership attacks need --stage final.")
+        raise UsageError(
+            "There is nothing to evaluate: membership and extraction attacks need --stage final, and gradient attacks "
+            "on a defense that perturbs the model need another --threat than client/1."
+        )
     for point in all_points:
         point.defense.check(task.plan)
         point.defense.check_data(task.plan, [len(task.shards[c].x) for c in range(config.clients)])

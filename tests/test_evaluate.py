@@ -261,6 +261,7 @@ def test_a_single_test_example_has_an_error_and_no_interval():
         ({"defense": "mpdp", "grid": (3.0,), "partition": "imbalanced"}, "equal weights 1/K"),
         ({"clients": 0}, "clients=0 cannot be used"),
         ({"clients": 1}, "use at least 2 clients"),
+        ({"defense": "pbpfl", "attacks": ("dlg",), "threats": ("client/1",)}, "another --threat than client/1"),
         ({"attack_batch": (0,)}, "at least 1 image"),
         ({"attack_batch": (4000,)}, "use fewer --victims"),
         ({"threats": ("sever/1",)}, "server/1"),

@@ -20,6 +20,7 @@ from torch import Tensor
 from ppbench.errors import Overflow, ProtocolError
 from ppbench.federation.contract import Context, Server, Step
 from ppbench.federation.messages import Hello
+from ppbench.federation.plan import Data
 from ppbench.federation.tree import Tree, node
 
 
@@ -113,6 +114,15 @@ def agree(me: Keys, party: int, roster: Roster) -> Keys:
             raise ProtocolError(f"Client {other} sent a public key that gives no shared secret: {cause}.") from cause
         shared[other] = _words(secret)
     return Keys(me.private, shared, roster.graph, roster.counts)
+
+
+def answered(ctx: Context, me: Keys, message: Tree, data: Data) -> tuple[Keys, Tree | None] | None:
+    """Return a client's new state and its answer to a message of set-up, or None for any other message."""
+    if isinstance(message, Hello):
+        return me, announce(me, len(data.x))
+    if isinstance(message, Roster):
+        return agree(me, ctx.party, message), None
+    return None
 
 
 def stream(me: Keys, ctx: Context, other: int, purpose: str, words: int) -> Tensor:
