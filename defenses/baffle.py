@@ -1,0 +1,284 @@
+"""BAFFLE: clients train by forward passes alone, and answer with loss differences (Feng et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.defenses.baffle_directions import step_seeds
+from ppbench.defenses.baffle_estimator import Scheme, differences, slope, stein
+from ppbench.defenses.baffle_evidence import estimated_evidence, summed_evidence
+from ppbench.defenses.baffle_masks import RINGS, Masks, masked, unmasked
+from ppbench.defenses.baffle_messages import Differences as Differences
+from ppbench.defenses.baffle_messages import Evaluate as Evaluate
+from ppbench.defenses.baffle_messages import Own, checked
+from ppbench.defenses.feng2023 import PAPER, claims
+from ppbench.errors import Overflow, ProtocolError, UsageError
+from ppbench.federation import secagg
+from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, at
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.tree import Params, Tree
+
+if TYPE_CHECKING:
+    from ppbench.adversary.evidence import Evidence
+    from ppbench.adversary.view import Exchange, View
+
+SETTING: Mapping[str, Any] = {
+    "model": "mlp",
+    "model_options": {"hidden": "32", "activation": "hardswish"},
+    "loss": "cross_entropy",
+    "upload": "gradient",
+    "schedule": "parallel",
+    "optimizer": "adam",
+    "lr": 1e-2,
+    "beta2": 0.99,
+    "batch_size": 14,
+    "rounds": 200,
+    "decay_at": (),
+}
+
+
+@dataclass(frozen=True)
+class Baffle(Defense):
+    """Replaces backpropagation by finite differences of the loss along random directions that all parties know.
+
+    "batch" level (Alg. 1): a client answers with K loss differences, 4K bytes, of which the server makes Stein's
+    estimate of the gradient. "epoch" level (Sec. 3.2): the client steps on its own estimates and uploads the change.
+
+    Attributes:
+        k: the paper's K, half the forward passes a step; >= 1.
+        level: what is uploaded: "batch" needs the plan's upload "gradient", "epoch" needs "delta".
+        scheme: "central" differences W +- delta (Eq. 2), or "twice" as many forward ones (W + delta, and W once) for
+            the same forward passes; then 2K numbers are uploaded, which the paper's 4K bytes do not count.
+        sigma: standard deviation of a perturbation's entries; > 0.
+        masks: "none", or pairwise masks that cancel in the sum, on fixed-point numbers modulo 2^64 ("ring64", 8 bytes
+            a number) or 2^32 ("ring32", 4 bytes, 30 fractional bits). "none" is the default because 4K bytes are
+            then what the paper counts, and because clients that collude with the server take the masks off anyway;
+            float masks as printed would cost all digits of differences this small, or hide nothing.
+        chunk: perturbed models evaluated at once under vmap; 1 is a loop, 0 what measures best.
+        ema: decay of the average of the weights that is delivered; 0 delivers the last ones. See `decay`.
+    """
+
+    k: int = 100
+    level: Literal["batch", "epoch"] = "batch"
+    scheme: Scheme = "central"
+    sigma: float = 1e-4
+    masks: Masks = "none"
+    chunk: int = 0
+    ema: float = 0.995
+
+    name: ClassVar[str] = "baffle"
+    control: ClassVar[str] = "k"
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "quick": (10.0, 64.0, 300.0),
+        "paper": (100.0, 200.0, 500.0, 1000.0, 5000.0),
+    }
+    paper: ClassVar[str] = PAPER
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": SETTING, "paper": SETTING}
+    claimed: ClassVar[tuple[Claim, ...]] = claims()
+    epsilon_reason: ClassVar[str] = "loss differences are neither clipped nor noised; the directions are public"
+    mappable: ClassVar[bool] = False  # `compute` draws the directions again rather than keep K x n numbers
+
+    # -- public checks -------------------------------------------------------------------------------------------
+    def check(self, plan: Plan) -> None:
+        """Refuse parameters out of range, a plan of the other level, and masks without others to cancel them."""
+        self.require(self.k >= 1, "k", "a whole number >= 1")
+        self.require(0 < self.sigma < math.inf, "sigma", "a finite number > 0")
+        self.require(self.scheme in ("central", "twice"), "scheme", "'central' or 'twice'")
+        self.require(self.masks == "none" or self.masks in RINGS, "masks", "'none', 'ring64' or 'ring32'")
+        self.require(self.chunk >= 0, "chunk", "a whole number >= 0")
+        self.require(0 <= self.ema < 1, "ema", "in [0, 1)")
+        self.require(self.level in ("batch", "epoch"), "level", "'batch' or 'epoch'")
+        upload = "gradient" if self.level == "batch" else "delta"
+        if plan.local.upload != upload:
+            raise UsageError(
+                f"Defense {self.name!r} at level={self.level!r} needs --upload {upload}, not {plan.local.upload!r}."
+            )
+        if self.sums and plan.clients < 2:
+            raise UsageError(f"Defense {self.name!r} masks clients' uploads with each other's; use at least 2 clients.")
+        if self.sums and plan.schedule != "parallel":
+            raise UsageError(
+                f"Defense {self.name!r} with masks reads nothing but the sum over all clients, so they upload "
+                f"together; use --schedule parallel, not {plan.schedule!r}."
+            )
+
+    @property
+    def sums(self) -> bool:
+        """Whether masks leave the server nothing but the cohort's sum."""
+        return self.masks != "none"
+
+    @property
+    def count(self) -> int:
+        """The number of directions, and of numbers in an answer: K, or 2K of forward differences."""
+        return self.k if self.scheme == "central" else 2 * self.k
+
+    def decay(self, step: int) -> float:
+        """Return the average's decay at server step `step` (from 1): at first (1 + step) / (10 + step), at most ema.
+
+        The paper averages from the start, which leaves the first, random weights in the average for hundreds of steps
+        and costs more accuracy than averaging gains. So it is short at first and grows with the run.
+        """
+        return min(self.ema, (1 + step) / (10 + step))
+
+    # -- the server ----------------------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, params: Params) -> Server:
+        """Start the average at the initial weights."""
+        own = Own(torch.zeros((), dtype=torch.int32), params if self.ema else (), torch.zeros((), dtype=torch.int64))
+        return replace(super().init_server(ctx, params), own=own)
+
+    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Ask for numbers of examples; with masks, exchange public keys as well."""
+        if not self.sums:
+            return (yield from super().setup(ctx, server, cohort))
+        return (yield from secagg.setup(ctx, server, cohort, ~torch.eye(len(cohort), dtype=torch.bool)))
+
+    def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
+        """Draw the round's seed and send it with the weights."""
+        seed = torch.randint(2**31, (), generator=ctx.generator).to(torch.int32)
+        return replace(server, own=replace(server.own, seed=seed)), Evaluate(server.params, seed)
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Step on Stein's estimate of the mean gradient ("batch"), or on the clients' mean update ("epoch").
+
+        Raises:
+            ProtocolError: an answer that is malformed or not finite, or a missing one whose mask would have cancelled.
+        """
+        layout = Layout.of(server.params)
+        answers = [self._numbers(client, upload, server.params) for client, upload in uploads.items()]
+        if self.sums and len(answers) != len(server.counts):
+            raise ProtocolError(
+                f"{len(answers)} of {len(server.counts)} clients answered; masks cancel only in everybody's sum."
+            )
+        mean = self._mean(answers, self.weights(server, list(uploads)))
+        if self.level == "batch":
+            slopes = slope(mean, self.sigma, self.scheme)
+            mean = stein(int(server.own.seed), slopes, len(layout.pack(server.params)))
+        return self.stepped(ctx, server, layout.unpack(mean))
+
+    def _numbers(self, client: int, upload: Tree, params: Params) -> Tensor:
+        """Return the numbers of one answer, flat, or raise ProtocolError where it is none of this protocol's."""
+        layout = Layout.of(params)
+        dtype = None if self.masks == "none" else RINGS[self.masks].dtype
+        if self.level == "batch" and isinstance(upload, Differences):
+            return checked(client, upload.value, self.count, dtype or torch.float32)
+        if self.level == "epoch" and isinstance(upload, Update):
+            if Layout.of(upload.params) != layout:
+                raise ProtocolError(f"Client {client} sent an update whose names or shapes are not the model's.")
+            flat = layout.pack(params)
+            return checked(client, layout.pack(upload.params), len(flat), dtype or flat.dtype)
+        right = "Differences" if self.level == "batch" else "Update"
+        raise ProtocolError(f"Client {client} answered with {type(upload).__name__}, not {right}.")
+
+    def _mean(self, answers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """Return the weighted mean of answers, float64; masked ones have their weights already."""
+        if self.masks != "none":
+            return unmasked(answers, self.masks)
+        return sum((w * a.double() for w, a in zip(weights, answers, strict=True)), torch.zeros(()))
+
+    def stepped(self, ctx: Context, server: Server, update: Params) -> Server:
+        """Take the optimizer's step, then average the weights."""
+        after = super().stepped(ctx, server, update)
+        if not self.ema:
+            return after
+        own: Own = after.own
+        steps = own.steps + 1
+        b = self.decay(int(steps))
+        average = {n: torch.lerp(after.params[n], own.average[n], b) for n in after.params}
+        return replace(after, own=replace(own, average=average, steps=steps))
+
+    def deliver(self, ctx: Context, server: Server) -> Tree:
+        """Return the averaged weights, or the last ones without averaging."""
+        return Model(server.own.average if self.ema else server.params)
+
+    # -- a client ------------------------------------------------------------------------------------------------
+    def init_client(self, ctx: Context, params: Params) -> Tree:
+        """Draw a key pair where uploads are masked."""
+        return secagg.new_keys(ctx) if self.sums else ()
+
+    def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
+        """Return weights, batches, and in the place of noise the seed of every step's directions."""
+        if not isinstance(message, Evaluate):
+            return None
+        batches = self.batches(ctx, data)
+        rate = torch.tensor(ctx.plan.local.opt.rate(ctx.round), dtype=batches.x.dtype, device=batches.x.device)
+        return Job(message.params, batches, rate, (), step_seeds(int(message.seed), len(batches.x)))
+
+    def compute(self, plan: Plan, job: Job) -> Tree:
+        """Return loss differences [count] float64, or start minus end of local steps on estimates; no graph is made."""
+        with torch.no_grad():
+            if self.level == "epoch":
+                return super().compute(plan, job)
+            batch, _, seed = at(job, 0)
+            return self.differences(plan, job.start, batch, int(seed))
+
+    def differences(self, plan: Plan, params: Params, batch: Batch, seed: int) -> Tensor:
+        """Return the loss differences [count] float64 of a batch (without axis T) at `params`."""
+        return differences(plan, params, batch, seed, self.count, self.sigma, self.scheme, self.chunk)
+
+    def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
+        """Return Stein's estimate of the batch's gradient; `noise` is the step's seed."""
+        layout = Layout.of(params)
+        found = slope(self.differences(plan, params, batch, int(noise)), self.sigma, self.scheme)
+        estimate = stein(int(noise), found, len(layout.pack(params)))
+        return {n: part.to(params[n].dtype) for n, part in layout.unpack(estimate).items()}
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Agree on masks at set-up; then answer as usual."""
+        if self.sums and (answer := secagg.answered(ctx, me, message, data)):
+            return answer
+        return super().reply(ctx, me, message, result, data)
+
+    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+        """Encode differences or an update: float32, or weighted by N_c / N in a ring and masked.
+
+        Raises:
+            Overflow: a number is not finite, or too large for the ring: training has diverged.
+        """
+        if self.level == "batch":
+            return Differences(self._encoded(ctx, me, result, torch.float32))
+        layout = Layout.of(result)
+        flat = layout.pack(result)
+        return Update(layout.unpack(self._encoded(ctx, me, flat, flat.dtype)))
+
+    def _encoded(self, ctx: Context, me: Tree, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        if not bool(numbers.isfinite().all()):
+            raise Overflow(f"Client {ctx.party} has losses or weights that are not finite.")
+        return masked(ctx, me, numbers, self.masks) if self.sums else numbers.to(dtype)
+
+    # -- the adversary -------------------------------------------------------------------------------------------
+    def sketch(self, *exchanges: Exchange) -> tuple[int, Tensor]:
+        """Return the seed and s [count] float64 with s_k = z_k . gradient, up to O(sigma^2) or O(sigma) (`slope`).
+
+        Args:
+            exchanges: one of an unmasked batch-level answer; with masks those of the whole cohort, then the gradient
+                is its N_c / N-weighted mean. z_k are `directions(seed, n, count)`.
+        """
+        mean = self._mean([e.answer.value for e in exchanges], [1.0])
+        return int(exchanges[0].asked.seed), slope(mean, self.sigma, self.scheme)
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return what who takes an estimate for the gradient has: each client's, or with masks each cohort's.
+
+        A client sees differences of broadcasts, which here are noise of other directions than a gradient's; to its
+        view nothing is read plainly at batch level.
+        """
+        if self.level == "epoch" and not self.sums:
+            return super().evidence(view)
+        read = summed_evidence if self.sums else estimated_evidence
+        return read(view, lambda unit: self._estimate(view.plan, unit))
+
+    def _estimate(self, plan: Plan, unit: Sequence[Exchange]) -> Params:
+        """Return what a unit's answers say of its mean gradient, taken plainly."""
+        layout = Layout.of(unit[0].asked.params)
+        if self.level == "batch":
+            seed, slopes = self.sketch(*unit)
+            return layout.unpack(stein(seed, slopes, len(layout.pack(unit[0].asked.params))))
+        update = self._mean([layout.pack(e.answer.params) for e in unit], [1.0])
+        return layout.unpack(update)

@@ -1,0 +1,95 @@
+"""Stein's estimate of a gradient from loss differences: what BAFFLE's clients compute, and its server makes of it.
+
+All of it runs forward only. Losses of examples are taken in the model's precision, their mean and differences in
+float64: at sigma = 1e-4 a difference is a ten-thousandth of the loss, and float32 means would cost digits of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ppbench.defenses.baffle_directions import chunks, directions
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Plan
+from ppbench.federation.tree import Params
+
+Scheme = Literal["central", "twice"]
+STACK, SMALL_BATCH, SMALL_MODEL = 64, 2048, 65_536
+
+
+def mean_loss(plan: Plan, params: Params, batch: Batch) -> Tensor:
+    """Return the weighted mean loss of a batch (without axis T), a float64 scalar."""
+    losses = plan.example_loss(plan.net(params, batch.x), batch.y).double()
+    weights = batch.w.double()
+    return (weights * losses).sum() / weights.sum().clamp(min=1e-12)
+
+
+def stack_size(chunk: int, batch: Batch, entries: int) -> int:
+    """Return how many perturbed models are evaluated at once: `chunk`, or what measures best where it is 0.
+
+    A loop, but for small batches on small models, where a forward pass does not fill a core: there 64 perturbed
+    models share it under vmap. Convolutions of a stack of models are slower than a loop (benchmarks/bench_baffle.py).
+    """
+    if chunk:
+        return chunk
+    return STACK if batch.x.numel() <= SMALL_BATCH and entries <= SMALL_MODEL else 1
+
+
+def differences(
+    plan: Plan, params: Params, batch: Batch, seed: int, count: int, sigma: float, scheme: Scheme, chunk: int
+) -> Tensor:
+    """Return the loss differences [count] float64 along the seed's directions z_k (Eq. 1 and 2).
+
+    "central": L(W + sigma z_k) - L(W - sigma z_k), two forward passes each. "twice" (forward differences, of which
+    the same effort pays for twice as many): L(W + sigma z_k) - L(W), one each and one for L(W).
+
+    Args:
+        plan: names network and loss.
+        params: public weights W.
+        batch: one batch, without the axis T.
+        seed: of the directions.
+        count: number of directions.
+        sigma: size of a perturbation.
+        scheme: which difference.
+        chunk: perturbed models evaluated at once; 1 for a loop, 0 for what measures best.
+    """
+    layout = Layout.of(params)
+    flat = layout.pack(params)
+
+    def loss(weights: Tensor) -> Tensor:
+        return mean_loss(plan, layout.unpack(weights), batch)
+
+    size = stack_size(chunk, batch, len(flat))
+    base = loss(flat) if scheme == "twice" else None
+    parts = []
+    for stack in chunks(seed, len(flat), count, size):
+        step = stack.to(flat.device, flat.dtype).mul_(sigma)
+        plus = _losses(loss, flat + step)
+        parts.append(plus - (_losses(loss, flat - step) if base is None else base))
+    return torch.cat(parts)
+
+
+def _losses(loss: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+    """Return the losses [size] of stacked weights [size, n]; one model takes no vmap."""
+    return loss(weights[0])[None] if len(weights) == 1 else vmap(loss)(weights)
+
+
+def slope(difference: Tensor, sigma: float, scheme: Scheme) -> Tensor:
+    """Return s_k = z_k . gradient, up to O(sigma^2) ("central") or O(sigma) ("twice"), of differences [count]."""
+    return difference.double() / (2 * sigma if scheme == "central" else sigma)
+
+
+def stein(seed: int, slopes: Tensor, entries: int) -> Tensor:
+    """Return the estimate (1 / count) sum_k z_k s_k of a gradient [entries], float64 (Eq. 6).
+
+    It is unbiased, with a relative error of about sqrt(entries / count).
+    """
+    total = torch.zeros(entries, dtype=torch.float64, device=slopes.device)
+    for z, s in zip(directions(seed, entries, len(slopes)), slopes.tolist(), strict=True):
+        total.add_(z.to(total.device), alpha=s)
+    return total / len(slopes)

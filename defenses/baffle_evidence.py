@@ -1,0 +1,49 @@
+"""What an attacker who takes BAFFLE's estimates for gradients knows of a victim: a noisy gradient at public weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import Exchange, View
+from ppbench.defenses.baffle_messages import Evaluate
+from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import Slot
+
+Estimate = Callable[[Sequence[Exchange]], Params]
+
+
+def answers(view: View) -> dict[Slot, list[Exchange]]:
+    """Return every client's answers, oldest first, by slot; none for a client's view, which has its own only."""
+    found: dict[Slot, list[Exchange]] = defaultdict(list)
+    if not view.threat.startswith("client/"):
+        for exchange in view.exchanges():
+            if isinstance(exchange.asked, Evaluate):
+                found[exchange.slot].append(exchange)
+    return dict(found)
+
+
+def estimated_evidence(view: View, estimate: Estimate) -> list[Evidence]:
+    """Return one piece of evidence a client: the estimate from its first answer, taken for the exact gradient."""
+    shared = Shared(view.plan)
+    first = [some[0] for some in answers(view).values()]
+    return [
+        Evidence((e.slot,), estimate([e]), shared.at(e.asked.params), e.asked.params, channel="estimate") for e in first
+    ]
+
+
+def summed_evidence(view: View, estimate: Estimate) -> list[Evidence]:
+    """Return one piece of evidence a whole cohort, the estimate of its mean gradient, to who has the server's state."""
+    cohorts: dict[int, list[Exchange]] = defaultdict(list)
+    for slot, some in answers(view).items():
+        cohorts[slot.probe].append(some[0])
+    shared, found = Shared(view.plan), []
+    for unit in cohorts.values():
+        server = view.state_at(unit[0])
+        if server is None or len(unit) != len(server.counts):
+            continue
+        weights = server.counts[[e.slot.client for e in unit]].double()
+        found.append(cohort_evidence(shared, estimate(unit), unit, weights / weights.sum(), server))
+    return found

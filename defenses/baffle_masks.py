@@ -1,0 +1,58 @@
+"""Masks on what BAFFLE's clients upload: fixed-point numbers in a ring, where pairwise masks cancel exactly.
+
+Floating-point masks that hide a loss difference of 1e-4 are larger than it by orders of magnitude, and their rounding
+eats it; in a ring nothing is rounded, and masked numbers are uniform. Each K-vector has a mask of its own for every
+entry: one scalar for all would bare every difference of two entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.errors import Overflow
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context
+
+Masks = Literal["none", "ring64", "ring32"]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Fixed-point numbers that wrap. dtype: fixes the modulus; fraction_bits: of one; limit: of magnitudes (excluded)."""
+
+    dtype: torch.dtype
+    fraction_bits: int
+    limit: float
+
+
+# Weighted means must stay in the ring: below 2^23 and 2. `to_ring` itself refuses from 2^22.
+RINGS: Mapping[str, Ring] = {"ring64": Ring(torch.int64, 40, 2.0**22), "ring32": Ring(torch.int32, 30, 1.0)}
+PURPOSE = "answer"  # of the masks' derivation: colluders derive theirs again under the same name
+
+
+def masked(ctx: Context, me: secagg.Keys, numbers: Tensor, masks: Masks) -> Tensor:
+    """Return N_c / N times `numbers` [k] in fixed point plus this client's mask, int64 or int32 [k].
+
+    Raises:
+        Overflow: a number that the ring cannot hold.
+    """
+    ring, flat = RINGS[masks], numbers.cpu()
+    if not bool((flat.abs() < ring.limit).all()):
+        raise Overflow(
+            f"Client {ctx.party} has the number {float(flat.abs().max()):.3g} to mask; masks={masks!r} holds finite "
+            f"numbers below {ring.limit:g}."
+        )
+    share = int(me.counts[ctx.party]) / int(me.counts.sum())
+    fixed = secagg.to_ring(flat, ring.fraction_bits, share) + secagg.zero_sum(me, ctx, PURPOSE, len(flat))
+    return fixed.to(ring.dtype)  # drops the upper half for 2^32: what is 0 modulo 2^64 is 0 modulo 2^32 too
+
+
+def unmasked(answers: Sequence[Tensor], masks: Masks) -> Tensor:
+    """Return the N_c / N-weighted mean [k] float64 of what all clients masked; sums wrap as the ring does."""
+    ring = RINGS[masks]
+    return secagg.from_ring(torch.stack(list(answers)).sum(0, dtype=ring.dtype), ring.fraction_bits)
