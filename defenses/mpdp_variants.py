@@ -125,7 +125,6 @@ class MPDPH(MPDP):
 
     name: ClassVar[str] = "mpdp_h"
     claimed: ClassVar[tuple[Claim, ...]] = ()  # ours, not the paper's
-    sums: ClassVar[bool] = True
 
     def check(self, plan: Plan) -> None:
         """As MP-DP; also refuse a negative floor and too few or too many bits."""
@@ -143,6 +142,11 @@ class MPDPH(MPDP):
     def noise(self, plan: Plan) -> Noise | None:
         """Return None: with a floor the noise has no closed law; evidence carries the round's standard deviation."""
         return None
+
+    @property
+    def sums(self) -> bool:
+        """Return that only sums can be read."""
+        return True
 
     def scales(self, ctx: Context) -> Tensor:
         """Return fresh scales [count], float64, with r and s at least `floor`."""

@@ -44,9 +44,13 @@ class PBPFLExt(PBPFL):
     fraction_bits: int = 48
 
     name: ClassVar[str] = "pbpfl_ext"
-    sums: ClassVar[bool] = True
     claimed: ClassVar[tuple[Claim, ...]] = claims("pbpfl_ext")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
+
+    @property
+    def sums(self) -> bool:
+        """Return that only sums can be read."""
+        return True
 
     def bits(self, family: str, width: int) -> int:
         """Return the fractional bits of a family's numbers; public, as kappa and the head's `width` D are.

@@ -73,11 +73,15 @@ class Bench:
 
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
         group, needed = self.group, {c.follows for c in missing} - {None}
-        sums = points(self.config)[group.point].defense.sums
-        victims = choose_victims(
-            self.task.shards, group.threat, group.batch, self.config.victims, self.task.seeds, sums=sums
-        )
-        view = fed.probe(victims.data).view(group.threat, own=victims.own)
+        victims = victims_of(self.task, self.config, group)
+        transcript = fed.probe(victims.data, self.config.probe, self.config.probe_rounds)
+        view = transcript.view(group.threat, own=victims.own)
+        if group.role:
+            victims = victims.playing(group.role, transcript.roles(), self.config.victims)
+        if not victims.units:
+            for cell in missing:
+                self._keep(cell, Scored([]), 0.0, f"no probed client acted as {group.role}")
+            return
         found: dict[str, list[Guess]] = {}
         wanted = {cell.id for cell in missing}
         for cell in cells(self.task, self.config, group):
@@ -151,6 +155,15 @@ class Bench:
             environment=environment(self.config),
         )
         self.store.save(record, seconds=seconds, tensors=_images(scored))
+
+
+def victims_of(task: Task, config: EvaluateConfig, group: Group) -> Victims:
+    """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
+    defense = points(config)[group.point].defense
+    roles = len(defense.roles) if group.role else 1
+    return choose_victims(
+        task.shards, group.threat, group.batch, config.victims, task.seeds, sums=defense.sums, roles=roles
+    )
 
 
 def _images(scored: Scored) -> dict[str, Tensor] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ RECORDS_BATCH = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that share a view: one point, stage, threat model and batch size.
+    """Cells that share a view: one point, stage, threat model and batch size, and victims who played one role.
 
     records: asks about records through the model that a client holds (membership, extraction), not about probes.
     """
@@ -36,6 +37,7 @@ class Group:
     threat: str
     batch: int
     records: bool
+    role: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,10 @@ def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
             for threat in sorted(visual) if stage != "iterate" else []:
                 if masked and threat.startswith("client/"):
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
-                for batch in config.attack_batch:
-                    yield Group(index, stage, threat, batch, False)
+                # What a client learns is a sum over the others, whatever parts they play.
+                roles = ("",) if threat.startswith("client/") else every[index].defense.roles
+                for batch, role in itertools.product(config.attack_batch, roles):
+                    yield Group(index, stage, threat, batch, False, role)
             if stage == "final" or (stage == "iterate" and masked):
                 for threat in sorted(record):
                     yield Group(index, stage, threat, RECORDS_BATCH, True)
@@ -138,6 +142,9 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                 batch_size=group.batch,
                 victims=config.candidates if group.records else config.victims,
                 seed=config.seed,
+                probe="gradient" if group.records else config.probe,
+                probe_rounds=1 if group.records else config.probe_rounds,
+                role=group.role,
             )
             found.append(Cell(attack, follows.name if follows is not None else None, cell, cell.cell_id()))
     return found

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
-from ppbench.errors import UsageError
+from ppbench.errors import ProtocolError, UsageError
 
 app = typer.Typer(
     add_completion=False,
@@ -82,10 +82,17 @@ def evaluate(
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a training batch.")] = None,
+    local_epochs: Annotated[int | None, typer.Option(help="Epochs of a client's local training (delta).")] = None,
     attack_batch: Annotated[str | None, typer.Option(help="Sizes of victims' batches, as 1,4,8.")] = None,
+    probe: Annotated[
+        str | None, typer.Option(help="gradient or local: what a probed client does with the victims' batch.")
+    ] = None,
+    probe_rounds: Annotated[int | None, typer.Option(help="Rounds that it holds the batch.")] = None,
     victims: Annotated[int | None, typer.Option(help="Victim images a cell.")] = None,
     stage: Annotated[str | None, typer.Option(help="init, final, or both with a comma between.")] = None,
-    threat: Annotated[str | None, typer.Option(help="server/1, client/1, eavesdropper/1, with commas between.")] = None,
+    threat: Annotated[
+        str | None, typer.Option(help="server/1, client/1, eavesdropper/1, collusion/1; commas between.")
+    ] = None,
     partition: Annotated[str | None, typer.Option(help="iid, imbalanced or dirichlet:ALPHA.")] = None,
     schedule: Annotated[str | None, typer.Option(help="round_robin or parallel.")] = None,
     loss: Annotated[str | None, typer.Option(help="cross_entropy or squared.")] = None,
@@ -124,7 +131,10 @@ def evaluate(
         "clients": clients,
         "rounds": rounds,
         "batch_size": batch_size,
+        "local_epochs": local_epochs,
         "attack_batch": sizes(attack_batch),
+        "probe": probe,
+        "probe_rounds": probe_rounds,
         "victims": victims,
         "stages": names(stage),
         "threats": names(threat),
@@ -204,7 +214,7 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
     try:
         code = app(standalone_mode=False)
-    except UsageError as error:
+    except (UsageError, ProtocolError) as error:
         typer.echo(f"ppbench: {error}", err=True)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):

@@ -36,11 +36,14 @@ class EvaluateConfig(Strict):
         schedule: "round_robin" (the SPN paper's for DLNet) or "parallel".
         loss: "cross_entropy", or "squared" (half the squared distance to one-hot labels, or to a number).
         upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
-        optimizer, lr, momentum, decay_at, decay: of who steps: every client ("delta") or the server ("gradient"); the
-            rate is multiplied by `decay` at those rounds.
+        optimizer, lr, momentum, beta2, decay_at, decay: of who steps: every client ("delta") or the server
+            ("gradient"); the rate is multiplied by `decay` at those rounds.
         partition: "iid", "imbalanced" or "dirichlet:ALPHA".
         attack_batch: sizes of the victims' batches.
         victims: victim images a cell (rounded up to whole batches); candidates: members and non-members of each kind.
+        probe: what a probed client does with the victim's batch: "gradient" (uploads one gradient of it) or "local"
+            (its local part of a round, as in training).
+        probe_rounds: rounds that a probed client holds the batch, all seen by the adversary.
         stages: "init" (random weights), "final" (after training; membership: the delivered model) and "iterate" (what
             clients train on in the next round, where that is not the delivered model; only membership and extraction
             are asked there).
@@ -67,10 +70,13 @@ class EvaluateConfig(Strict):
     optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = Field(default=5e-3, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    beta2: float = Field(default=0.999, gt=0, lt=1)
     decay_at: tuple[int, ...] = (20, 32)
     decay: float = Field(default=0.5, gt=0, le=1)
     partition: str = "iid"
     attack_batch: tuple[int, ...] = Field(default=(1, 4, 8), min_length=1)
+    probe: Literal["gradient", "local"] = "gradient"
+    probe_rounds: int = Field(default=1, ge=1, le=100)
     victims: int = Field(default=20, ge=1)
     candidates: int = Field(default=200, ge=4)
     stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)

@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.adversary.victims import choose_candidates, choose_victims
+from ppbench.adversary.victims import choose_candidates
+from ppbench.bench import victims_of
 from ppbench.cells import Cell, Group, cells, finished, groups
 from ppbench.config import EvaluateConfig, attacks, configure, points
 from ppbench.controls import Check, check_controls
@@ -119,8 +120,7 @@ def _checked(config: EvaluateConfig) -> Task:
         if group.records:
             choose_candidates(task.shards, task.test, config.candidates, task.seeds)
         else:
-            sums = all_points[group.point].defense.sums
-            choose_victims(task.shards, group.threat, group.batch, config.victims, task.seeds, sums=sums)
+            victims_of(task, config, group)
     return task
 
 

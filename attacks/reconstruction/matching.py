@@ -193,7 +193,8 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
     """
     first = evidences[0]
     steps = None
-    if first.params is not None and not first.nuisance and set(first.observed) == set(first.params):
+    exact = first.params is not None and first.measure == "squares" and not first.nuisance
+    if first.params is not None and exact and set(first.observed) == set(first.params):
         steps = compile_chain(plan, first.params, dtype)
     if steps is None:
         return SimulatedObjective(evidences)
@@ -209,9 +210,9 @@ def usable(evidence: Evidence) -> bool:
 
 def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
     """Return the indices of evidence that can be attacked in one batch, in order of first appearance."""
-    found: dict[tuple[int, int, bool, int], list[int]] = {}
+    found: dict[tuple[int, int, bool, str, int], list[int]] = {}
     for i, e in enumerate(evidences):
-        found.setdefault((id(e.simulate), id(e.params), e.weight is None, len(e.unit)), []).append(i)
+        found.setdefault((id(e.simulate), id(e.params), e.weight is None, e.measure, len(e.unit)), []).append(i)
     return list(found.values())
 
 

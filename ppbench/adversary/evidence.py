@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ppbench.adversary.view import View
 
 Simulate = Callable[..., Params]
+Measure = Literal["squares", "cosine", "hinge"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Evidence:
         noise: the public law of noise on `observed`, if any.
         nuisance: names and shapes of secrets treated as unknowns, a sample.
         channel: which message it comes from.
+        measure: how a simulation is compared with `observed`: "squares", sum of weight * squared differences; "cosine",
+            1 - cosine over all weighted entries, where the scale is unknown; "hinge", where only signs in {-1, 0, 1}
+            are observed: mean over a tensor's entries of relu(-s o / mean|s|), averaged over the tensors.
     """
 
     unit: tuple[Slot, ...]
@@ -47,17 +51,45 @@ class Evidence:
     noise: Noise | None = None
     nuisance: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     channel: str = "update"
+    measure: Measure = "squares"
 
     def discrepancy(self, simulated: Params) -> Tensor:
-        """Return sum of weight * (simulated - observed)^2 over all entries (scalar)."""
+        """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
+        if self.measure == "cosine":
+            return self._cosine(simulated)
+        if self.measure == "hinge":
+            return self._hinge(simulated)
         total = torch.zeros((), dtype=next(iter(simulated.values())).dtype)
         for name, value in simulated.items():
             square = (value - self.observed[name].to(value.dtype)) ** 2
             total = total + (square if self.weight is None else square * self.weight[name].to(value.dtype)).sum()
         return total
 
+    def _cosine(self, simulated: Params) -> Tensor:
+        def flat(tree: Params) -> Tensor:
+            weight = self.weight
+            parts = [v if weight is None else v * weight[n].to(v.dtype).sqrt() for n, v in tree.items()]
+            return torch.cat([part.reshape(-1) for part in parts])
+
+        s = flat(simulated)
+        o = flat({name: self.observed[name].to(s.dtype) for name in simulated})
+        cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=1e-30)
+        return 1 - cosine
+
+    def _hinge(self, simulated: Params) -> Tensor:
+        parts = []
+        for name, s in simulated.items():
+            against = torch.relu(-s * self.observed[name].to(s.dtype)).mean()
+            parts.append(against / s.abs().mean().clamp(min=1e-30))
+        return torch.stack(parts).mean()
+
     def scale(self) -> Tensor:
-        """Return the discrepancy of an all-zero simulation: what a relative mismatch is relative to."""
+        """Return what a relative mismatch is relative to: the discrepancy of an all-zero simulation, in squares.
+
+        The other measures are relative by themselves: 1, or 0 where nothing was observed.
+        """
+        if self.measure != "squares":
+            return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
 
 
@@ -76,15 +108,17 @@ def simulation(plan: Plan, params: Params) -> Simulate:
 def plain_evidence(view: View) -> list[Evidence]:
     """Return evidence for an attacker who takes every update for the undefended gradient of one batch.
 
-    Server and eavesdropper see each client's upload. A client sees the aggregate only, as the difference of two
-    broadcasts (server optimizer plain SGD): one piece of evidence about all other clients together.
+    Server and eavesdropper see each client's upload; of several rounds the first, since an exact gradient needs no
+    second. Where clients train locally, their weight change over the learning rate and the epochs is taken for it. A
+    client sees the aggregate only, as the difference of two broadcasts (server optimizer plain SGD): one piece of
+    evidence about all other clients together.
     """
     if view.threat.startswith("client/"):
         return _difference_evidence(view)
     shared: list[tuple[Params, Simulate]] = []  # one a model, not one a probe: attacks batch by identity
-    found: list[Evidence] = []
+    found: dict[Slot, Evidence] = {}
     for exchange in view.exchanges():
-        if not isinstance(exchange.asked, Model):
+        if not isinstance(exchange.asked, Model) or exchange.slot in found:
             continue
         asked = exchange.asked.params
         known = (pair for pair in shared if all(torch.equal(pair[0][n], v) for n, v in asked.items()))
@@ -92,9 +126,15 @@ def plain_evidence(view: View) -> list[Evidence]:
         if simulate is None:
             simulate = simulation(view.plan, params)
             shared.append((params, simulate))
-        observed = view.defense.decode(exchange.answer, params)
-        found.append(Evidence((exchange.slot,), observed, simulate, params))
-    return found
+        change, divisor = view.defense.decode(exchange.answer, params), as_gradient(view.plan, exchange.round)
+        observed = change if divisor == 1 else tree_map(lambda value, d=divisor: value / d, change)  # type: ignore[misc]
+        found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params)
+    return list(found.values())
+
+
+def as_gradient(plan: Plan, round_: int) -> float:
+    """Return what an update of round `round_` is divided by to be taken for one gradient: 1, or rate times epochs."""
+    return 1.0 if plan.local.upload == "gradient" else plan.local.opt.rate(round_) * plan.local.epochs
 
 
 def _difference_evidence(view: View) -> list[Evidence]:
@@ -106,18 +146,18 @@ def _difference_evidence(view: View) -> list[Evidence]:
     opt, found = view.plan.server_opt, []
     if opt.name != "sgd" or opt.momentum:
         return []
-    uploads = {e.slot: e.answer for e in view.exchanges()}
+    uploads = [(e.slot, e) for e in view.exchanges()]
     for probe, _ in view.data:
         sent = [m for m in view.broadcasts(probe) if isinstance(m, Model)]
-        mine = uploads.get(Slot(probe, view.party or 0))
+        mine = next((e for slot, e in uploads if slot == Slot(probe, view.party or 0)), None)
         others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != view.party)
         if len(sent) < 2 or mine is None or not others:
             continue
-        first, second = sent[0].params, sent[-1].params
-        own = view.defense.decode(mine, first)
-        size = len(others) + 1
+        first, second = sent[0].params, sent[1].params
+        own = view.defense.decode(mine.answer, first)
+        size, divisor = len(others) + 1, len(others) * as_gradient(view.plan, mine.round)
         observed = {
-            n: ((first[n].double() - second[n].double()) / opt.lr * size - own[n].double()) / len(others) for n in first
+            n: ((first[n].double() - second[n].double()) / opt.lr * size - own[n].double()) / divisor for n in first
         }
         found.append(Evidence(others, observed, simulation(view.plan, first), first, channel="aggregate"))
     return found
@@ -138,4 +178,4 @@ def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
 
 
-__all__ = ["Evidence", "Noise", "Simulate", "at_truth", "plain_evidence", "simulation"]
+__all__ = ["Evidence", "Measure", "Noise", "Simulate", "as_gradient", "at_truth", "plain_evidence", "simulation"]

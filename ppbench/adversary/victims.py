@@ -6,12 +6,13 @@ The truth stays with the harness: nothing here is reachable from a View or a Cha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
+from ppbench.adversary.view import TARGET
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
@@ -33,6 +34,11 @@ class Victims:
     units: tuple[tuple[Slot, ...], ...]
     own: tuple[tuple[int, Data], ...]
     batch: int
+
+    def playing(self, role: str, roles: Mapping[Slot, str], count: int) -> Victims:
+        """Return the first units of about `count` images in which every slot played `role`, by `roles` (by slot)."""
+        units = [unit for unit in self.units if all(roles.get(slot) == role for slot in unit)]
+        return replace(self, units=tuple(units[: -(-count // self.batch)]))
 
     def challenges(self) -> list[Challenge]:
         """Return one question a unit; labels are not granted."""
@@ -58,11 +64,14 @@ def choose_victims(
     seeds: Seeds,
     adversary: int = 0,
     sums: bool = False,
+    roles: int = 1,
 ) -> Victims:
     """Draw victims' batches from the clients' own data.
 
     Server and eavesdropper: ceil(count / batch) batches, clients in order, as many probes as that takes. Client:
-    whole cohorts, all others' batches being one unit. Where only sums can be read (`sums`), whole cohorts too.
+    whole cohorts, all others' batches being one unit. Where only sums can be read (`sums`), whole cohorts too. Where
+    clients play several `roles`, that many probes of whole cohorts, each slot a unit, so that enough play each one.
+    Collusion: that many probes of whole cohorts, client 0 the only victim of each.
 
     Args:
         shards: the clients' training data.
@@ -72,6 +81,7 @@ def choose_victims(
         seeds: victims depend on (master seed, batch, client, probe) only.
         adversary: the curious client.
         sums: whether uploads can be read only as a sum over the cohort.
+        roles: how many parts there are to play, see `Victims.playing`.
 
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
@@ -88,18 +98,19 @@ def choose_victims(
             )
         return Data(shards[slot.client].x[pick].cpu(), shards[slot.client].y[pick].cpu())
 
-    curious = threat.startswith("client/")
-    cohort = curious or sums
+    curious, colluding = threat.startswith("client/"), threat.startswith("collusion/")
+    cohort = curious or (sums and not colluding)
     wanted = -(-count // batch)
-    per_probe = len(clients) - 1 if curious else len(clients)
+    per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
     if per_probe == 0:
         raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
     probes = -(-wanted // per_probe)
     slots = [Slot(p, c) for p in range(probes) for c in clients]
     if not cohort:
-        slots = slots[:wanted]
+        slots = slots[:wanted] if per_probe == len(clients) else slots
         data = {slot: draw(slot) for slot in slots}
-        return Victims(data, tuple((slot,) for slot in slots), (), batch)
+        alone = tuple((slot,) for slot in slots if not colluding or slot.client == TARGET)
+        return Victims(data, alone, (), batch)
     data = {slot: draw(slot) for slot in slots}
     asked = [s for s in slots if not curious or s.client != adversary]
     units = tuple(tuple(s for s in asked if s.probe == p) for p in range(probes))

@@ -23,7 +23,10 @@ THREATS = {
     "server/1": "the honest-but-curious server: every upload, its own state and broadcasts",
     "client/1": "one curious client: the broadcasts that it received, its own state and data",
     "eavesdropper/1": "a listener on links without encryption: every message, nobody's state",
+    "collusion/1": "the server and all clients but client 0: every upload, the states of all of them",
 }
+TARGET = 0
+"""The client that the others of "collusion/1" are after."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class View:
         plan: the public plan of the observed rounds.
         defense: the public mechanism.
         mail: the messages that this party sent, received or overheard.
-        states: its own states.
+        states: its own states, and those of parties that collude with it.
         data: its own batches by probe (a client's), in the observed rounds.
     """
 
@@ -81,10 +84,15 @@ class View:
             if letter.receiver == SERVER and letter.message is not None and asked.get(key) is not None:
                 yield Exchange(Slot(letter.probe, letter.sender), asked[key], letter.message, letter.round, letter.step)
 
-    def state_at(self, exchange: Exchange) -> Tree | None:
-        """Return this party's own state in the step of `exchange` (a server's secrets of that step), or None."""
-        key = (exchange.slot.probe, exchange.round, exchange.step)
-        return next((s.state for s in self.states if (s.probe, s.round, s.step) == key), None)
+    def state_at(self, exchange: Exchange, party: int | None = None) -> Tree | None:
+        """Return a party's state in the step of `exchange` (a server's secrets of that step), or None if not known.
+
+        Args:
+            exchange: when.
+            party: this party itself, or one that colludes with it.
+        """
+        key = (exchange.slot.probe, exchange.round, exchange.step, self.party if party is None else party)
+        return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == key), None)
 
     def broadcasts(self, probe: int) -> list[Tree]:
         """Return the messages that this party received from the server in `probe`, in order."""
@@ -133,6 +141,14 @@ class Transcript:
     mail: tuple[Envelope, ...]
     states: tuple[StateRecord, ...]
 
+    def roles(self) -> dict[Slot, str]:
+        """Return which part each client played, by slot."""
+        uploads: dict[Slot, list[Tree]] = {}
+        for letter in self.mail:
+            if letter.receiver == SERVER:
+                uploads.setdefault(Slot(letter.probe, letter.sender), []).append(letter.message)
+        return {slot: self.defense.role_of(sent) for slot, sent in uploads.items()}
+
     def view(self, threat: str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
         """Return what the adversary of `threat` may know.
 
@@ -148,6 +164,9 @@ class Transcript:
             raise unknown("threat model", threat, THREATS)
         if threat == "eavesdropper/1":
             return View(threat, None, self.plan, self.defense, self.mail, ())
+        if threat == "collusion/1":
+            states = tuple(s for s in self.states if s.party != TARGET)
+            return View(threat, SERVER, self.plan, self.defense, self.mail, states)
         me = SERVER if threat == "server/1" else (party or 0)
         mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
         states = tuple(s for s in self.states if s.party == me)

@@ -93,7 +93,8 @@ class Defense:
         setting: by preset, fields of `EvaluateConfig` that an evaluation takes where its user says nothing: the loss,
             network and federation that the paper's protocol needs. Controls run in the same.
         masked: whether clients train on a model that is not the one delivered; then membership is also asked on it.
-        sums: whether the server can read only sums over the cohort; then victims are probed by whole cohorts.
+        roles: the parts that clients play in a round, where not all send the same; victims are asked about in each.
+        mappable: whether `compute` may run under vmap over clients; False for one that draws.
     """
 
     name: ClassVar[str]
@@ -105,7 +106,8 @@ class Defense:
     epsilon_reason: ClassVar[str] = "the mechanism gives no differential-privacy guarantee"
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     masked: ClassVar[bool] = False
-    sums: ClassVar[bool] = False
+    roles: ClassVar[tuple[str, ...]] = ("",)
+    mappable: ClassVar[bool] = True
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
@@ -271,6 +273,15 @@ class Defense:
         return upload.params  # type: ignore[no-any-return]
 
     # -- the adversary -------------------------------------------------------------------------------------------
+    @property
+    def sums(self) -> bool:
+        """Whether the server can read only sums over the cohort; then victims are probed by whole cohorts."""
+        return False
+
+    def role_of(self, uploads: Sequence[Tree]) -> str:
+        """Return which of `roles` a client played that sent `uploads` in the observed rounds."""
+        return self.roles[0]
+
     def evidence(self, view: View) -> list[Evidence]:
         """Return what `view` says about each victim to an attacker who takes the uploads for undefended ones."""
         from ppbench.adversary.evidence import plain_evidence

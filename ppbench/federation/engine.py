@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,12 +15,14 @@ from ppbench.adversary.view import StateRecord, Transcript
 from ppbench.errors import Overflow, UsageError
 from ppbench.federation.client_map import Backend, choose, client_map
 from ppbench.federation.contract import Context, Defense, Round, Server
+from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params, Tree, leaves, load, moved, save
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.seeds import Seeds
 
 REAL = "real"
+ProbeKind = Literal["gradient", "local"]
 
 
 @dataclass
@@ -91,15 +94,20 @@ class Federation:
 
         Returns:
             False as soon as the model, or what a client would send, is out of range (the run diverged), else True.
+
+        Raises:
+            ProtocolError: a party broke the protocol; server and clients stay as they were before that round.
         """
         while self.round < last:
             began = time.perf_counter()
-            drive = Drive(self, self.plan, REAL, -1, self.round + 1, self.wire, self.parties, self.shards)
+            parties = Parties(self.parties.server, list(self.parties.clients))
+            drive = Drive(self, self.plan, REAL, -1, self.round + 1, self.wire, parties, self.shards)
             cohort = range(self.plan.clients)
             try:
-                drive.run(self.defense.round(drive.context(SERVER, 0), self.parties.server, cohort))
+                drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, cohort))
             except Overflow:
                 return False
+            self.parties = parties
             self.round += 1
             self.seconds += time.perf_counter() - began
             if not all(bool(leaf.isfinite().all()) for leaf in leaves(self.parties.server.params)):
@@ -123,8 +131,8 @@ class Federation:
         """Return top-1 accuracy of the delivered model on `data`."""
         return float((self.outputs(data.x).argmax(1) == data.y.argmax(1)).double().mean())
 
-    def probe(self, victims: Mapping[Slot, Data]) -> Transcript:
-        """Fork a round in which each client holds a victim's batch and uploads ONE gradient; nothing real moves.
+    def probe(self, victims: Mapping[Slot, Data], kind: ProbeKind = "gradient", rounds: int = 1) -> Transcript:
+        """Fork rounds in which each client holds a victim's batch and nothing else; nothing real moves.
 
         Every probe runs the defense's own client code from the present states, then one more broadcast, which a
         client adversary needs; all states that arise are dropped. Clients act in parallel: a gradient fed to a server
@@ -132,20 +140,30 @@ class Federation:
 
         Args:
             victims: batches by slot; the slots of one probe are its cohort.
+            kind: "gradient": a client uploads ONE gradient of its batch; "local": what its local part makes of it.
+            rounds: how many rounds it holds the batch, all of them in the transcript.
         """
-        batch = max(len(data.x) for data in victims.values())
-        local = Local("gradient", batch=batch, opt=self.plan.local.opt)
-        plan = replace(self.plan, local=local, schedule="parallel")
+        plan = self._probe_plan(max(len(data.x) for data in victims.values()), kind, rounds)
         wire, states = Wire(keep=True), []
         for probe in sorted({slot.probe for slot in victims}):
             data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
             parties = Parties(self.parties.server, list(self.parties.clients))
-            drive = Drive(self, plan, f"probe-{probe}", probe, self.round + 1, wire, parties, data)
-            drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, sorted(data)))
+            for round_ in range(self.round + 1, self.round + rounds + 1):
+                drive = Drive(self, plan, f"probe-{probe}", probe, round_, wire, parties, data)
+                drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, sorted(data)))
+                states += drive.states
             _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
-            wire.post(probe, self.round + 2, 0, SERVER, sorted(data), message)
-            states += drive.states
+            wire.post(probe, self.round + rounds + 1, 0, SERVER, sorted(data), message)
         return Transcript(plan, self.defense, tuple(wire.mail), tuple(states))
+
+    def _probe_plan(self, batch: int, kind: ProbeKind, rounds: int) -> Plan:
+        own, server_opt = self.plan.local, self.plan.server_opt
+        if kind == "local":
+            return replace(self.plan, local=replace(own, batch=min(own.batch, batch)), schedule="parallel")
+        if rounds > 1 and own.upload == "delta":  # later rounds must not start from a model that a gradient spoiled
+            server_opt = Opt(lr=own.opt.lr)
+        local = Local("gradient", batch=batch, opt=own.opt)
+        return replace(self.plan, local=local, schedule="parallel", server_opt=server_opt)
 
     def observe(self) -> Transcript:
         """Fork the next round of training on the clients' own data, and return all of it; nothing real moves.
@@ -225,7 +243,8 @@ class Drive:
             to = [client for client, m in out.items() if m is message]
             copy = self.wire.post(self.probe, self.round, self.step, SERVER, to, message)
             received.update(dict.fromkeys(to, copy))
-        backend = choose(self.federation.backend, self.federation.device, self.plan)
+        chosen = self.federation.backend if self.federation.defense.mappable else "loop"
+        backend = choose(chosen, self.federation.device, self.plan)
         # A loop needs one client's noise at a time, vmap everybody's.
         size = 1 if backend == "loop" else len(received)
         order, answers = sorted(received), {}

@@ -29,7 +29,10 @@ STAGE_ORDER = ("init", "iterate", "final")
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rows of one board share. data_sha256, train (examples) and model_options keep look-alikes apart."""
+    """What the rows of one board share. data_sha256, train (examples) and model_options keep look-alikes apart.
+
+    probe, probe_rounds: what a probed client did with the victims' batch, and how often.
+    """
 
     suite: str
     kind: BoardKind
@@ -41,6 +44,8 @@ class Setting:
     model_options: str
     stage: str
     batch: int
+    probe: str
+    probe_rounds: int
 
     @property
     def network(self) -> str:
@@ -96,9 +101,11 @@ class Entry:
 
     @property
     def control(self) -> str:
-        """The control parameter and its value, e.g. "sigma = 0.01"; "" without one."""
-        control = self.defense.control
-        return "" if control is None else f"{control.name} = {control.value:g}"
+        """The control parameter, its value and the victims' role, e.g. "beta = 0.2, pilot"; "" without any."""
+        control, part = self.defense.control, self.sample.config.role
+        return ", ".join(
+            ([] if control is None else [f"{control.name} = {control.value:g}"]) + ([part] if part else [])
+        )
 
     @property
     def broken(self) -> tuple[Record, ...]:
@@ -150,6 +157,8 @@ def setting_of(record: Record) -> Setting:
         json.dumps(config.model.options, sort_keys=True),
         config.stage,
         config.batch_size,
+        config.probe,
+        config.probe_rounds,
     )
 
 
@@ -193,7 +202,7 @@ def _board(setting: Setting, members: Sequence[Record], records: Sequence[Record
     rows: dict[str, list[Record]] = defaultdict(list)
     for record in members:
         config = record.config
-        key = [config.defense.model_dump_json(), config.federation.model_dump_json(), config.seed]
+        key = [config.defense.model_dump_json(), config.federation.model_dump_json(), config.seed, config.role]
         rows[json.dumps(key)].append(record)
     name = headline_of(setting.kind, members[0])
     entries = [_entry(rows[key], name, records, claims) for key in sorted(rows)]

@@ -69,6 +69,15 @@ class Section:
         return self.board.setting.kind not in RECORD_KINDS
 
     @property
+    def batch(self) -> str:
+        """What a probed client held and did, in words; "" where no client was probed."""
+        setting = self.board.setting
+        if not self.probes:
+            return ""
+        what = "" if setting.probe == "gradient" else ", local training"
+        return f"batch {setting.batch}{what}" + (f", {setting.probe_rounds} rounds" if setting.probe_rounds > 1 else "")
+
+    @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Metrics of the worst case, with their titles."""
         return COLUMNS[self.board.headline]
@@ -110,7 +119,7 @@ def figures(board: Board, records: Sequence[Record]) -> list[Ppc]:
             if ppc_point(record) is None or control is None:
                 continue
             key = (entry.defense.id, control.name, DISTANCE_OF_KIND[attack.kind])
-            name = attack.id if attack.follows is None else f"{attack.id} after {attack.follows}"
+            name = _line_name(record)
             lines[key].setdefault((name, adaptive(record, records)), []).append(record)
     found = []
     for (defense, control_name, distance), attacks in sorted(lines.items()):
@@ -125,6 +134,13 @@ def figures(board: Board, records: Sequence[Record]) -> list[Ppc]:
     return found
 
 
+def _line_name(record: Record) -> str:
+    """Return what a line of a figure is called: the attack, whose images it uses, and the victims' role."""
+    attack, role = record.config.attack, record.config.role
+    name = attack.id if attack.follows is None else f"{attack.id} after {attack.follows}"
+    return f"{name} ({role})" if role else name
+
+
 def drawings(board: Board, records: Sequence[Record]) -> tuple[Drawing, ...]:
     """Return the board's figures, each with the CAP of every attack on it; none of what a model is delivered for."""
     if board.setting.intended:
@@ -137,9 +153,8 @@ def drawings(board: Board, records: Sequence[Record]) -> tuple[Drawing, ...]:
                 config = record.config
                 same = DISTANCE_OF_KIND[config.attack.kind] == ppc.distance and config.defense.control is not None
                 if same and ppc.title.startswith(f"{config.defense.id}, "):
-                    key, follows = series_key(config), config.attack.follows
-                    name = config.attack.id if follows is None else f"{config.attack.id} after {follows}"
-                    cap_of[key] = (name, series[key].main)
+                    key = series_key(config)
+                    cap_of[key] = (_line_name(record), series[key].main)
         svg = Markup(ppc_svg(ppc, inline=True))
         drawn.append(Drawing(ppc.title.split(",")[0], svg, tuple(sorted(cap_of.values(), key=lambda c: c[0]))))
     return tuple(drawn)

@@ -98,6 +98,9 @@ class Row:
     mse: float | None
     mse_low: float | None
     mse_high: float | None
+    probe: str
+    probe_rounds: int
+    role: str
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def rows(records: Sequence[Record], claims: Claims = no_claims) -> list[Row]:
 def _order(row: Row) -> tuple[str, str, str, str, float, str, int, str, str]:
     value = float("-inf") if row.control_value is None else row.control_value
     where = (row.suite, row.threat_model, row.defense, row.control or "", value)
-    return (*where, row.stage, row.batch_size, row.attack, row.cell_id)
+    return (*where, row.stage, row.batch_size, row.role + row.attack, row.cell_id)
 
 
 def _row(record: Record, cap: SeriesCap, claims: Claims) -> Row:
@@ -198,6 +201,9 @@ def _row(record: Record, cap: SeriesCap, claims: Claims) -> Row:
         mse=utility.mse,
         mse_low=utility.mse_low,
         mse_high=utility.mse_high,
+        probe=config.probe,
+        probe_rounds=config.probe_rounds,
+        role=config.role,
         **{name: value for name, value in (empty | figures).items() if name in known},
     )
 

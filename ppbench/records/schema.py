@@ -66,6 +66,7 @@ class FederationInfo(Strict):
     optimizer: str
     lr: float
     momentum: float
+    beta2: float = 0.999
     decay_at: list[int]
     decay: float
     partition: str
@@ -100,7 +101,9 @@ class CellConfig(Strict):
     """Everything that determines a cell.
 
     stage: "init" (random weights), "iterate" (what clients train on) or "final" (after training); batch_size: examples
-    in a victim's batch; victims: number of victim images asked for, or of candidates or queries.
+    in a victim's batch; victims: number of victim images asked for, or of candidates or queries. probe, probe_rounds:
+    what a probed client did with the batch, and how often; role: the part that the victims played, "" where all do
+    the same.
     """
 
     schema_: Literal["ppbench.run/1"] = Field(default=SCHEMA, alias="schema")
@@ -115,6 +118,9 @@ class CellConfig(Strict):
     batch_size: int
     victims: int
     seed: int
+    probe: Literal["gradient", "local"] = "gradient"
+    probe_rounds: int = 1
+    role: str = ""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 

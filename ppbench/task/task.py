@@ -49,7 +49,8 @@ class Task:
 
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
     """Return the public plan that `config` describes on `dataset`."""
-    opt = Opt(config.optimizer, config.lr, config.momentum, decay_at=config.decay_at, decay=config.decay)
+    betas = (0.9, config.beta2)
+    opt = Opt(config.optimizer, config.lr, config.momentum, betas, config.decay_at, config.decay)
     local = Local(config.upload, config.local_epochs, config.batch_size, opt)
     return Plan(
         net_spec(config.model, dataset.shape, dataset.classes, config.model_options),
@@ -124,6 +125,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         optimizer=opt.name,
         lr=opt.lr,
         momentum=opt.momentum,
+        beta2=opt.betas[1],
         decay_at=list(opt.decay_at),
         decay=opt.decay,
         partition=config.partition,

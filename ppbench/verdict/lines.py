@@ -107,7 +107,7 @@ def extraction_metric(records: Iterable[Record]) -> str:
 
 
 def labels_of(records: Sequence[Record]) -> dict[str, str]:
-    """Return "alpha2=0.1" by cell: the control parameter, and others that differ among a defense's records."""
+    """Return "alpha2=0.1" by cell: the control parameter, others that differ among a defense's records, the role."""
     seen: dict[tuple[str, str], set[object]] = {}
     for record in records:
         for name, parameter in record.config.defense.parameters.items():
@@ -119,6 +119,7 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
         for name, parameter in defense.parameters.items():
             if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
                 words.append(f"{name}={parameter}")
+        words += [f"as {record.config.role}"] if record.config.role else []
         found[record.cell_id] = " ".join(words)
     return found
 

@@ -1,0 +1,187 @@
+"""Probes of several rounds and of local training, roles, collusion, and what evidence makes of them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from ppbench.adversary.evidence import Evidence, at_truth, plain_evidence, simulation
+from ppbench.adversary.victims import choose_victims
+from ppbench.errors import ProtocolError, UsageError
+from ppbench.federation.contract import Defense
+from ppbench.federation.messages import Update
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Local
+from ppbench.federation.tree import leaves, tree_map
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.seeds import Seeds
+
+SGD = Opt("sgd", lr=0.1)
+
+
+@dataclass(frozen=True)
+class Plain(Defense):
+    name: ClassVar[str] = "plain"
+
+
+@dataclass(frozen=True)
+class Odd(Defense):
+    """Clients with an odd index send the negative of their update and play another role."""
+
+    name: ClassVar[str] = "odd"
+    roles: ClassVar[tuple[str, ...]] = ("even", "odd")
+
+    def upload(self, ctx, me, result):
+        return Update(tree_map(lambda t: -t, result)) if ctx.party % 2 else Update(result)
+
+    def role_of(self, uploads):
+        bias = uploads[0].params["head.bias"]
+        return "even" if float(bias.min()) < -float(bias.max()) else "odd"  # one class pulls, the others push
+
+
+def victims(run, batch=1, count=4, **options):
+    return choose_victims(run.shards, options.pop("threat", "server/1"), batch, count, Seeds(0), **options)
+
+
+def test_a_local_probe_sends_what_local_training_makes_of_the_batch(federate, plan):
+    local = Local("delta", epochs=2, batch=16, opt=SGD)
+    run = federate(Plain(), replace(plan, local=local))
+    found = victims(run, batch=2)
+    view = run.probe(found.data, "local").view("server/1")
+    assert view.plan.local == replace(local, batch=2)
+    params = run.parties.server.params
+    for evidence in plain_evidence(view):
+        (slot,) = evidence.unit
+        data = found.data[slot]
+        simulate = simulation(view.plan, params)
+        first = simulate(data.x[None].double(), data.y[None].double())
+        middle = {n: (params[n].double() - 0.1 * first[n]).float() for n in first}
+        second = simulation(view.plan, middle)(data.x[None].double(), data.y[None].double())
+        for name, value in evidence.observed.items():  # (g1 + g2) / 2: rate and epochs divided out
+            torch.testing.assert_close(value.double(), (first[name] + second[name]) / 2, rtol=1e-3, atol=1e-6)
+        assert 0 < at_truth(evidence, data.x[None], data.y[None]) < 0.2  # taken for one gradient, it is nearly that
+
+
+def test_one_local_step_is_exactly_a_gradient(federate, plan):
+    run = federate(Plain(), replace(plan, local=Local("delta", epochs=1, batch=16, opt=SGD)))
+    found = victims(run, batch=2)
+    for evidence in plain_evidence(run.probe(found.data, "local").view("server/1")):
+        data = found.data[evidence.unit[0]]
+        assert at_truth(evidence, data.x[None], data.y[None]) < 1e-9
+
+
+def test_rounds_follow_each_other_and_plain_evidence_takes_the_first(federate, plan):
+    run = federate(Plain())
+    found = victims(run)
+    once, thrice = run.probe(found.data), run.probe(found.data, rounds=3)
+    uploads = [e for e in thrice.mail if e.receiver == SERVER]
+    assert sorted({e.round for e in uploads}) == [1, 2, 3] and len(uploads) == 3 * len(found.units)
+    models = [e.message.params for e in thrice.mail if e.sender == SERVER and e.receiver == 0]
+    assert len(models) == 4 and not any(
+        torch.equal(a["head.bias"], b["head.bias"]) for a, b in itertools.pairwise(models)
+    )
+    moved = (models[1]["head.bias"] - models[0]["head.bias"]).norm()
+    assert moved < plan.local.opt.lr * 1.5  # a gradient step, though this server is meant for deltas
+    for a, b in zip(plain_evidence(once.view("server/1")), plain_evidence(thrice.view("server/1")), strict=True):
+        assert a.unit == b.unit and all(map(torch.equal, leaves(a.observed), leaves(b.observed)))
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("gradient", 1), ("gradient", 2), ("local", 1), ("local", 2)])
+def test_a_curious_client_still_reads_the_others_sum(federate, plan, kind, rounds):
+    run = federate(Plain(), replace(plan, local=Local("delta", epochs=1, batch=16, opt=SGD)))
+    run.shards = {c: type(s)(s.x[:40], s.y[:40]) for c, s in run.shards.items()}  # equal weights, as a client assumes
+    run.parties.server = replace(run.parties.server, counts=torch.full_like(run.parties.server.counts, 40))
+    found = victims(run, batch=2, threat="client/1", count=6)
+    view = run.probe(found.data, kind, rounds).view("client/1", own=found.own)
+    (evidence,) = plain_evidence(view)
+    data = [found.data[slot] for slot in evidence.unit]
+    x, y = torch.stack([d.x for d in data]), torch.stack([d.y for d in data])
+    assert len(evidence.unit) == 3 and at_truth(evidence, x, y) < 1e-5
+
+
+def test_victims_are_asked_about_in_the_role_that_they_played(federate):
+    run = federate(Odd())
+    found = victims(run, count=6, roles=2)
+    assert len({slot.probe for slot in found.data}) == 6 and len(found.data) == 24
+    transcript = run.probe(found.data)
+    roles = transcript.roles()
+    for role, parity in (("even", 0), ("odd", 1)):
+        some = found.playing(role, roles, 6)
+        assert len(some.units) == 6 and {slot.client % 2 for (slot,) in some.units} == {parity}
+    assert found.playing("nobody", roles, 6).units == ()
+
+
+def test_colluders_bring_their_states_and_no_secret_of_the_target(federate):
+    from ppbench.defenses.pbpfl_ext import PBPFLExt
+    from ppbench.task.net import net_spec
+
+    spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "8", "bias": False})
+    plan = replace(federate(Plain()).plan, spec=spec, loss="squared", local=Local("gradient", batch=16))
+    shards = {c: type(s)(s.x[:40], s.y[:40]) for c, s in federate(Plain()).shards.items()}
+    run = federate(PBPFLExt(), plan)
+    run.shards = shards
+    found = victims(run, threat="collusion/1", count=3, sums=True)
+    assert found.units == tuple((Slot(p, 0),) for p in range(3)) and len(found.data) == 12
+    view = run.probe(found.data).view("collusion/1")
+    assert {s.party for s in view.states} == {SERVER, 1, 2, 3}
+    exchange = next(e for e in view.exchanges() if e.slot == Slot(0, 0))
+    keys = view.state_at(exchange, 1)
+    assert keys.shared.shape == (4, 32) and bool(keys.shared[0].any())
+    assert view.state_at(exchange, 0) is None and view.state_at(exchange) is not keys
+
+
+def test_a_broken_message_ends_the_round_and_changes_nothing(federate):
+    @dataclass(frozen=True)
+    class Broken(Defense):
+        name: ClassVar[str] = "broken"
+
+        def reply(self, ctx, me, message, result, data):
+            state, answer = super().reply(ctx, me, message, result, data)
+            if ctx.round == 2:
+                state = torch.ones(1)
+                answer = Update({"head.bias": torch.zeros(3)}) if ctx.party == 1 else answer
+            return state, answer
+
+    run = federate(Broken())
+    run.run(1)
+    before = run.parties
+    with pytest.raises(ProtocolError, match="Client 1 "):
+        run.run(2)
+    assert run.parties is before and run.round == 1 and run.parties.clients == [()] * 4
+
+
+MEASURES = ("cosine", "hinge")
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_scale_free_measures(measure):
+    truth = {"a": torch.tensor([1.0, -2.0, 0.5]), "b": torch.tensor([[3.0, -1.0]])}
+    seen = {n: (v.sign() if measure == "hinge" else 7 * v) for n, v in truth.items()}
+    evidence = Evidence((Slot(0, 0),), seen, lambda x, y: truth, measure=measure)
+    assert float(evidence.discrepancy(truth)) == pytest.approx(0, abs=1e-6)
+    scaled = {n: 1e-3 * v for n, v in truth.items()}
+    against = {n: -v for n, v in truth.items()}
+    assert float(evidence.discrepancy(scaled)) == pytest.approx(0, abs=1e-6)
+    assert float(evidence.discrepancy(against)) == pytest.approx(2 if measure == "cosine" else 1)
+    assert float(evidence.scale()) == 1
+    assert float(replace(evidence, observed={n: torch.zeros_like(v) for n, v in seen.items()}).scale()) == 0
+
+
+def test_a_weight_hides_entries_from_the_cosine():
+    truth, seen = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, -50.0])}
+    evidence = Evidence(
+        (Slot(0, 0),), seen, lambda x, y: truth, weight={"a": torch.tensor([1.0, 0.0])}, measure="cosine"
+    )
+    assert float(evidence.discrepancy(truth)) == pytest.approx(0, abs=1e-6)
+
+
+def test_bad_probe_options_are_refused():
+    from ppbench.config import configure
+
+    for option in ({"probe": "half"}, {"probe_rounds": 0}, {"beta2": 1.0}):
+        with pytest.raises(UsageError, match=next(iter(option))):
+            configure(defense="none", **option)
