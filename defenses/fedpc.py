@@ -1,0 +1,289 @@
+"""FedPC: one client a round, the pilot, reveals its model, the others a cost and a ternary vector (Cao et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.defenses import fedpc_evidence
+from ppbench.defenses.cao2022 import PAPER, claims
+from ppbench.defenses.fedpc_evidence import pilots, signs
+from ppbench.defenses.fedpc_messages import (
+    SEND_MODEL,
+    SEND_TERNARY,
+    Command,
+    Cost,
+    Ledger,
+    Masked,
+    Ternary,
+    Trained,
+    Weights,
+    Worker,
+)
+from ppbench.defenses.fedpc_received import cost_of, masked_of, model_of, ternary_of
+from ppbench.defenses.fedpc_secure import masked, word, wrapped
+from ppbench.defenses.fedpc_ternary import Packing, decoded, encoded, first_ternary, later_ternary
+from ppbench.errors import Overflow, UsageError
+from ppbench.federation import secagg
+from ppbench.federation.batching import gather
+from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, Step
+from ppbench.federation.messages import Hello, Join, Model
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.tree import Params, Tree
+
+__all__ = ["SEND_MODEL", "SEND_TERNARY", "Command", "Cost", "FedPC", "Ledger", "Masked", "Ternary", "Weights", "Worker"]
+__all__ += ["pilots", "signs"]
+
+SIGNS = {"plus": 1.0, "minus": -1.0, "none": 0.0}
+MENUS = ("batch_sizes", "epochs", "rates")
+
+
+@dataclass(frozen=True)
+class FedPC(Defense):
+    """Pilot and ternary vectors.
+
+    A round: the model goes to all; each client trains with its private hyper-parameters and tells its cost C_k; the
+    client of largest goodness (`goodness`) is told to send its model Q, the others to send which way each weight went
+    (`fedpc_ternary`). The next model is Q plus the others' ternaries times beta and the last step (`advanced`).
+
+    Attributes:
+        beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it; (0, 1).
+        ternary_sign: "plus" moves where the ternaries point, as the paper's Figure A.8 and its text have it; "minus"
+            moves away, as its Eq. 3 is printed; "none" leaves the ternaries out, which are sent all the same.
+        alpha0: how far a ternary moves a weight in round 1, which has no last step; the paper gives no value.
+        batch_sizes, epochs, rates: public menus, comma-separated, from which each client draws its private batch size,
+            local epochs and factor on the plan's learning rate, once and for all. A menu of one makes it public.
+        packing: "two_bits" an entry, or "base3": five entries a byte.
+        padded: whether ternaries travel as long as a model, so that lengths do not tell who the pilot is.
+        masks: "ring" adds masks to N_k T_k that cancel in the sum over the round's ternary senders, modulo 2^16 (2^32
+            from 32,768 examples on): the server reads only the sum that it needs, at 2 (4) bytes an entry.
+    """
+
+    beta: float = 0.2
+    ternary_sign: Literal["plus", "minus", "none"] = "plus"
+    alpha0: float = 0.01
+    batch_sizes: str = "128,64,32"
+    epochs: str = "1,2"
+    rates: str = "0.5,1,2"
+    packing: Packing = "two_bits"
+    padded: bool = False
+    masks: Literal["none", "ring"] = "none"
+
+    name: ClassVar[str] = "fedpc"
+    control: ClassVar[str] = "beta"
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "quick": (0.2, 0.5, 0.8),
+        "paper": (0.1, 0.2, 0.35, 0.5, 0.8),
+    }
+    paper: ClassVar[str] = PAPER
+    claimed: ClassVar[tuple[Claim, ...]] = claims("fedpc")
+    epsilon_reason: ClassVar[str] = "there is no noise: the pilot's model and the ternaries are functions of the data"
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")
+
+    def check(self, plan: Plan) -> None:
+        """Refuse parameters out of range, menus that cannot be read, and clients that upload one after another."""
+        self.require(0 < self.beta < 1, "beta", "in (0, 1)")
+        self.require(self.ternary_sign in SIGNS, "ternary_sign", "'plus', 'minus' or 'none'")
+        self.require(0 <= self.alpha0 < float("inf"), "alpha0", "a finite number >= 0")
+        for field in MENUS:
+            kind = "numbers" if field == "rates" else "whole numbers"
+            self.require(bool(self.menu(field)), field, f"{kind} > 0, separated by commas")
+        self.require(self.packing in ("two_bits", "base3"), "packing", "'two_bits' or 'base3'")
+        self.require(self.masks in ("none", "ring"), "masks", "'none' or 'ring'")
+        self.require(self.masks == "none" or not self.padded, "padded", "False with masks, which are long already")
+        if plan.schedule != "parallel":
+            raise UsageError(
+                f"Defense {self.name!r} compares the costs of all clients before it asks one for its model; use "
+                f"--schedule parallel, not {plan.schedule!r}."
+            )
+        if self.masks == "ring" and plan.clients < 3:
+            raise UsageError(f"Defense {self.name!r} masks ternaries with each other's; use at least 3 clients.")
+
+    def menu(self, field: str) -> list[float]:
+        """Return the choices of a menu, or none where anything in it is no number > 0 of the menu's kind."""
+        try:
+            values = [float(part) if field == "rates" else int(part) for part in str(getattr(self, field)).split(",")]
+        except ValueError:
+            return []
+        return values if all(0 < value < float("inf") for value in values) else []
+
+    # -- the server ----------------------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, params: Params) -> Server:
+        """Return the server's state, with an empty ledger."""
+        base, count = super().init_server(ctx, params), ctx.plan.clients
+        return Server(params, base.opt, base.counts, Ledger({}, torch.zeros(count), torch.zeros(0, dtype=torch.int64)))
+
+    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Collect the numbers of examples; with masks, exchange public keys, everybody with everybody."""
+        if self.masks == "none":
+            return super().setup(ctx, server, cohort)
+        return secagg.setup(ctx, server, cohort, ~torch.eye(len(cohort), dtype=torch.bool))
+
+    def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Run one round: models down and costs up, then commands down and one model and ternaries up (Alg. 1)."""
+        server, message = self.broadcast(ctx, server)
+        answers = yield Step(server, dict.fromkeys(cohort, message))
+        costs = {client: cost_of(client, answers.get(client)) for client in cohort}
+        good = self.goodness(server, costs)
+        pilot = max(cohort, key=lambda client: good[client])  # the first of equals
+        uploads = yield Step(server, self.commands(server, cohort, pilot))
+        return self.advanced(server, costs, pilot, uploads)
+
+    def goodness(self, server: Server, costs: Mapping[int, Tensor]) -> dict[int, float]:
+        """Return N_k / C_k in round 1, then N_k times the fall of the cost (Eq. 1), by client."""
+        ledger: Ledger = server.own
+        found = {}
+        for client, cost in costs.items():
+            count, now = server.counts[client].double(), cost.double()
+            found[client] = float(count * (ledger.costs[client].double() - now) if ledger.before else count / now)
+        return found
+
+    def commands(self, server: Server, cohort: Sequence[int], pilot: int) -> dict[int, Tree]:
+        """Return the command to each client: the pilot sends its model, all others ternaries."""
+        senders = torch.zeros(len(server.counts) if self.masks == "ring" else 0, dtype=torch.bool)
+        if self.masks == "ring":
+            senders[[client for client in cohort if client != pilot]] = True
+        model, ternary = (Command(torch.tensor(c, dtype=torch.uint8), senders) for c in (SEND_MODEL, SEND_TERNARY))
+        return {client: model if client == pilot else ternary for client in cohort}
+
+    def advanced(self, server: Server, costs: Mapping[int, Tensor], pilot: int, uploads: Mapping[int, Tree]) -> Server:
+        """Return the server's state after the round (Eq. 3).
+
+        The model becomes Q + s sum_k p_k T_k beta (P^{t-1} - P^{t-2}) over all k but the pilot, with alpha0 for beta
+        times the last step in round 1; p_k = N_k / N over the round's clients. The votes sum_k N_k T_k are whole
+        numbers, summed exactly, so that masks change nothing.
+        """
+        ledger: Ledger = server.own
+        layout, trained = Layout.of(server.params), model_of(pilot, uploads.get(pilot), server.params)
+        votes = self.votes(server, {client: uploads.get(client) for client in costs if client != pilot})
+        reach = self.reach(server.params, ledger.before)
+        total = int(server.counts[list(costs)].sum())
+        flat = layout.pack(trained)
+        step = SIGNS[self.ternary_sign] * reach * votes.double() / total
+        params = layout.unpack((flat.double() + step).to(flat.dtype))
+        told = ledger.costs.clone()
+        told[list(costs)] = torch.stack(list(costs.values()))
+        log = torch.cat([ledger.pilots, ledger.pilots.new_tensor([pilot])])
+        return Server(params, server.opt, server.counts, Ledger(server.params, told, log))
+
+    def reach(self, last: Params, before: Params) -> Tensor:
+        """Return how far a ternary of 1 moves each weight, float64 [M]: beta (P^{t-1} - P^{t-2}), or alpha0."""
+        layout = Layout.of(last)
+        flat = layout.pack(last)
+        if not before:
+            return torch.full_like(flat, self.alpha0, dtype=torch.float64)
+        return self.beta * (flat - layout.pack(before)).double()
+
+    def votes(self, server: Server, uploads: Mapping[int, Tree]) -> Tensor:
+        """Return sum_k N_k T_k, int64 [M], over the clients that were asked for ternaries (ProtocolError)."""
+        total = torch.zeros_like(Layout.of(server.params).pack(server.params), dtype=torch.int64)
+        words = word(server.counts)
+        for client, upload in uploads.items():
+            if self.masks == "ring":
+                total = total + masked_of(client, upload, len(total), words).to(total.device)
+            else:
+                read = ternary_of(client, upload, len(total), self.packing, self.padded)
+                total = total + int(server.counts[client]) * read.long()
+        return wrapped(total, words) if self.masks == "ring" else total
+
+    # -- a client ------------------------------------------------------------------------------------------------
+    def init_client(self, ctx: Context, params: Params) -> Worker:
+        """Draw the private hyper-parameters from the menus and, with masks, a key pair."""
+        batch, epochs, rate = (
+            torch.tensor(menu[int(torch.randint(len(menu), (), generator=ctx.generator))])
+            for menu in map(self.menu, MENUS)
+        )
+        keys = secagg.new_keys(ctx) if self.masks == "ring" else ()
+        return Worker(batch, epochs, rate, {}, {}, {}, keys)
+
+    def prepare(self, ctx: Context, me: Worker, message: Tree, data: Data) -> Job | None:
+        """Return the job of training with the private hyper-parameters; `own` is all of `data`, to tell the cost on."""
+        if not isinstance(message, Model):
+            return None
+        local = replace(ctx.plan.local, batch=int(me.batch), epochs=int(me.epochs))
+        batches = self.batches(replace(ctx, plan=replace(ctx.plan, local=local)), data)
+        lr = me.rate.to(data.x) * ctx.plan.local.opt.rate(ctx.round)
+        return Job(message.params, batches, lr, _in_order(data, batches.x.shape[1]), ())
+
+    def compute(self, plan: Plan, job: Job) -> Trained:
+        """Return the trained model and its cost. One gradient (a gradient plan) is one step of the local optimizer."""
+        steps = replace(plan, local=replace(plan.local, upload="delta"))
+        update = super().compute(steps, job)
+        params = {name: value - update[name] for name, value in job.start.items()}
+        everything: Batch = job.own
+        total = torch.zeros((), dtype=torch.float64, device=job.lr.device)
+        for t in range(everything.x.shape[0]):
+            losses = plan.example_loss(plan.net(params, everything.x[t]), everything.y[t])
+            total = total + (everything.w[t] * losses).double().sum()
+        return Trained(params, (total / everything.w.double().sum()).float())
+
+    def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Join; tell the cost of what was trained; or send what the command asks for (Alg. 2).
+
+        Raises:
+            Overflow: training has diverged, so that there is nothing to tell.
+        """
+        if self.masks == "ring" and (joined := secagg.answered(ctx, me.keys, message, data)):
+            return replace(me, keys=joined[0]), joined[1]
+        if isinstance(message, Hello):
+            return me, Join(torch.tensor(len(data.x)))
+        if isinstance(message, Model):
+            if not all(bool(leaf.isfinite().all()) for leaf in (result.cost, *result.params.values())):
+                raise Overflow(f"Client {ctx.party}'s model or cost is not finite after local training.")
+            return replace(me, last=message.params, before=me.last, trained=result.params), Cost(result.cost)
+        return replace(me, trained={}), self.told(ctx, me, message)
+
+    def told(self, ctx: Context, me: Worker, command: Command) -> Tree:
+        """Return the worker's model or its ternary vector, as the command asks."""
+        if int(command.code) == SEND_MODEL:
+            return Weights(me.trained)
+        trits = self.ternary(ctx, me)
+        if self.masks == "ring":
+            return Masked(masked(ctx, me.keys, command.senders, trits))
+        return Ternary(encoded(trits, self.packing, self.padded))
+
+    def ternary(self, ctx: Context, me: Worker) -> Tensor:
+        """Return which way each of the worker's weights went, int8 [M]."""
+        layout = Layout.of(me.last)
+        last = layout.pack(me.last)
+        step = layout.pack(me.trained) - last
+        if me.before:
+            return later_ternary(step, last - layout.pack(me.before), self.beta)
+        return first_ternary(step, me.rate * ctx.plan.local.opt.rate(ctx.round))
+
+    # -- the adversary -------------------------------------------------------------------------------------------
+    def decode(self, upload: Tree, like: Params) -> Params:
+        """Return a pilot's update `like` - Q, or the entries of a ternary vector in float32, shaped as `like`.
+
+        `like` is the model that the round began with. Raises ValueError for any other upload, masked ternaries too.
+        """
+        layout = Layout.of(like)
+        if isinstance(upload, Weights):
+            return {name: value - upload.params[name] for name, value in like.items()}
+        if isinstance(upload, Ternary):
+            count = len(layout.pack(like))
+            return layout.unpack(decoded(upload.packed, count, self.packing, self.padded).float())
+        raise ValueError(f"{type(upload).__name__} cannot be read by itself")
+
+    def role_of(self, uploads: Sequence[Tree]) -> str:
+        """Return "pilot" for a client that sent its model in any of the rounds."""
+        return "pilot" if any(isinstance(upload, Weights) for upload in uploads) else "ternary"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return what an attacker believes who does not know FedPC, see `fedpc_evidence.evidence`."""
+        return fedpc_evidence.evidence(view)
+
+
+def _in_order(data: Data, size: int) -> Batch:
+    """Return all of `data` once, in batches of `size`, padded with examples of weight 0."""
+    count = len(data.x)
+    index = torch.arange(-(-count // size) * size).view(-1, size)
+    return gather(data, index % count, (index < count).float())
