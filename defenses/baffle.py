@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ppbench.adversary.evidence import as_gradient
 from ppbench.defenses.baffle_directions import step_seeds
 from ppbench.defenses.baffle_estimator import Scheme, differences, slope, stein
 from ppbench.defenses.baffle_evidence import estimated_evidence, summed_evidence
-from ppbench.defenses.baffle_masks import RINGS, Masks, masked, unmasked
+from ppbench.defenses.baffle_masks import RINGS, Masks, masked, peeled, unmasked
 from ppbench.defenses.baffle_messages import Differences as Differences
 from ppbench.defenses.baffle_messages import Evaluate as Evaluate
-from ppbench.defenses.baffle_messages import Own, checked
+from ppbench.defenses.baffle_messages import Own, flat, numbers_of
 from ppbench.defenses.feng2023 import PAPER, claims
 from ppbench.errors import Overflow, ProtocolError, UsageError
 from ppbench.federation import secagg
@@ -151,7 +152,8 @@ class Baffle(Defense):
             ProtocolError: an answer that is malformed or not finite, or a missing one whose mask would have cancelled.
         """
         layout = Layout.of(server.params)
-        answers = [self._numbers(client, upload, server.params) for client, upload in uploads.items()]
+        count, ring = self.count if self.level == "batch" else None, RINGS[self.masks].dtype if self.sums else None
+        answers = [numbers_of(c, upload, server.params, count, ring) for c, upload in uploads.items()]
         if self.sums and len(answers) != len(server.counts):
             raise ProtocolError(
                 f"{len(answers)} of {len(server.counts)} clients answered; masks cancel only in everybody's sum."
@@ -161,20 +163,6 @@ class Baffle(Defense):
             slopes = slope(mean, self.sigma, self.scheme)
             mean = stein(int(server.own.seed), slopes, len(layout.pack(server.params)))
         return self.stepped(ctx, server, layout.unpack(mean))
-
-    def _numbers(self, client: int, upload: Tree, params: Params) -> Tensor:
-        """Return the numbers of one answer, flat, or raise ProtocolError where it is none of this protocol's."""
-        layout = Layout.of(params)
-        dtype = None if self.masks == "none" else RINGS[self.masks].dtype
-        if self.level == "batch" and isinstance(upload, Differences):
-            return checked(client, upload.value, self.count, dtype or torch.float32)
-        if self.level == "epoch" and isinstance(upload, Update):
-            if Layout.of(upload.params) != layout:
-                raise ProtocolError(f"Client {client} sent an update whose names or shapes are not the model's.")
-            flat = layout.pack(params)
-            return checked(client, layout.pack(upload.params), len(flat), dtype or flat.dtype)
-        right = "Differences" if self.level == "batch" else "Update"
-        raise ProtocolError(f"Client {client} answered with {type(upload).__name__}, not {right}.")
 
     def _mean(self, answers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the weighted mean of answers, float64; masked ones have their weights already."""
@@ -253,32 +241,40 @@ class Baffle(Defense):
         return masked(ctx, me, numbers, self.masks) if self.sums else numbers.to(dtype)
 
     # -- the adversary -------------------------------------------------------------------------------------------
-    def sketch(self, *exchanges: Exchange) -> tuple[int, Tensor]:
+    def sketch(self, *exchanges: Exchange, view: View | None = None) -> tuple[int, Tensor]:
         """Return the seed and s [count] float64 with s_k = z_k . gradient, up to O(sigma^2) or O(sigma) (`slope`).
 
         Args:
             exchanges: one of an unmasked batch-level answer; with masks those of the whole cohort, then the gradient
                 is its N_c / N-weighted mean. z_k are `directions(seed, n, count)`.
+            view: of colluding parties, who can read one masked answer alone.
         """
-        mean = self._mean([e.answer.value for e in exchanges], [1.0])
-        return int(exchanges[0].asked.seed), slope(mean, self.sigma, self.scheme)
+        return int(exchanges[0].asked.seed), slope(self._read(exchanges, view), self.sigma, self.scheme)
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what who takes an estimate for the gradient has: each client's, or with masks each cohort's.
 
-        A client sees differences of broadcasts, which here are noise of other directions than a gradient's; to its
-        view nothing is read plainly at batch level.
+        The server and all clients but one read that one's answer in spite of its mask. To a client's view nothing is
+        plain at batch level: the model moves along 2K random directions, not along a gradient.
         """
         if self.level == "epoch" and not self.sums:
             return super().evidence(view)
-        read = summed_evidence if self.sums else estimated_evidence
-        return read(view, lambda unit: self._estimate(view.plan, unit))
+        summed = self.sums and not view.threat.startswith("collusion/")
+        take = summed_evidence if summed else estimated_evidence
+        return take(view, lambda unit: self._estimate(view, unit))
 
-    def _estimate(self, plan: Plan, unit: Sequence[Exchange]) -> Params:
+    def _estimate(self, view: View, unit: Sequence[Exchange]) -> Params:
         """Return what a unit's answers say of its mean gradient, taken plainly."""
         layout = Layout.of(unit[0].asked.params)
         if self.level == "batch":
-            seed, slopes = self.sketch(*unit)
+            seed, slopes = self.sketch(*unit, view=view)
             return layout.unpack(stein(seed, slopes, len(layout.pack(unit[0].asked.params))))
-        update = self._mean([layout.pack(e.answer.params) for e in unit], [1.0])
-        return layout.unpack(update)
+        return layout.unpack(self._read(unit, view) / as_gradient(view.plan, unit[0].round))
+
+    def _read(self, unit: Sequence[Exchange], view: View | None) -> Tensor:
+        """Return the mean of a unit's numbers, float64; of one masked answer what colluders peel off it."""
+        if self.masks != "none" and view is not None and len(unit) == 1:
+            bare = peeled(view, unit[0], flat(unit[0].answer), self.masks)
+            if bare is not None:
+                return bare
+        return self._mean([flat(e.answer) for e in unit], [1.0])

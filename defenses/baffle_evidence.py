@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import Exchange, View
+from ppbench.adversary.view import TARGET, Exchange, View
 from ppbench.defenses.baffle_messages import Evaluate
 from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
 from ppbench.federation.tree import Params
@@ -16,12 +16,15 @@ Estimate = Callable[[Sequence[Exchange]], Params]
 
 
 def answers(view: View) -> dict[Slot, list[Exchange]]:
-    """Return every client's answers, oldest first, by slot; none for a client's view, which has its own only."""
+    """Return the answers of all clients that `view` is about, oldest first, by slot; of colluders' views the target's.
+
+    A single client's view has its own only: none.
+    """
     found: dict[Slot, list[Exchange]] = defaultdict(list)
-    if not view.threat.startswith("client/"):
-        for exchange in view.exchanges():
-            if isinstance(exchange.asked, Evaluate):
-                found[exchange.slot].append(exchange)
+    for exchange in () if view.threat.startswith("client/") else view.exchanges():
+        asked_about = exchange.slot.client == TARGET or not view.threat.startswith("collusion/")
+        if asked_about and isinstance(exchange.asked, Evaluate):
+            found[exchange.slot].append(exchange)
     return dict(found)
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ppbench.adversary.view import Exchange, View
 from ppbench.errors import Overflow
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
@@ -23,7 +24,13 @@ Masks = Literal["none", "ring64", "ring32"]
 
 @dataclass(frozen=True)
 class Ring:
-    """Fixed-point numbers that wrap. dtype: fixes the modulus; fraction_bits: of one; limit: of magnitudes (excluded)."""
+    """Fixed-point numbers that wrap.
+
+    Attributes:
+        dtype: of the numbers, which fixes the modulus.
+        fraction_bits: of a number.
+        limit: magnitudes from which on a number is refused.
+    """
 
     dtype: torch.dtype
     fraction_bits: int
@@ -56,3 +63,28 @@ def unmasked(answers: Sequence[Tensor], masks: Masks) -> Tensor:
     """Return the N_c / N-weighted mean [k] float64 of what all clients masked; sums wrap as the ring does."""
     ring = RINGS[masks]
     return secagg.from_ring(torch.stack(list(answers)).sum(0, dtype=ring.dtype), ring.fraction_bits)
+
+
+def peeled(view: View, exchange: Exchange, answer: Tensor, masks: Masks) -> Tensor | None:
+    """Return what one client masked, [k] float64, as all others can tell who pool their keys; None where they do not.
+
+    The masks of all clients cancel, so that of one is what is missing in the others' sum.
+
+    Args:
+        view: of colluding parties.
+        exchange: the client's answer, and when.
+        answer: its numbers [k], flat.
+        masks: the ring.
+    """
+    client, total = exchange.slot.client, answer.to(torch.int64)
+    others = [c for c in range(view.plan.clients) if c != client]
+    keys = {c: state for c in others if isinstance(state := view.state_at(exchange, c), secagg.Keys)}
+    if len(keys) < max(1, len(others)):
+        return None
+    for other, known in keys.items():
+        session = f"probe-{exchange.slot.probe}"
+        ctx = Context(view.plan, exchange.round, session, other, torch.Generator())
+        total = total + secagg.zero_sum(known, ctx, PURPOSE, len(answer))
+    counts, ring = next(iter(keys.values())).counts, RINGS[masks]
+    share = int(counts[client]) / int(counts.sum())
+    return secagg.from_ring(total.to(ring.dtype), ring.fraction_bits) / share

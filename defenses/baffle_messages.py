@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ppbench.errors import ProtocolError
-from ppbench.federation.messages import Model
-from ppbench.federation.tree import Tree, node
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.optim import Layout
+from ppbench.federation.tree import Params, Tree, node
 
 
 @node
@@ -33,16 +34,36 @@ class Own:
     steps: Tensor
 
 
-def checked(client: int, numbers: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Return the `numbers` that `client` sent.
+def numbers_of(client: int, upload: Tree, params: Params, count: int | None, ring: torch.dtype | None) -> Tensor:
+    """Return the numbers of a client's answer, flat.
+
+    Args:
+        client: who sent it.
+        upload: its answer.
+        params: the model, for names, shapes and dtype of an update.
+        count: of loss differences, or None where an update is due.
+        ring: dtype of masked numbers; None for floats, then differences are float32.
 
     Raises:
-        ProtocolError: they are not `length` finite numbers of `dtype`.
+        ProtocolError: the answer is of another kind, length or dtype, or not finite.
     """
-    if numbers.shape != (length,):
-        raise ProtocolError(f"Client {client} sent numbers of shape {tuple(numbers.shape)}; ({length},) is right.")
+    right = Update if count is None else Differences
+    if not isinstance(upload, right):
+        raise ProtocolError(f"Client {client} answered with {type(upload).__name__}, not {right.__name__}.")
+    layout = Layout.of(params)
+    if isinstance(upload, Update) and Layout.of(upload.params) != layout:
+        raise ProtocolError(f"Client {client} sent an update whose names or shapes are not the model's.")
+    numbers = flat(upload)
+    if count is not None and numbers.shape != (count,):
+        raise ProtocolError(f"Client {client} sent numbers of shape {tuple(numbers.shape)}; ({count},) is right.")
+    dtype = ring or (torch.float32 if count is not None else layout.pack(params).dtype)
     if numbers.dtype != dtype:
         raise ProtocolError(f"Client {client} sent numbers of type {numbers.dtype}; {dtype} is right.")
     if not bool(numbers.isfinite().all()):
         raise ProtocolError(f"Client {client} sent a number that is not finite; all must be.")
     return numbers
+
+
+def flat(upload: Tree) -> Tensor:
+    """Return the numbers of an answer as one vector: differences, or an update's entries in the model's order."""
+    return upload.value if isinstance(upload, Differences) else Layout.of(upload.params).pack(upload.params)
