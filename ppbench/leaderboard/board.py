@@ -111,7 +111,8 @@ def write_board(store: Store) -> list[Path]:
     for board in boards(records, claimed):
         for ppc in figures(board, records):
             about = board.setting
-            words = f"ppc {about.data} {about.train} {about.network} {about.threat} {ppc.title} {ppc.distance}"
+            held = "" if (about.probe, about.probe_rounds) == ("gradient", 1) else f"{about.probe} {about.probe_rounds}"
+            words = f"ppc {about.data} {about.train} {about.network} {about.threat} {ppc.title} {held} {ppc.distance}"
             name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
             for suffix, data in ((".svg", ppc_svg(ppc).encode()), (".png", ppc_png(ppc))):
                 write_atomic(folder / f"{name}{suffix}", data)

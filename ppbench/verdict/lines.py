@@ -62,7 +62,8 @@ class Line:
     """What uploads give away: a defense at one control value, stage and batch size, over all attacks on it.
 
     plain, worst: the reconstruction cells that rebuild best, among attacks that do not know the defense and among all;
-    labels, tracing: the strongest cell of each kind; targets that are numbers have no labels.
+    labels, tracing: the strongest cell of each kind; targets that are numbers have no labels. role: the part that the
+    victims played.
     """
 
     defense: str
@@ -76,6 +77,7 @@ class Line:
     labels: Record | None
     tracing: Record | None
     status: str
+    role: str
 
     @property
     def adaptive(self) -> bool:
@@ -119,7 +121,7 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
         for name, parameter in defense.parameters.items():
             if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
                 words.append(f"{name}={parameter}")
-        words += [f"as {record.config.role}"] if record.config.role else []
+        words += [f"({record.config.role})"] if record.config.role else []
         found[record.cell_id] = " ".join(words)
     return found
 
@@ -158,6 +160,7 @@ def _line(key: Key, records: Sequence[Record]) -> Line:
         best(labelled, "label_accuracy"),
         best([r for r in records if r.config.attack.kind == "tracing"], "tracing_accuracy"),
         _status(records),
+        records[0].config.role,
     )
 
 

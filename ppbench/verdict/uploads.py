@@ -28,12 +28,17 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[str]:
     for threat in seen:
         prefix = f"[{threat}] " if seen != ["server/1"] else ""
         rows = [row for row in everything if row.threat == threat]
-        said += [f"{prefix}{sentence}" for sentence in _seen(defense, rows, masked and threat == "server/1")]
+        for role in sorted({row.role for row in rows if row.defense == defense}):
+            some = [row for row in rows if row.defense != defense or row.role == role]
+            said += [f"{prefix}{sentence}" for sentence in _seen(defense, some, masked and threat == "server/1", role)]
     return said
 
 
-def _seen(defense: str, rows: Sequence[Line], masked: bool) -> list[str]:
-    """Return the sentences on what one adversary rebuilds. masked: whether it may be told "this is FedSGD"."""
+def _seen(defense: str, rows: Sequence[Line], masked: bool, role: str) -> list[str]:
+    """Return the sentences on what one adversary rebuilds of victims in one role.
+
+    masked: whether it may be told "this is FedSGD".
+    """
     mine = [row for row in rows if row.defense == defense]
     stage = "init" if any(row.stage == "init" for row in mine) else "final"
     undefended = next((row.utility for row in rows if row.defense == "none"), None)
@@ -41,14 +46,15 @@ def _seen(defense: str, rows: Sequence[Line], masked: bool) -> list[str]:
     smallest = min((row.batch for row in mine), default=1)
     first = [row for row in mine if (row.stage, row.batch) == (stage, smallest) and row.worst is not None]
     if any(row.worst is not None and not is_image(row.worst) for row in first):
-        return [_row_error(row, undefended) for row in first] + _labels(mine)
+        return [_row_error(row, undefended) for row in first] + _labels(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, rows)]
     said = [_fedsgd(bare, rows, undefended, everywhere=len(bare) == len(first))] if bare else []
     said += [_pixels(row, undefended) for row in first if row not in bare]
-    said += _larger_batches(mine, stage, smallest)
+    more = _larger_batches(mine, stage, smallest)
     if stage == "init":
-        said += _after_training(mine, rows, smallest)
-    return said + _labels(mine)
+        more += _after_training(mine, rows, smallest)
+    more += _labels(mine, stage)
+    return said + ([f"Of the {role}: {sentence[0].lower()}{sentence[1:]}" for sentence in more] if role else more)
 
 
 def _row_error(row: Line, undefended: Utility | None) -> str:
@@ -164,16 +170,29 @@ def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> l
     return [f"After training, pixels stay hidden from the attacks tried here: at most {text}; {beside}."]
 
 
-def _labels(rows: Sequence[Line]) -> list[str]:
+def _labels(rows: Sequence[Line], stage: str) -> list[str]:
+    """Return how many labels were recovered: by control value at the smallest batch of a stage, and in general."""
     found = [(row, v) for row in rows if (v := value(row.labels, "label_accuracy")) is not None and row.labels]
     if not found:
         return []
     by_batch = []
     for batch in sorted({row.batch for row, _ in found}):
         values = [v for row, v in found if row.batch == batch]
-        record = next(row.labels for row, _ in found if row.batch == batch and row.labels is not None)
-        chance = multiset_chance(record.config.model.classes, batch)
+        chance = multiset_chance(_classes(found), batch)
         low, high = min(values), max(values)
         span = f"{high:.0%}" if round(low, 2) == round(high, 2) else f"{low:.0%} to {high:.0%}"
         by_batch.append(f"{span} at batch {batch} (chance {chance:.0%})")
-    return [f"Labels recovered by the strongest attack of each cell: {', '.join(by_batch)}."]
+    said = [f"Labels recovered by the strongest attack of each cell: {', '.join(by_batch)}."]
+    smallest = min(row.batch for row, _ in found)
+    shares: dict[str, list[str]] = {}
+    for row, v in found:
+        if (row.stage, row.batch) == (stage, smallest) and row.control:
+            shares.setdefault(f"{v:.0%}", []).append(row.control)
+    if len(shares) > 1:
+        text = ", ".join(f"{share} at {listed(labels)}" for share, labels in shares.items())
+        said.append(f"Labels at batch {smallest}, {STAGES[stage]}: {text}.")
+    return said
+
+
+def _classes(found: Sequence[tuple[Line, float]]) -> int:
+    return next(row.labels.config.model.classes for row, _ in found if row.labels is not None)
