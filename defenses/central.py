@@ -1,0 +1,98 @@
+"""Centralized training: clients hand their examples to the server. No defense at all, the upper bound of accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.defenses.cao2022 import PAPER, claims
+from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.errors import ProtocolError
+from ppbench.federation.batching import all_at_once, shuffled
+from ppbench.federation.contract import Claim, Context, Defense, Job, Server
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.tree import Params, Tree, node, tree_map
+from ppbench.federation.wire import Slot
+
+
+@node
+class Examples:
+    """Client to server. x: [N, *shape] and y: [N, C] float32, all that the client has."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Central(Defense):
+    """Trains on the pool of all clients' examples, with the plan's local epochs, batches and optimizer.
+
+    Unlike a client's, the optimizer's state persists over rounds. Examples travel in every round, not once at set-up:
+    so a probe shows what the server sees, and bytes a round mean the same as for other defenses. In a gradient plan a
+    round is one step of the server's optimizer on the gradient of the pool.
+    """
+
+    name: ClassVar[str] = "central"
+    paper: ClassVar[str] = PAPER
+    claimed: ClassVar[tuple[Claim, ...]] = claims("central")
+    epsilon_reason: ClassVar[str] = "clients hand their examples to the server"
+
+    def init_server(self, ctx: Context, params: Params) -> Server:
+        """Return the server's state, with the state of the optimizer that trains on the pool."""
+        base = super().init_server(ctx, params)
+        return Server(params, base.opt, base.counts, ctx.plan.local.opt.init(Layout.of(params).pack(params)))
+
+    def batches(self, ctx: Context, data: Data) -> Batch:
+        """Return all of `data` as one batch: what is handed over."""
+        return all_at_once(data)
+
+    def compute(self, plan: Plan, job: Job) -> Examples:
+        """Return the client's examples; it computes nothing."""
+        return Examples(job.batches.x[0], job.batches.y[0])
+
+    def upload(self, ctx: Context, me: Tree, result: Examples) -> Examples:
+        """Return the examples as they are."""
+        return result
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Return the server's state after training on the pool; ProtocolError for an upload that is no examples."""
+        right = ctx.plan.spec.shape, (ctx.plan.spec.classes,)
+        for client, upload in uploads.items():
+            if not isinstance(upload, Examples) or (upload.x.shape[1:], upload.y.shape[1:]) != right:
+                raise ProtocolError(f"Client {client} sent no examples of shapes {right[0]} and {right[1]}.")
+            if len(upload.x) != len(upload.y):
+                raise ProtocolError(f"Client {client} sent {len(upload.x)} examples with {len(upload.y)} labels.")
+        pool = Data(torch.cat([u.x for u in uploads.values()]), torch.cat([u.y for u in uploads.values()]))
+        if ctx.plan.local.upload == "gradient":
+            whole = tree_map(lambda leaf: leaf[0], all_at_once(pool))
+            return self.stepped(ctx, server, self.local_gradient(ctx.plan, server.params, whole, (), ()))
+        return self._trained(ctx, server, pool)
+
+    def _trained(self, ctx: Context, server: Server, pool: Data) -> Server:
+        layout, opt, state = Layout.of(server.params), ctx.plan.local.opt, server.own
+        flat = layout.pack(server.params)
+        batches = shuffled(pool, ctx.plan.local, ctx.generator)
+        for t in range(len(batches.x)):
+            batch = tree_map(lambda leaf, t=t: leaf[t], batches)  # type: ignore[misc]
+            step = layout.pack(self.local_gradient(ctx.plan, layout.unpack(flat), batch, (), ()))
+            flat, state = opt.step(flat, step, state, opt.rate(ctx.round))
+        return Server(layout.unpack(flat), server.opt, server.counts, state)
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the exact gradient of each victim's examples: who was handed them computes it. None to a client."""
+        shared, found = Shared(view.plan), dict[Slot, Evidence]()
+        if view.threat.startswith("client/"):
+            return []
+        for exchange in view.exchanges():
+            if isinstance(exchange.answer, Examples) and exchange.slot not in found:
+                params, simulate = exchange.asked.params, shared.at(exchange.asked.params)
+                observed = simulate(exchange.answer.x[None], exchange.answer.y[None])
+                found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params)
+        return list(found.values())
