@@ -21,9 +21,13 @@ from ppbench.config import EvaluateConfig, Point
 from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
+from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
 from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Cost, Privacy, Strict, Utility
 from ppbench.task.task import Task, describe
+
+PIXELS = 2**20
+"""Predicted at a time where every pixel is classified: such networks keep maps of full size."""
 
 
 class Trained(Strict):
@@ -82,7 +86,7 @@ def train(
 
     def watch(round_: int) -> None:
         if round_ % max(1, config.rounds // 10) == 0 or round_ == config.rounds:
-            figure = fed.accuracy(task.test) if task.classified else mean_square(fed, task).value
+            figure = _figure(fed, task)
             if math.isfinite(figure):
                 curve.append((round_, figure))
         if after is not None:
@@ -136,6 +140,38 @@ def mean_square(fed: Federation, task: Task) -> MeanSquare:
     return MeanSquare(mean, max(0.0, mean - 1.96 * spread), mean + 1.96 * spread)
 
 
+def masks_overlap(fed: Federation, task: Task) -> Overlap:
+    """Return how well the masks that the delivered model predicts fit those of the test part."""
+    size = max(1, PIXELS // task.test.y[0].numel())
+    parts = zip(task.test.x.split(size), task.test.y.split(size), strict=True)
+    return joined([overlap(fed.outputs(x), y) for x, y in parts])
+
+
+def _figure(fed: Federation, task: Task) -> float:
+    """Return the figure of the learning curve: accuracy, of pixels where targets are masks, or mean squared error."""
+    if task.segmented:
+        return float(masks_overlap(fed, task).accuracy.mean())
+    return fed.accuracy(task.test) if task.classified else mean_square(fed, task).value
+
+
+def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
+    """Return the figures of predicted masks; chance is the pixel accuracy of the best constant mask."""
+    found, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
+    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (found.accuracy, found.dice))
+    return Utility(
+        accuracy=accuracy.value,
+        low=accuracy.interval.low,
+        high=accuracy.interval.high,
+        n=len(found.dice),
+        chance=max(ones, 1 - ones),
+        curve=curve,
+        reason="accuracy is the share of pixels; intervals resample images",
+        dice=dice.value,
+        dice_low=dice.interval.low,
+        dice_high=dice.interval.high,
+    )
+
+
 def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
     n, chance, plan = len(task.test.x), 1 / task.plan.spec.classes, fed.plan
@@ -158,6 +194,8 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
         mse_low=square.low if square else None,
         mse_high=square.high if square else None,
     )
+    if finished and task.segmented:
+        utility = _of_masks(fed, task, curve)
     per = plan.clients * max(1, fed.round)
     cost = Cost(
         bytes_up=(fed.wire.up - fed.setup_up) / per,

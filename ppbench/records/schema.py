@@ -158,6 +158,8 @@ class Utility(Strict):
 
     curve: (round, accuracy) pairs measured during training, or (round, mse) where targets are numbers.
     mse: mean squared error an output on the test part, with its 95 % interval, where the loss is the squared one.
+    dice: mean Dice coefficient an image, with its 95 % interval, where targets are masks; then accuracy is the share
+    of pixels, n the number of images, chance the best constant mask's accuracy, and both intervals resample images.
     """
 
     accuracy: float | None
@@ -170,6 +172,9 @@ class Utility(Strict):
     mse: float | None = None
     mse_low: float | None = None
     mse_high: float | None = None
+    dice: float | None = None
+    dice_low: float | None = None
+    dice_high: float | None = None
 
 
 class Cost(Strict):

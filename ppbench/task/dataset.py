@@ -20,7 +20,7 @@ from ppbench.registry import load
 from ppbench.task.partition import strata
 
 Kind = Literal["image", "tabular"]
-TaskKind = Literal["classification", "regression"]
+TaskKind = Literal["classification", "regression", "segmentation"]
 Loader = Callable[..., "Dataset"]  # (argument: str, *, seed: int, root: Path) -> Dataset
 MAX_CLASSES = 65_536
 
@@ -31,13 +31,16 @@ class Split:
 
     Attributes:
         x: [N, *shape]: uint8 (images, 0 to 255) or float32 (already in the data set's range).
-        y: int64 [N], the class of each example, 0 to classes - 1; of a regression float32 [N, 1], its target.
-        classes: number of classes C of the whole data set, the width of one-hot labels; 1 of a regression.
+        y: int64 [N], the class of each example, 0 to classes - 1; of a regression float32 [N, 1], its target; of a
+            segmentation float32 [N, 1, H, W], its mask of 0 and 1.
+        classes: number of classes C of the whole data set, the width of one-hot labels; 1 where targets are no classes.
+        domain: int64 [N], 0 to D - 1, where each example comes from (its source, its style), or None if all are one.
     """
 
     x: Tensor
     y: Tensor
     classes: int
+    domain: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of examples N."""
@@ -45,8 +48,11 @@ class Split:
 
     @property
     def strata(self) -> Tensor:
-        """What partitions stratify by, int64 [N]: the classes, or groups of targets (see `partition.strata`)."""
-        return strata(self.y) if self.y.is_floating_point() else self.y
+        """What partitions stratify by, int64 [N]: the classes, or groups of targets or of masks' shares of ones.
+
+        See `partition.strata`.
+        """
+        return strata(self.y.flatten(1).mean(1)) if self.y.is_floating_point() else self.y
 
     def take(self, index: Tensor) -> Data:
         """Return a copy of the examples that `index` names, as a party of the federation holds them.
@@ -56,7 +62,8 @@ class Split:
 
         Returns:
             x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot, or the targets [n, 1] of a
-            regression. Both have storage of their own: nothing of the data set can be reached through them.
+            regression, or masks [n, 1, H, W]. Both have storage of their own: nothing of the data set can be reached
+            through them.
         """
         x, y = self.x.index_select(0, index), self.y.index_select(0, index)
         if x.dtype == torch.uint8:
@@ -71,16 +78,16 @@ class Dataset:
     Attributes:
         name: how records call it; holds no path of the machine.
         train, test: the splits.
-        classes: number of classes C; 1 of a regression, the width of its targets.
+        classes: number of classes C; 1 of a regression, the width of its targets, and of a segmentation, its maps.
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
         data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training
             part for tables (test rows may lie outside).
         kind: "image" or "tabular".
-        task: "classification", or "regression" of one number an example.
+        task: "classification", "regression" of one number an example, or "segmentation": a mask an image.
 
     Raises:
-        UsageError: an empty split, labels out of range, values that are not finite or out of range, or splits that
-            do not fit each other or the task.
+        UsageError: an empty split, labels, masks or domains out of range, values that are not finite or out of range,
+            or splits that do not fit each other or the task.
     """
 
     name: str
@@ -93,9 +100,9 @@ class Dataset:
     task: TaskKind = "classification"
 
     def __post_init__(self) -> None:
-        if self.task == "regression":
+        if self.task != "classification":
             if self.classes != 1:
-                raise UsageError(f"Data set {self.name!r} has {self.classes} classes; a regression must have 1.")
+                raise UsageError(f"Data set {self.name!r} has {self.classes} classes; a {self.task} must have 1.")
         elif not 2 <= self.classes <= MAX_CLASSES:
             raise UsageError(
                 f"Data set {self.name!r} has {self.classes} classes; labels must be class numbers that start at 0, "
@@ -105,13 +112,14 @@ class Dataset:
         _check_split(self, self.test, "test")
 
     def sha256(self) -> str:
-        """Return the SHA-256, in hex, of all four tensors: their bytes (little-endian), dtypes and shapes."""
+        """Return the SHA-256, in hex, of all four tensors, and domains: bytes (little-endian), dtypes and shapes."""
         return self._digest
 
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        for tensor in (self.train.x, self.train.y, self.test.x, self.test.y):
+        known = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
+        for tensor in (part for part in known if part is not None):
             array = tensor.contiguous().numpy()
             digest.update(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
             digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
@@ -165,9 +173,12 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
     where = f"the {part} part of data set {dataset.name!r}"
     if len(split.y) == 0:
         raise UsageError(f"There is no example in {where}; both the training and the test part need some.")
-    dtype, width = (torch.float32, (1,)) if dataset.task == "regression" else (torch.int64, ())
+    dtype, width, right = {
+        "classification": (torch.int64, (), "int64 with one axis"),
+        "regression": (torch.float32, (1,), "float32 [N, 1], the targets of a regression"),
+        "segmentation": (torch.float32, (1, *dataset.shape[1:]), "float32 [N, 1, H, W], the masks of the images"),
+    }[dataset.task]
     if split.x.dtype not in (torch.uint8, torch.float32) or (split.y.dtype, split.y.shape[1:]) != (dtype, width):
-        right = "float32 [N, 1], the targets of a regression" if dataset.task == "regression" else "int64 with one axis"
         raise UsageError(
             f"The tensors of {where} are x {split.x.dtype} and y {split.y.dtype} {tuple(split.y.shape)}; "
             f"x must be uint8 or float32, and y {right}."
@@ -178,17 +189,34 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
             f"The inputs of {where} have shape {tuple(split.x.shape)} and {split.classes} classes; "
             f"its labels and the data set ask for {expected} and {dataset.classes}."
         )
-    _check_values(dataset, split, where)
+    _check_targets(dataset, split, where)
+    _check_inputs(dataset, split, where)
 
 
-def _check_values(dataset: Dataset, split: Split, where: str) -> None:
-    """Raise UsageError at the first label or input of `split` that is out of range."""
-    regression = dataset.task == "regression"
-    wrong = (~split.y.isfinite() if regression else (split.y < 0) | (split.y >= dataset.classes)).nonzero()
-    if len(wrong):
-        row = int(wrong[0, 0])
-        right = "targets must be finite" if regression else f"labels must be from 0 to {dataset.classes - 1}"
-        raise UsageError(f"Example {row} of {where} has label {split.y[row].item()}; {right}.")
+def _check_targets(dataset: Dataset, split: Split, where: str) -> None:
+    """Raise UsageError at the first target or domain of `split` that is out of range."""
+    wrong, right = _wrong_targets(dataset, split.y)
+    if wrong.any():
+        place = wrong.nonzero()[0]
+        value = split.y[tuple(place)].item()
+        raise UsageError(f"Example {int(place[0])} of {where} has label {value}; {right}.")
+    domain = split.domain
+    if domain is not None and (domain.dtype != torch.int64 or domain.shape != split.y.shape[:1] or (domain < 0).any()):
+        found = f"{domain.dtype} {tuple(domain.shape)}"
+        raise UsageError(f"The domains of {where} are {found}; they must be int64 >= 0, one an example.")
+
+
+def _wrong_targets(dataset: Dataset, y: Tensor) -> tuple[Tensor, str]:
+    """Return where the targets `y` are out of range, a bool tensor of its shape, and what would be right."""
+    if dataset.task == "regression":
+        return ~y.isfinite(), "targets must be finite"
+    if dataset.task == "segmentation":
+        return (y != 0) & (y != 1), "masks must be 0 or 1 in every pixel"
+    return (y < 0) | (y >= dataset.classes), f"labels must be from 0 to {dataset.classes - 1}"
+
+
+def _check_inputs(dataset: Dataset, split: Split, where: str) -> None:
+    """Raise UsageError at the first input of `split` that is not finite or out of range."""
     if split.x.dtype == torch.uint8:
         if dataset.data_range != (0.0, 1.0):
             raise UsageError(f"The inputs of {where} are uint8, so its data range must be (0, 1).")

@@ -83,7 +83,13 @@ def join(parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
     return [part if part.shape[1] == channels else part.expand(-1, channels, -1, -1).contiguous() for part in parts]
 
 
-def image_dataset(name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: int) -> Dataset:
+def image_dataset(
+    name: str,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    classes: int,
+    domains: tuple[Tensor, Tensor] | None = None,
+) -> Dataset:
     """Return an image data set with range [0, 1].
 
     Grey images of 28x28 (MNIST and its kin) get a black border of 2 pixels: the SPN paper's networks take 32x32.
@@ -92,12 +98,14 @@ def image_dataset(name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, T
         name: of the data set.
         train, test: (x uint8 [N, C, H, W], y int64 [N]).
         classes: number of classes.
+        domains: of the training and of the test examples, int64 [N] each, where they have any.
 
     Raises:
         UsageError: see `Dataset`.
     """
     x, x_test = (pad(x, (2, 2, 2, 2)) if x.shape[1:] == (1, 28, 28) else x for x in (train[0], test[0]))
-    splits = Split(x, train[1], classes), Split(x_test, test[1], classes)
+    known = domains or (None, None)
+    splits = Split(x, train[1], classes, known[0]), Split(x_test, test[1], classes, known[1])
     return Dataset(name, *splits, classes=classes, shape=tuple(x.shape[1:]), data_range=(0.0, 1.0), kind="image")
 
 

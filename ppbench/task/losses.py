@@ -7,8 +7,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-LossName = Literal["cross_entropy", "squared"]
+LossName = Literal["cross_entropy", "squared", "bce"]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -21,4 +22,13 @@ def squared(output: Tensor, y: Tensor) -> Tensor:
     return 0.5 * ((output - y) ** 2).sum(-1)
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy, "squared": squared}
+def bce(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean over pixels [B] of the binary cross-entropy of logits [B, C, H, W] and masks y [B, C, H, W]."""
+    return -(y * logsigmoid(logits) + (1 - y) * logsigmoid(-logits)).flatten(1).mean(1)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": cross_entropy,
+    "squared": squared,
+    "bce": bce,
+}

@@ -14,14 +14,14 @@ from torch import Tensor
 from ppbench.errors import UsageError, unknown
 from ppbench.seeds import Seeds
 
-KINDS = ("iid", "imbalanced", "dirichlet")
+KINDS = ("iid", "imbalanced", "dirichlet", "domains")
 DEFAULT_ALPHA = 0.9  # the SPN paper, Appendix C
 ALPHAS = (1e-3, 1e6)  # beyond these a draw is one-hot or equal shares, and can overflow
 DISTINCT = 20
 """Numbers with at most so many distinct values are stratified by value, others by decile."""
 
 
-def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
+def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor | None = None) -> list[Tensor]:
     """Return the examples of each client, as ascending indices into the training set.
 
     The shards are disjoint, cover every example, and none is empty.
@@ -35,17 +35,21 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor
             law of the shares is ours, the paper only excludes extremes).
             "dirichlet:ALPHA": every class is cut by shares of its own, drawn from a symmetric Dirichlet law with
             concentration ALPHA in [.001, 1e6]; "dirichlet" alone is ALPHA = .9 (SPN paper, Appendix C).
+            "domains": client c of N gets examples of the (c D // N)-th of the D domains only, "iid" among the clients
+            of a domain (feature skew; BAFFLE paper, Table 3, has 10 clients for each of 4 domains).
             Cuts fall at the rounded cumulative shares. A client that would come out empty takes one example, drawn
             at random, from the client that then has most.
         labels: int64 [N], the class of each example, or the `strata` of its target.
         clients: number of clients, 1 to N.
-        seed: the shards are a function of it, of `kind`, `labels` and `clients`.
+        seed: the shards are a function of it and of all other arguments.
+        domain: int64 [N], where each example comes from, or None where that is not known.
 
     Returns:
         `clients` tensors of dtype int64.
 
     Raises:
-        UsageError: unknown kind, a bad ALPHA, no client, or more clients than examples.
+        UsageError: unknown kind, a bad ALPHA, no client, more clients than examples (of a domain), no domains to
+            partition by, or fewer clients than domains.
     """
     name, _, argument = kind.partition(":")
     if name not in KINDS:
@@ -57,6 +61,8 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor
             f"{len(labels)} training examples cannot be partitioned over {clients} clients; "
             f"choose from 1 to {len(labels)} clients."
         )
+    if name == "domains":
+        return _by_domain(labels, domain, clients, seed)
     generator = np.random.default_rng(Seeds(seed).seed("partition", name))
     classes = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in labels.unique().tolist()]
     if name == "iid":
@@ -70,6 +76,29 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int) -> list[Tensor
         shards = _cut(classes, [generator.dirichlet(np.full(clients, alpha)) for _ in classes])
     _fill_empty(shards, generator)
     return [torch.from_numpy(np.sort(shard)).long() for shard in shards]
+
+
+def _by_domain(labels: Tensor, domain: Tensor | None, clients: int, seed: int) -> list[Tensor]:
+    """Return the shards of kind "domains", see `partition`."""
+    found = domain.unique().tolist() if domain is not None else []
+    if domain is None or not len(found) <= clients:
+        known = f"{len(found)} domains and only {clients} clients" if found else "no domains"
+        raise UsageError(
+            f"The partition 'domains' cannot be made: there are {known}; take a data set with domains, such as "
+            "imagefolder:FOLDER?domains, and at least as many clients as it has domains."
+        )
+    shards: list[Tensor] = []
+    for place, name in enumerate(found):
+        members = (domain == name).nonzero()[:, 0]
+        group = sum(client * len(found) // clients == place for client in range(clients))
+        if group > len(members):
+            raise UsageError(
+                f"Domain {name} has {len(members)} training examples, too few for its {group} of {clients} clients; "
+                "choose fewer clients."
+            )
+        dealt = partition("iid", labels[members], group, Seeds(seed).seed("domain", name))
+        shards += [members[shard] for shard in dealt]
+    return shards
 
 
 def strata(targets: Tensor) -> Tensor:

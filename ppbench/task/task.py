@@ -43,8 +43,13 @@ class Task:
 
     @property
     def classified(self) -> bool:
-        """Whether targets are classes; else they are numbers, and utility is an error."""
+        """Whether targets are classes; else they are numbers, and utility is an error, or masks."""
         return self.dataset.task == "classification"
+
+    @property
+    def segmented(self) -> bool:
+        """Whether targets are masks; utility is then the overlap with them."""
+        return self.dataset.task == "segmentation"
 
 
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
@@ -73,14 +78,32 @@ def _task(dataset_name: str, plan_config: str) -> Task:
     config = EvaluateConfig.model_validate_json(plan_config)
     seeds = Seeds(config.seed)
     dataset = _dataset(dataset_name, seeds.seed("data"))
-    if dataset.task == "regression" and config.loss != "squared":
-        raise UsageError(f"Data set {dataset.name!r} has numbers as targets; use --loss squared, not {config.loss!r}.")
     plan = make_plan(config, dataset)
-    members = _members(dataset, config.train, seeds)
-    parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"))
+    check_fit(dataset, plan)
+    members, source = _members(dataset, config.train, seeds), dataset.train.domain
+    domain = source[members] if source is not None else None
+    parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"), domain)
     shards = {client: dataset.train.take(members[index]) for client, index in enumerate(parts)}
     test = dataset.test.take(torch.arange(len(dataset.test.y)))
     return Task(dataset, plan, shards, test, initial(plan.spec, seeds.seed("model")), seeds)
+
+
+def check_fit(dataset: Dataset, plan: Plan) -> None:
+    """Refuse a loss, or a network, that has no use for the targets of `dataset` (UsageError)."""
+    losses, targets = {
+        "classification": (("cross_entropy", "squared"), "classes"),
+        "regression": (("squared",), "numbers"),
+        "segmentation": (("bce",), "masks"),
+    }[dataset.task]
+    if plan.loss not in losses:
+        right = " or ".join(losses)
+        raise UsageError(f"Data set {dataset.name!r} has {targets} as targets; use --loss {right}, not {plan.loss!r}.")
+    if plan.net.pixelwise != (dataset.task == "segmentation"):
+        makes, right = ("masks", "another") if plan.net.pixelwise else ("one answer an image", "'unet'")
+        raise UsageError(
+            f"Data set {dataset.name!r} has {targets} as targets, but model {plan.spec.model!r} gives {makes}; use "
+            f"{right}."
+        )
 
 
 def _members(dataset: Dataset, count: int | None, seeds: Seeds) -> Tensor:
@@ -105,11 +128,12 @@ def make_task(config: EvaluateConfig) -> Task:
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
     """Return the parts of a cell's configuration that a task determines."""
     dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
-    members = sum(len(shard.x) for shard in task.shards.values())
+    members, frozen = sum(len(shard.x) for shard in task.shards.values()), plan.net.frozen
     data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=members, test=len(dataset.test.y))
     model = ModelInfo(
         id=plan.spec.model,
-        options=dict(plan.spec.options),
+        # A file by what it holds, not by where it lies.
+        options={**dict(plan.spec.options), **({"weights": f"sha256:{plan.net.frozen_sha256}"} if frozen else {})},
         shape=list(plan.spec.shape),
         classes=plan.spec.classes,
         parameters=plan.net.parameter_count,

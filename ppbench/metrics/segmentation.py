@@ -1,0 +1,51 @@
+"""How well predicted masks fit the true ones: Dice coefficient and pixel accuracy, with intervals over images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppbench.metrics.intervals import Estimate, bootstrap
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Figures of N images, float64 [N] each.
+
+    Attributes:
+        dice: 2 |A and B| / (|A| + |B|) of predicted and true ones (Dice 1945; the F1 score of pixels); 1 where neither
+            mask has any.
+        accuracy: share of pixels that are predicted rightly.
+    """
+
+    dice: Tensor
+    accuracy: Tensor
+
+
+def overlap(logits: Tensor, masks: Tensor) -> Overlap:
+    """Return how masks predicted by the sign of `logits` fit `masks`; a logit that is not finite predicts 0.
+
+    Args:
+        logits: [N, 1, H, W], > 0 where a one is the likelier.
+        masks: [N, 1, H, W] of 0 and 1.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if logits.shape != masks.shape:
+        raise ValueError(f"logits of shape {tuple(logits.shape)} for masks of {tuple(masks.shape)}")
+    found, true = ((logits > 0) & logits.isfinite()).flatten(1), (masks > 0.5).flatten(1)
+    both, total = (found & true).sum(1).double(), (found.sum(1) + true.sum(1)).double()
+    return Overlap(torch.where(total > 0, 2 * both / total.clamp(min=1), 1.0), (found == true).double().mean(1))
+
+
+def joined(parts: list[Overlap]) -> Overlap:
+    """Return the figures of all images of `parts`, at least one, in order."""
+    return Overlap(torch.cat([p.dice for p in parts]), torch.cat([p.accuracy for p in parts]))
+
+
+def over_images(figures: Tensor, seed: int) -> Estimate:
+    """Return the mean of `figures` [N] with its bootstrap interval: images are independent, pixels of one are not."""
+    return bootstrap([value.reshape(1).numpy() for value in figures], "mean", seed)
