@@ -123,8 +123,9 @@ class Baffle(Defense):
     def decay(self, step: int) -> float:
         """Return the average's decay at server step `step` (from 1): at first (1 + step) / (10 + step), at most ema.
 
-        The paper averages from the start, which leaves the first, random weights in the average for hundreds of steps
-        and costs more accuracy than averaging gains. So it is short at first and grows with the run.
+        With a constant decay the first, random weights stay in the average for hundreds of steps. Of the remedies
+        tried this one measured best (digits, K = 100, "twice", 200 steps, mean of 3 seeds): 94.9% beside 91.6%
+        without any, 93.6% with Adam's bias correction and 93.2% averaged from half-way on; the last weights gave 95.1%.
         """
         return min(self.ema, (1 + step) / (10 + step))
 
@@ -152,6 +153,7 @@ class Baffle(Defense):
             ProtocolError: an answer that is malformed or not finite, or a missing one whose mask would have cancelled.
         """
         layout = Layout.of(server.params)
+        flat_params = layout.pack(server.params)
         count, ring = self.count if self.level == "batch" else None, RINGS[self.masks].dtype if self.sums else None
         answers = [numbers_of(c, upload, server.params, count, ring) for c, upload in uploads.items()]
         if self.sums and len(answers) != len(server.counts):
@@ -161,8 +163,8 @@ class Baffle(Defense):
         mean = self._mean(answers, self.weights(server, list(uploads)))
         if self.level == "batch":
             slopes = slope(mean, self.sigma, self.scheme)
-            mean = stein(int(server.own.seed), slopes, len(layout.pack(server.params)))
-        return self.stepped(ctx, server, layout.unpack(mean))
+            mean = stein(int(server.own.seed), slopes, len(flat_params))
+        return self.stepped(ctx, server, layout.unpack(mean.to(flat_params.device)))  # sums in a ring are on the CPU
 
     def _mean(self, answers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the weighted mean of answers, float64; masked ones have their weights already."""

@@ -17,6 +17,7 @@ from ppbench.defenses.baffle_directions import chunks, directions
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Plan
 from ppbench.federation.tree import Params
+from ppbench.task.net import build
 
 Scheme = Literal["central", "twice"]
 STACK, SMALL_BATCH, SMALL_MODEL = 64, 2048, 65_536
@@ -58,6 +59,7 @@ def differences(
         scheme: which difference.
         chunk: perturbed models evaluated at once; 1 for a loop, 0 for what measures best.
     """
+    build(plan.spec)  # here, because a constructor draws, which vmap forbids
     layout = Layout.of(params)
     flat = layout.pack(params)
 

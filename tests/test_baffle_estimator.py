@@ -1,0 +1,246 @@
+"""BAFFLE's estimator: one stream of directions, exact differences, unbiased estimates, forward passes alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppbench.defenses import baffle_estimator
+from ppbench.defenses.baffle import Baffle
+from ppbench.defenses.baffle_directions import chunks, directions, step_seeds
+from ppbench.defenses.baffle_estimator import Scheme, differences, mean_loss, slope, stein
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.contract import Job
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Batch, Local, Plan
+from ppbench.federation.tree import Params
+from ppbench.task.net import Net, Option, initial, net_spec
+
+SEED = 20_231
+
+
+def plan_of(
+    model: str = "mlp", shape: tuple[int, ...] = (1, 8, 8), loss: str = "cross_entropy", **options: Option
+) -> Plan:
+    return Plan(net_spec(model, shape, 10, options), 4, Local("gradient"), loss)  # type: ignore[arg-type]
+
+
+MLP = plan_of(hidden="32", activation="hardswish")
+LENET = plan_of("lenet_baffle", (1, 28, 28))
+
+
+def batch_of(plan: Plan, size: int = 14, dtype: torch.dtype = torch.float32) -> Batch:
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(size, *plan.spec.shape, generator=g).to(dtype)
+    return Batch(x, torch.eye(10, dtype=dtype)[torch.arange(size) % 10], torch.ones(size, dtype=dtype))
+
+
+def weights_of(plan: Plan, dtype: torch.dtype = torch.float32) -> Params:
+    return {n: p.to(dtype) for n, p in initial(plan.spec, 1).items()}
+
+
+def flat_gradient(plan: Plan, params: Params, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        found = gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
+    return Layout.of(params).pack(found).double()
+
+
+def slopes_of(plan: Plan, params: Params, batch: Batch, count: int, scheme: Scheme, seed: int = SEED) -> Tensor:
+    return slope(differences(plan, params, batch, seed, count, 1e-4, scheme, 0), 1e-4, scheme)
+
+
+# -- directions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entries", [5, 1001])  # torch draws fewer than 16 numbers by another path
+@pytest.mark.parametrize("size", [1, 3, 13, 64])
+def test_every_chunking_gives_the_same_directions_bit_for_bit(entries: int, size: int) -> None:
+    whole = torch.stack(list(directions(SEED, entries, 13)))
+    stacks = list(chunks(SEED, entries, 13, size))
+    assert torch.equal(torch.cat(stacks), whole) and whole.dtype == torch.float32
+    assert [len(s) for s in stacks[:-1]] == [size] * (len(stacks) - 1) and len(stacks[-1]) <= size
+    assert torch.equal(torch.stack(list(directions(SEED, entries, 4))), whole[:4])
+
+
+def test_directions_are_standard_normal_and_move_no_other_draw() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    z = torch.stack(list(directions(SEED, 5000, 40)))
+    assert torch.equal(torch.rand(4), expected)
+    assert float(z.mean()) == pytest.approx(0, abs=4 / math.sqrt(z.numel()))
+    assert float(z.var()) == pytest.approx(1, abs=4 * math.sqrt(2 / z.numel()))
+    assert float((z @ z.T).fill_diagonal_(0).abs().max()) < 5.5 * math.sqrt(5000)
+
+
+def test_seeds_of_steps_are_public_distinct_and_begin_with_the_rounds() -> None:
+    seeds = step_seeds(SEED, 50)
+    assert int(seeds[0]) == SEED and torch.equal(step_seeds(SEED, 50), seeds)
+    assert len(set(seeds.tolist())) == 50 and int(seeds.min()) >= 0 and int(seeds.max()) < 2**31
+    assert not set(step_seeds(SEED + 1, 50).tolist()) & set(seeds.tolist())
+
+
+# -- differences -------------------------------------------------------------------------------------------------------
+
+
+def test_central_differences_are_odd_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, batch = weights_of(MLP), batch_of(MLP)
+    there = differences(MLP, params, batch, SEED, 10, 1e-2, "central", 4)
+    monkeypatch.setattr(baffle_estimator, "chunks", lambda *a: (-z for z in chunks(*a)))
+    assert torch.equal(differences(MLP, params, batch, SEED, 10, 1e-2, "central", 4), -there)
+    forward = differences(MLP, params, batch, SEED, 10, 1e-2, "twice", 4)
+    monkeypatch.undo()
+    assert not torch.equal(differences(MLP, params, batch, SEED, 10, 1e-2, "twice", 4), -forward)
+
+
+def test_of_a_quadratic_loss_central_differences_are_exact_and_forward_ones_are_not() -> None:
+    plan = plan_of(loss="squared", hidden="")
+    params, batch = weights_of(plan, torch.float64), batch_of(plan, dtype=torch.float64)
+    z = torch.stack(list(directions(SEED, 650, 20))).double()
+    truth = z @ flat_gradient(plan, params, batch)
+    sigma = 1e-2
+    central = slope(differences(plan, params, batch, SEED, 20, sigma, "central", 1), sigma, "central")
+    forward = slope(differences(plan, params, batch, SEED, 20, sigma, "twice", 1), sigma, "twice")
+    assert float((central - truth).abs().max() / truth.norm()) < 1e-10
+    assert float((forward - truth).abs().max() / truth.norm()) > 1e-3
+
+
+@pytest.mark.parametrize("scheme", ["central", "twice"])
+def test_stacks_of_models_give_what_a_loop_gives(scheme: Scheme) -> None:
+    params, batch = weights_of(LENET), batch_of(LENET, 4)
+    loop = differences(LENET, params, batch, SEED, 10, 1e-4, scheme, 1)
+    for chunk in (4, 64):
+        torch.testing.assert_close(
+            differences(LENET, params, batch, SEED, 10, 1e-4, scheme, chunk), loop, rtol=0, atol=5e-7
+        )
+    assert float(loop.abs().mean()) > 20 * 5e-7
+
+
+def test_padded_examples_do_not_count() -> None:
+    params, batch = weights_of(MLP), batch_of(MLP, 6)
+    padded = replace(batch, w=torch.tensor([1.0, 1, 1, 1, 0, 0]))
+    small = Batch(batch.x[:4], batch.y[:4], batch.w[:4])
+    assert float(mean_loss(MLP, params, padded)) == pytest.approx(float(mean_loss(MLP, params, small)), rel=1e-6)
+    assert float(mean_loss(MLP, params, padded)) != pytest.approx(float(mean_loss(MLP, params, batch)), rel=1e-3)
+
+
+def test_float32_is_enough_at_the_papers_sigma_and_not_far_below() -> None:
+    """The spec's measurement: 5.5e-3 at 1e-4, 5e-2 at 1e-5 (relative, root mean square)."""
+    single, double = batch_of(LENET, 32), batch_of(LENET, 32, torch.float64)
+    errors = {}
+    for sigma in (1e-4, 1e-6):
+        low = differences(LENET, weights_of(LENET), single, SEED, 16, sigma, "central", 1)
+        high = differences(LENET, weights_of(LENET, torch.float64), double, SEED, 16, sigma, "central", 1)
+        errors[sigma] = float((low - high).norm() / high.norm())
+    assert errors[1e-4] < 0.02 < errors[1e-6]
+
+
+# -- estimates ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("plan", "k"), [(MLP, 2000), (LENET, 300)], ids=["mlp", "lenet"])
+@pytest.mark.parametrize("scheme", ["central", "twice"])
+def test_the_estimate_is_unbiased_and_as_noisy_as_theory_says(plan: Plan, k: int, scheme: Scheme) -> None:
+    params, batch = weights_of(plan), batch_of(plan)
+    g = flat_gradient(plan, params, batch)
+    estimate = stein(SEED, slopes_of(plan, params, batch, k, scheme), len(g))
+    projection = float(estimate @ g / (g @ g))
+    assert abs(projection - 1) <= 4 * math.sqrt(2 / k)
+    assert float((estimate - g).norm() / g.norm()) == pytest.approx(math.sqrt((len(g) + 1) / k), rel=0.2)
+
+
+def test_twice_as_many_forward_differences_are_better_by_root_two() -> None:
+    """Of the same 100 forward passes (the paper's guideline 1); cosines over ten seeds."""
+    params, batch = weights_of(MLP), batch_of(MLP)
+    g = flat_gradient(MLP, params, batch)
+
+    def cosine(scheme: Scheme, count: int) -> float:
+        found = [stein(s, slopes_of(MLP, params, batch, count, scheme, s), len(g)) for s in range(10)]
+        return sum(float(torch.cosine_similarity(f, g, 0)) for f in found) / len(found)
+
+    assert 1.2 < cosine("twice", 100) / cosine("central", 50) < 1.65
+
+
+def test_the_estimate_of_the_mean_is_the_mean_of_estimates() -> None:
+    """Eq. 7: the server may add the clients' numbers and need not see any of them."""
+    slopes = torch.randn(3, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    shares = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    together = stein(SEED, shares @ slopes, 700)
+    apart = sum(w * stein(SEED, s, 700) for w, s in zip(shares, slopes, strict=True))
+    torch.testing.assert_close(together, apart, rtol=1e-10, atol=1e-12)
+    assert float((together - stein(SEED + 1, shares @ slopes, 700)).norm() / together.norm()) > 1
+
+
+def test_as_many_directions_as_parameters_give_the_gradient_itself() -> None:
+    plan = plan_of(shape=(1, 2, 2), loss="squared", hidden="5", activation="tanh")
+    params, batch = weights_of(plan, torch.float64), batch_of(plan, 1, torch.float64)
+    g = flat_gradient(plan, params, batch)
+    z = torch.stack(list(directions(SEED, len(g), len(g)))).double()
+    s = slope(differences(plan, params, batch, SEED, len(g), 1e-4, "central", 1), 1e-4, "central")
+    assert float((torch.linalg.solve(z, s) - g).norm() / g.norm()) < 1e-6
+    few = torch.linalg.lstsq(z[:-30], s[:-30, None], driver="gelsd").solution[:, 0]
+    assert float((few - g).norm() / g.norm()) > 0.1
+
+
+# -- a client --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scheme", "passes"), [("central", 14), ("twice", 15)])
+def test_forward_passes_are_counted(scheme: Scheme, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = Net.__call__
+    monkeypatch.setattr(Net, "__call__", lambda net, p, x: (calls.append(len(x)), real(net, p, x))[1])
+    defense = Baffle(k=7, scheme=scheme, chunk=1)
+    found = defense.compute(MLP, job_of(MLP))
+    assert calls == [14] * passes and found.shape == (defense.count,) == (7 if scheme == "central" else 14,)
+
+
+def job_of(plan: Plan, steps: int = 1) -> Job:
+    batch = batch_of(plan)
+    stacked = Batch(*(torch.stack([part] * steps) for part in (batch.x, batch.y, batch.w)))
+    return Job(weights_of(plan), stacked, torch.tensor(0.1), (), step_seeds(SEED, steps))
+
+
+@pytest.mark.parametrize("level", ["batch", "epoch"])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_client_makes_no_autograd_graph(level: str, chunk: int) -> None:
+    """Even where weights ask for gradients and grad mode is on: nothing is saved for a backward pass."""
+    saved: list[Tensor] = []
+
+    def keep(t: Tensor) -> Tensor:
+        saved.append(t)
+        return t
+
+    plan = MLP if level == "batch" else replace(MLP, local=Local("delta"))
+    job = job_of(plan, steps=1 if level == "batch" else 2)
+    job = replace(job, start={n: p.requires_grad_() for n, p in job.start.items()})
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        found = Baffle(k=5, level=level, chunk=chunk).compute(plan, job)  # type: ignore[arg-type]
+        assert saved == []
+        batch = batch_of(plan)
+        plan.objective(job.start, batch.x, batch.y, batch.w)
+        assert len(saved) > 5  # the hooks do see a graph where there is one
+    parts = [found] if level == "batch" else list(found.values())
+    assert all(p.grad_fn is None and not p.requires_grad for p in parts)
+
+
+def test_memory_of_an_estimate_does_not_grow_with_the_number_of_directions() -> None:
+    """Directions are drawn again, not kept: the largest tensor alive has as many entries as the model, not K times."""
+    sizes = []
+
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                sizes.append(out.numel())
+            return out
+
+    batch = batch_of(LENET, 1)
+    with Spy():
+        s = slope(differences(LENET, weights_of(LENET), batch, SEED, 40, 1e-4, "central", 1), 1e-4, "central")
+        stein(SEED, s, LENET.net.parameter_count)
+    assert max(sizes) == LENET.net.parameter_count

@@ -1,0 +1,436 @@
+"""BAFFLE's rounds: bytes, masks, what is refused, the epoch level, the average, and what the server can read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.leaks import leaks
+from ppbench.adversary.view import Transcript, View
+from ppbench.defenses.baffle import Baffle, Differences, Evaluate
+from ppbench.defenses.baffle_directions import directions
+from ppbench.defenses.baffle_evidence import answers
+from ppbench.defenses.baffle_masks import RINGS, peeled
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import ProtocolError, UsageError
+from ppbench.federation.contract import Context, Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.messages import Update
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.tree import Params, Tree, leaves, nbytes, tree_map
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+
+SIZES = (40, 64, 100, 60)
+SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
+N = 2_410
+BATCH = 4
+
+
+def federation(
+    digits: Data, defense: Defense, upload: str = "gradient", opt: Opt | None = None, seed: int = 0, **local: Any
+) -> Federation:
+    """A started federation over unequal shards."""
+    opt = opt or Opt("adam", 0.01, betas=(0.9, 0.99))
+    options = Local(upload, batch=14, opt=opt)  # type: ignore[arg-type]
+    plan = Plan(SPEC, len(SIZES), replace(options, **local), server_opt=opt if upload == "gradient" else Opt())
+    ends = torch.tensor(SIZES).cumsum(0).tolist()
+    parts = [slice(end - size, end) for end, size in zip(ends, SIZES, strict=True)]
+    shards = {c: Data(digits.x[part].clone(), digits.y[part].clone()) for c, part in enumerate(parts)}
+    run = Federation(defense, plan, shards, Seeds(seed))
+    run.start(initial(SPEC, 1))
+    return run
+
+
+def victims(run: Federation) -> dict[Slot, Data]:
+    return {Slot(0, c): Data(s.x[:BATCH], s.y[:BATCH]) for c, s in run.shards.items()}
+
+
+def probed(run: Federation, threat: str = "server/1", **options: Any) -> tuple[Transcript, View]:
+    transcript = run.probe(victims(run), **options)
+    return transcript, transcript.view(threat)
+
+
+def asked(transcript: Transcript) -> Evaluate:
+    return next(e.message for e in transcript.mail if e.sender == SERVER)  # type: ignore[no-any-return]
+
+
+def sent(transcript: Transcript) -> dict[int, Any]:
+    return {e.sender: e.message for e in transcript.mail if e.receiver == SERVER}
+
+
+def bare(run: Federation, message: Evaluate, client: int) -> Tensor:
+    """A client's loss differences, float64, as it computes them before it encodes anything."""
+    data = victims(run)[Slot(0, client)]
+    batch = Batch(data.x, data.y, torch.ones(BATCH))
+    defense: Baffle = run.defense  # type: ignore[assignment]
+    return defense.differences(run.plan, message.params, batch, int(message.seed))
+
+
+def true_gradient(evidence: Evidence, run: Federation) -> Tensor:
+    data = [victims(run)[slot] for slot in evidence.unit]
+    x, y = torch.stack([d.x for d in data]), torch.stack([d.y for d in data])
+    return flat(tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double())))
+
+
+def flat(params: Params) -> Tensor:
+    return Layout.of(params).pack(params).double()
+
+
+def same(a: Tree, b: Tree) -> bool:
+    return len(leaves(a)) == len(leaves(b)) and all(map(torch.equal, leaves(a), leaves(b)))
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k", "up", "ratio"), [(100, 400, 0.502), (500, 2000, 0.509), (1000, 4000, 0.518), (5000, 20_000, 0.592)]
+)
+def test_bytes_of_the_papers_lenet(k: int, up: int, ratio: float) -> None:
+    """4n + 4 down and 4K up (8K for twice as many, or of 8-byte numbers), beside 8n of FedSGD."""
+    spec = net_spec("lenet_baffle", (1, 28, 28), 10)
+    plan = Plan(spec, 2, Local("gradient"))
+    ctx = Context(plan, 1, "real", SERVER, torch.Generator())
+    defense = Baffle(k=k)
+    server, message = defense.broadcast(ctx, defense.init_server(ctx, initial(spec, 0)))
+    down = nbytes(message)
+    assert down == 4 * 27_242 + 4 and server.own.seed == message.seed
+    for scheme, factor in (("central", 1), ("twice", 2)):
+        one = replace(defense, scheme=scheme)
+        assert nbytes(one.upload(ctx, (), torch.zeros(one.count, dtype=torch.float64))) == factor * up
+    assert (down + up) / (8 * 27_242) == pytest.approx(ratio, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "upload", "up"),
+    [
+        ({}, "gradient", 4 * 30),
+        ({"scheme": "twice"}, "gradient", 8 * 30),
+        ({"masks": "ring32"}, "gradient", 4 * 30),
+        ({"masks": "ring64"}, "gradient", 8 * 30),
+        ({"level": "epoch"}, "delta", 4 * N),
+        ({"level": "epoch", "masks": "ring64"}, "delta", 8 * N),
+    ],
+)
+def test_bytes_on_the_wire_resumption_and_one_result(
+    options: dict[str, Any], upload: str, up: int, digits: Data, tmp_path: Any
+) -> None:
+    defense = Baffle(k=30, **options)
+    whole = federation(digits, defense, upload)
+    before = (whole.wire.up, whole.wire.down)
+    assert whole.run(3)
+    assert whole.wire.up - before[0] == 3 * 4 * up
+    assert whole.wire.down - before[1] == 3 * 4 * (4 * N + 4)
+    half = federation(digits, defense, upload)
+    half.run(1)
+    half.probe(victims(half))  # moves nothing
+    half.save(tmp_path)
+    rest = Federation(defense, half.plan, half.shards, Seeds(0))
+    rest.restore(tmp_path)
+    rest.run(3)
+    assert same(whole.parties.server, rest.parties.server) and same(whole.parties.clients, rest.parties.clients)
+    other = federation(digits, defense, upload, seed=1)
+    other.run(3)
+    assert not same(whole.parties.server.params, other.parties.server.params)
+
+
+def test_every_round_has_its_own_directions(digits: Data) -> None:
+    run = federation(digits, Baffle(k=3))
+    seeds = []
+    run.run(4, lambda _: seeds.append(int(run.parties.server.own.seed)))
+    assert len(set(seeds)) == 4 and all(0 <= s < 2**31 for s in seeds)
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masks", ["ring64", "ring32"])
+@pytest.mark.parametrize("scheme", ["central", "twice"])
+def test_masks_cancel_in_the_weighted_sum_and_hide_every_answer(masks: Any, scheme: Any, digits: Data) -> None:
+    run = federation(digits, Baffle(k=300, masks=masks, scheme=scheme))
+    transcript, view = probed(run)
+    message, uploads = asked(transcript), sent(transcript)
+    hidden = {c: bare(run, message, c) for c in uploads}
+    mean = sum((SIZES[c] / sum(SIZES) * h for c, h in hidden.items()), torch.zeros(()))
+    unit = [some[0] for some in answers(view).values()]
+    seed, slopes = run.defense.sketch(*unit)  # type: ignore[attr-defined]
+    scale = 2e-4 if scheme == "central" else 1e-4
+    step = 2.0 ** -RINGS[masks].fraction_bits
+    assert seed == int(message.seed)
+    assert float((slopes * scale - mean).abs().max()) <= len(SIZES) * step / 2 + 1e-15
+    bits = torch.iinfo(RINGS[masks].dtype).bits
+    for client, upload in uploads.items():
+        assert upload.value.dtype == RINGS[masks].dtype
+        for numbers in (upload.value, upload.value.diff()):  # of one mask for all entries differences would be bare
+            uniform = numbers.double() / 2.0**bits + 0.5
+            assert stats.kstest(uniform.numpy(), "uniform").pvalue > 1e-3
+        assert abs(stats.pearsonr(upload.value.double(), hidden[client]).statistic) < 0.2
+
+
+def test_a_missing_answer_and_a_mask_of_another_round_do_not_give_the_mean(digits: Data) -> None:
+    run = federation(digits, Baffle(k=20, masks="ring64"))
+    transcript, view = probed(run)
+    ctx = Context(run.plan, 1, "probe-0", SERVER, torch.Generator())
+    server = view.state_at(next(view.exchanges()))
+    uploads = sent(transcript)
+    with pytest.raises(ProtocolError, match="3 of 4 clients answered; masks cancel only in everybody's sum"):
+        run.defense.aggregate(ctx, server, {c: u for c, u in uploads.items() if c})
+    later = run.probe(victims(run), rounds=2)
+    second = [e.message for e in later.mail if e.sender == 0][1]
+    mixed = run.defense.aggregate(ctx, server, {**uploads, 0: second})
+    right = run.defense.aggregate(ctx, server, uploads)
+    good = flat(right.params) - flat(server.params)
+    assert float(good.norm()) < 1 and float(mixed.opt["m"].norm()) > 1e3 * float(right.opt["m"].norm())
+
+
+def test_a_probe_uses_other_masks_than_the_round_it_forks(digits: Data) -> None:
+    """Or differences of both answers would be bare."""
+    run = federation(digits, Baffle(k=20, masks="ring64"))
+    keys = run.parties.clients[1]
+    me = [
+        run.defense.upload(Context(run.plan, 1, session, 1, torch.Generator()), keys, torch.zeros(20)).value
+        for session in ("real", "probe-0", "probe-1")
+    ]
+    assert not torch.equal(me[0], me[1]) and not torch.equal(me[1], me[2])
+
+
+@pytest.mark.parametrize(("options", "upload"), [({}, "gradient"), ({"level": "epoch"}, "delta")])
+def test_all_but_one_client_take_its_mask_off(options: dict[str, Any], upload: str, digits: Data) -> None:
+    masked = federation(digits, Baffle(k=200, masks="ring64", **options), upload)
+    clear = federation(digits, Baffle(k=200, **options), upload)
+    _, view = probed(masked, "collusion/1")
+    _, open_view = probed(clear, "collusion/1")
+    found = masked.defense.evidence(view)
+    assert [e.unit for e in found] == [(Slot(0, 0),)]
+    plain = next(e for e in clear.defense.evidence(open_view) if e.unit == (Slot(0, 0),))
+    torch.testing.assert_close(flat(found[0].observed), flat(plain.observed), rtol=1e-4, atol=1e-6)
+    exchange = next(e for e in view.exchanges() if e.slot.client == 0)
+    parts = leaves(exchange.answer)
+    numbers = torch.cat([p.flatten() for p in parts])
+    fewer = replace(view, states=tuple(s for s in view.states if s.party != 3))
+    assert peeled(view, exchange, numbers, "ring64") is not None
+    assert peeled(fewer, exchange, numbers, "ring64") is None
+    assert leaks((view, found), [s.x for s in [victims(masked)[Slot(0, 0)]]]) == []
+
+
+def test_ring32_says_what_it_cannot_hold(digits: Data) -> None:
+    run = federation(digits, Baffle(k=3, masks="ring32"))
+    ctx = Context(run.plan, 1, "real", 2, torch.Generator())
+    with pytest.raises(ProtocolError, match=r"Client 2 has the number 1.5 to mask.*masks='ring32'.*below 1"):
+        run.defense.upload(ctx, run.parties.clients[2], torch.tensor([0.1, 1.5, 0.2]))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Liar(Baffle):
+    """One client answers with something else from round 2 on."""
+
+    lie: str = ""
+    name: ClassVar[str] = "liar"
+
+    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+        found = super().upload(ctx, me, result)
+        if ctx.party != 2 or ctx.round < 2:
+            return found
+        value = leaves(found)[0]
+        lies: dict[str, Any] = {
+            "short": Differences(value[:-1]),
+            "twice": Differences(torch.stack([value, value])),
+            "nan": Differences(value.clone().index_fill(0, torch.tensor([1]), math.nan)),
+            "inf": Differences(value.clone().index_fill(0, torch.tensor([1]), math.inf)),
+            "double": Differences(value.double()),
+            "update": Update(initial(SPEC, 0)),
+            "differences": Differences(value.flatten()),
+            "shape": Update({n: p[None] for n, p in found.params.items()} if isinstance(found, Update) else {}),
+            "name": Update({f"x{n}": p for n, p in found.params.items()} if isinstance(found, Update) else {}),
+            "holes": Update({n: p / 0 for n, p in found.params.items()} if isinstance(found, Update) else {}),
+        }
+        return lies[self.lie]
+
+
+@pytest.mark.parametrize(
+    ("level", "lie", "words"),
+    [
+        ("batch", "short", r"sent numbers of shape \(8,\); \(9,\) is right"),
+        ("batch", "twice", r"shape \(2, 9\); \(9,\) is right"),
+        ("batch", "nan", "not finite"),
+        ("batch", "inf", "not finite"),
+        ("batch", "double", "type torch.float64; torch.float32 is right"),
+        ("batch", "update", "answered with Update, not Differences"),
+        ("epoch", "differences", "answered with Differences, not Update"),
+        ("epoch", "shape", "names or shapes are not the model's"),
+        ("epoch", "name", "names or shapes are not the model's"),
+        ("epoch", "holes", "not finite"),
+    ],
+)
+def test_a_malformed_answer_is_refused_by_name_and_moves_nothing(
+    level: Any, lie: str, words: str, digits: Data
+) -> None:
+    run = federation(digits, Liar(k=9, level=level, lie=lie), "gradient" if level == "batch" else "delta")
+    assert run.run(1)
+    before = tree_map(torch.clone, run.parties.server)
+    with pytest.raises(ProtocolError, match=rf"^Client 2 .*{words}"):
+        run.run(2)
+    assert same(run.parties.server, before) and run.round == 1
+
+
+def test_weights_out_of_range_are_a_divergence_not_a_lie(digits: Data) -> None:
+    run = federation(digits, Baffle(k=5), opt=Opt("sgd", 1e30))
+    assert run.run(6) is False
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"k": 0}, "k=0 cannot be used; it must be a whole number >= 1"),
+        ({"sigma": 0.0}, "sigma=0.0 cannot be used; it must be a finite number > 0"),
+        ({"sigma": math.nan}, "sigma=nan"),
+        ({"sigma": math.inf}, "sigma=inf"),
+        ({"scheme": "backward"}, "scheme='backward' cannot be used; it must be 'central' or 'twice'"),
+        ({"masks": "float"}, "masks='float' cannot be used; it must be 'none', 'ring64' or 'ring32'"),
+        ({"chunk": -1}, "chunk=-1"),
+        ({"ema": 1.0}, "ema=1.0"),
+        ({"level": "day"}, "level='day'"),
+        ({"level": "epoch"}, "level='epoch' needs --upload delta, not 'gradient'"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=f"^Defense 'baffle'.*{words}"):
+        Baffle(**options).check(Plan(SPEC, 4, Local("gradient")))
+
+
+def test_plans_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match="level='batch' needs --upload gradient, not 'delta'"):
+        Baffle().check(Plan(SPEC, 4, Local("delta")))
+    with pytest.raises(UsageError, match="use at least 2 clients"):
+        Baffle(masks="ring64").check(Plan(SPEC, 1, Local("gradient")))
+    with pytest.raises(UsageError, match="use --schedule parallel, not 'round_robin'"):
+        Baffle(masks="ring64").check(Plan(SPEC, 4, Local("gradient"), schedule="round_robin"))
+    Baffle().check(Plan(SPEC, 1, Local("gradient"), schedule="round_robin"))
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_learns_less_than_backpropagation_and_more_with_more_directions(digits: Data) -> None:
+    test = Data(digits.x[800:], digits.y[800:])
+    found = {}
+    for defense in (NoDefense(), Baffle(k=5), Baffle(k=100, scheme="twice")):
+        run = federation(digits, defense)
+        assert run.run(40)
+        found[getattr(defense, "k", 0)] = run.accuracy(test)
+    assert 0.1 < found[5] < found[100] < found[0]
+    assert found[100] > 0.5
+
+
+def test_one_local_step_is_the_batch_level_round(digits: Data) -> None:
+    """Both are one step of SGD on the weighted mean of the clients' estimates, from the same seed (Eq. 7)."""
+    opt = Opt("sgd", 0.05)
+    runs = [
+        federation(digits, Baffle(k=50, ema=0.0), "gradient", opt, batch=100),
+        federation(digits, Baffle(k=50, ema=0.0, level="epoch"), "delta", opt, batch=100),
+    ]
+    starts = flat(runs[0].parties.server.params)
+    for run in runs:
+        run.run(1)
+    steps = [flat(run.parties.server.params) - starts for run in runs]
+    assert float(steps[0].norm()) > 0.01
+    assert float((steps[0] - steps[1]).norm() / steps[0].norm()) < 1e-4
+
+
+def test_local_steps_perturb_along_directions_of_their_own(digits: Data) -> None:
+    run = federation(digits, Baffle(k=5, level="epoch"), "delta", Opt("sgd", 0.05), epochs=2)
+    ctx = Context(run.plan, 1, "real", 0, torch.Generator().manual_seed(0))
+    _, message = run.defense.broadcast(ctx, run.parties.server)
+    job = run.defense.prepare(ctx, (), message, run.shards[0])
+    assert job is not None and len(set(job.noise.tolist())) == len(job.noise) == 2 * math.ceil(SIZES[0] / 14)
+    update = flat(run.defense.compute(run.plan, job))
+    z = torch.cat([torch.stack(list(directions(int(s), N, 5))) for s in job.noise]).double()
+    for known, outside in ((z, (0, 1e-4)), (z[:-5], (1e-2, 1))):  # without the last step's something is left
+        inside = known.T @ torch.linalg.lstsq(known.T, update[:, None]).solution
+        assert outside[0] < float((inside[:, 0] - update).norm() / update.norm()) < outside[1]
+
+
+def test_what_is_delivered_is_the_average_of_the_weights(digits: Data) -> None:
+    run, history = federation(digits, Baffle(k=10, ema=0.9)), []
+    average = flat(run.parties.server.params)
+    run.run(100, lambda _: history.append(flat(run.parties.server.params)))
+    for step, weights in enumerate(history, 1):
+        b = min(0.9, (1 + step) / (10 + step))
+        average = b * average + (1 - b) * weights
+    assert Baffle(ema=0.9).decay(1) == 2 / 11 and Baffle(ema=0.9).decay(100) == 0.9
+    assert float((flat(run.deliver().params) - average).abs().max()) < 1e-5
+    assert float((flat(run.deliver().params) - history[-1]).abs().max()) > 1e-2
+    last = federation(digits, Baffle(k=10, ema=0.0))
+    last.run(2)
+    assert same(last.deliver().params, last.parties.server.params) and last.parties.server.own.average == ()
+
+
+# -- what is seen ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sketch_is_the_gradient_along_public_directions(digits: Data) -> None:
+    for scheme, tolerance in (("central", 1e-2), ("twice", 5e-2)):
+        run = federation(digits, Baffle(k=40, scheme=scheme))  # type: ignore[arg-type]
+        _, view = probed(run)
+        evidence = {e.unit: e for e in run.defense.evidence(view)}
+        for slot, some in answers(view).items():
+            seed, slopes = run.defense.sketch(*some)  # type: ignore[attr-defined]
+            g = true_gradient(evidence[slot,], run)
+            z = torch.stack(list(directions(seed, N, len(slopes)))).double()
+            assert float((z @ g - slopes).norm() / slopes.norm()) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("options", "upload", "units"),
+    [
+        ({}, "gradient", 4),
+        ({"masks": "ring64"}, "gradient", 1),
+        ({"level": "epoch"}, "delta", 4),
+        ({"level": "epoch", "masks": "ring32"}, "delta", 1),
+    ],
+)
+@pytest.mark.parametrize("kind", ["gradient", "local"])
+def test_plain_evidence_is_a_noisy_gradient_at_public_weights(
+    options: dict[str, Any], upload: str, units: int, kind: Any, digits: Data
+) -> None:
+    run = federation(digits, Baffle(k=400, scheme="twice", **options), upload, Opt("sgd", 0.01))
+    _, view = probed(run, kind=kind)
+    found = run.defense.evidence(view)
+    assert len(found) == units and sorted(s for e in found for s in e.unit) == sorted(victims(run))
+    for evidence in found:
+        g, estimate = true_gradient(evidence, run), flat(evidence.observed)
+        assert abs(float(estimate @ g / (g @ g)) - 1) <= 4 * math.sqrt(2 / 800)
+        assert units == 1 or same(next(view.exchanges()).asked.params, evidence.params)
+    assert run.defense.evidence(run.probe(victims(run)).view("client/1")) == []
+    listener = run.defense.evidence(run.probe(victims(run)).view("eavesdropper/1"))
+    assert len(listener) == (units if units > 1 else 0)
+
+
+def test_of_several_rounds_every_one_has_new_equations(digits: Data) -> None:
+    run = federation(digits, Baffle(k=10))
+    _, view = probed(run, rounds=3)
+    exchanges: Sequence[Any] = answers(view)[Slot(0, 1)]
+    assert len(exchanges) == 3 and len({run.defense.sketch(e)[0] for e in exchanges}) == 3  # type: ignore[attr-defined]
+    assert len(run.defense.evidence(view)) == 4
+
+
+def test_backends_agree_because_the_client_is_never_mapped(digits: Data) -> None:
+    runs = [federation(digits, Baffle(k=10)) for _ in range(2)]
+    for run, backend in zip(runs, ("loop", "vmap"), strict=True):
+        run.backend = backend  # type: ignore[assignment]
+        run.run(2)
+    assert same(runs[0].parties.server, runs[1].parties.server)
