@@ -31,7 +31,9 @@ UNFIT = {  # what cancels in a sum over all clients needs them all at once
     "pbpfl_ext": ("round_robin",),
     "mpdp": ("round_robin",),
     "mpdp_h": ("round_robin",),
+    "fedpc": ("round_robin",),  # compares everybody's costs first
 }
+BARE = {"central"}  # hands its examples over, on purpose
 Federate = Callable[..., Federation]
 
 
@@ -146,6 +148,8 @@ def test_a_probe_moves_nothing(name, federate):
 
 @pytest.mark.parametrize("name", DEFENSES)
 def test_loop_and_vmap_compute_the_same_on_equal_inputs(name, federate, plan):
+    if not make(name).mappable:
+        pytest.skip("its clients always run in a loop")
     first = plan_for(make(name), plan).local
     for local in (first, Local("gradient", batch=48)):
         run = federate(make(name), local=local)
@@ -176,7 +180,8 @@ def test_no_view_reaches_a_victims_batch(name, threat, federate):
     states = {c: state for c, state in enumerate(run.parties.clients) if c != curious}
     secrets += [secret for state in states.values() for secret in secrets_of(state, curious)]
     assert leaves([e.message for e in view.mail]), "the view is empty: the test proves nothing"
-    assert leaks((view, view.defense.evidence(view), victims.challenges()), secrets) == []
+    found = leaks((view, view.defense.evidence(view), victims.challenges()), secrets)
+    assert bool(found) == (name in BARE and threat != "client/1"), found
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -200,7 +205,9 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     "pbpfl": lambda p, c, n: (8 * (p + c), 3 * 8 * p, 8 * n, 0),
     "pbpfl_ext": lambda p, c, n: (8 * (p + c), 3 * 8 * p, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
     "ppdl": lambda p, c, n: (4 * p, None, 8 * n, 0),  # what it sends depends on the data
+    "baffle": lambda p, c, n: (4 * p + 4, 4 * 100, 8 * n, 0),  # a seed down, K = 100 numbers up
 }
+COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central"}  # by their own tests
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -210,8 +217,8 @@ def test_bytes_are_those_of_the_messages(name, federate):
     assert {e.sender == SERVER for e in transcript.mail} == {True, False}
     for letter in transcript.mail:
         assert letter.nbytes == nbytes(letter.message)
-    if run.defense.masked and name not in BYTES:
-        return  # its own tests count: they know what it sends
+    if name in COUNTED:
+        return
     p, c, n = run.plan.net.parameter_count, run.plan.spec.classes, run.plan.clients
     down, up, setup_up, setup_down = BYTES.get(name, lambda p, c, n: (4 * p, 4 * p, 8 * n, 0))(p, c, n)
     for letter in transcript.mail:
