@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import math
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -18,12 +16,14 @@ from safetensors import SafetensorError
 
 from ppbench import __version__
 from ppbench.config import EvaluateConfig, Point
+from ppbench.cost import client_cost
 from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
 from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Cost, Privacy, Strict, Utility
+from ppbench.records.times import save_time, training_id
 from ppbench.task.task import Task, describe
 
 PIXELS = 2**20
@@ -50,9 +50,9 @@ def federation(task: Task, point: Point, config: EvaluateConfig) -> Federation:
 
 def _name(task: Task, point: Point, config: EvaluateConfig) -> str:
     """Return the name of a training: the hash of everything that determines it."""
-    parts = [part.model_dump(mode="json") for part in describe(task, config)]
-    about = [__version__, repr(point.defense), point.defense.version, config.seed, *parts]
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    defense = point.defense
+    about = defense.name, defense.version, asdict(defense)
+    return training_id(__version__, about, describe(task, config), config.seed)
 
 
 def trained(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> bool:
@@ -69,7 +69,8 @@ def train(
         task: what is learnt.
         point: the defense at one control value.
         config: the evaluation.
-        cache: folder of finished trainings; a checkpoint appears in it whole or not at all.
+        cache: folder of finished trainings; a checkpoint appears in it whole or not at all. What a client's part takes
+            is measured before the first round; times go beside the cache, see `records/times.py`.
         after: called with each finished round.
     """
     home = cache / _name(task, point, config)
@@ -82,6 +83,9 @@ def train(
             warnings.warn(f"The cached training {home} cannot be read ({damage}); it is done again.", stacklevel=2)
             fed = federation(task, point, config)
     fed.start(task.params)
+    taken = client_cost(fed, task.params)
+    if taken.time is not None:
+        save_time(cache.parent, home.name, taken.time)
     curve: list[tuple[int, float]] = []
 
     def watch(round_: int) -> None:
@@ -93,7 +97,7 @@ def train(
             after(round_)
 
     finished = fed.run(config.rounds, watch)
-    result = _figures(fed, task, curve, finished)
+    result = _figures(fed, task, curve, finished, taken.memory_peak)
     _keep(fed, result, home)
     return fed, result
 
@@ -172,7 +176,9 @@ def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Ut
     )
 
 
-def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool) -> Trained:
+def _figures(
+    fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
+) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
     n, chance, plan = len(task.test.x), 1 / task.plan.spec.classes, fed.plan
     reason = f"the model was not finite after round {fed.round}" if not finished else None
@@ -201,6 +207,7 @@ def _figures(fed: Federation, task: Task, curve: list[tuple[int, float]], finish
         bytes_up=(fed.wire.up - fed.setup_up) / per,
         bytes_down=(fed.wire.down - fed.setup_down) / per,
         bytes_setup=fed.setup_up + fed.setup_down,
+        memory_peak=memory_peak,
     )
     sizes = sorted({len(shard.x) for shard in fed.shards.values()})
     guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan, size, fed.round)) is not None]

@@ -10,18 +10,21 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ppbench.leaderboard.boards import Entry, adaptive, boards
+from ppbench.leaderboard.costs import TimesOf, no_times
 from ppbench.leaderboard.figures import strip
 from ppbench.leaderboard.sections import Section, costs, drawings, metric_of
 from ppbench.leaderboard.table import Claims, no_claims, rows
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.records.store import Images
+from ppbench.records.times import time_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 ImagesOf = Callable[[Record], Images | None]
@@ -69,6 +72,14 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def seconds(value: float) -> str:
+    """Return a time in s, ms or µs with three digits."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value / 1e-6:.3g} µs"
+
+
 def data_uri(png: bytes) -> str:
     """Return a PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
@@ -89,8 +100,9 @@ def render(
     reliability: Sequence[str] = (),
     claims: Claims = no_claims,
     images: ImagesOf = no_images,
+    times: TimesOf = no_times,
 ) -> str:
-    """Return the page; arguments as `write_html`."""
+    """Return the page; arguments as `write_html`, and `times`, which finds how long a client takes."""
     found = boards(records, claims)
     sections = [
         Section(board, tuple(_strip(entry, images) for entry in board.entries), drawings(board, records))
@@ -100,14 +112,16 @@ def render(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"number": number, "percent": percent, "size": size, "span": span, "error": error}
+    environment.filters["seconds"] = seconds
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    by_id = {record.cell_id: record for record in records}
+    by_id, table = {record.cell_id: record for record in records}, costs(found, records, times)
     page = environment.get_template("page.html.j2").render(
         verdict=list(verdict),
         reliability=list(reliability),
         sections=sections,
-        costs=costs(found),
+        costs=table,
+        several=len({row.setting for row in table}) > 1,
         cells=[(row, by_id[row.cell_id]) for row in rows(records, claims)],
         statuses={s: sum(r.status == s for r in records) for s in ("complete", "diverged", "failed")},
         settings=sorted({f"{r.config.data.name}, {r.config.model.id}" for r in records}),
@@ -139,14 +153,15 @@ def write_html(
 
     Args:
         records: every cell; failed ones stay visible.
-        path: the file.
+        path: the file, in the folder of results: times are read from what lies beside it.
         verdict: sentences at the top of the page.
         reliability: sentences on the controls, beside what each board says of its own.
         claims: what a paper prints about a record's defense.
         images: finds reconstructions, e.g. `Store.images`.
 
     Raises:
-        UsageError: the file cannot be written, or an artifact is corrupt.
+        UsageError: the file cannot be written, or an artifact or a file of times is corrupt.
     """
-    page = render(records, verdict=verdict, reliability=reliability, claims=claims, images=images)
+    times = partial(time_of, path.parent)
+    page = render(records, verdict=verdict, reliability=reliability, claims=claims, images=images, times=times)
     write_atomic(path, page.encode())

@@ -10,11 +10,13 @@ from markupsafe import Markup
 
 from ppbench.adversary.attack import RECORD_KINDS
 from ppbench.controls import NEAR, rebuilt_share
-from ppbench.leaderboard.boards import Board, Entry, Setting, adaptive
+from ppbench.leaderboard.boards import Board, Entry, Setting, adaptive, network
+from ppbench.leaderboard.costs import Ratios, TimesOf, relative_costs
 from ppbench.leaderboard.figures import Line, Ppc, ppc_svg
 from ppbench.leaderboard.table import caps
 from ppbench.metrics.cap import DISTANCE_OF_KIND, Cap, ppc_point, series_key
 from ppbench.records.schema import Metric, Record
+from ppbench.records.times import ClientTime
 
 TITLES = {
     "reconstruction": "Reconstruction and label recovery",
@@ -103,11 +105,19 @@ def metric_of(record: Record, name: str) -> Metric | None:
 
 @dataclass(frozen=True)
 class CostRow:
-    """Bytes of one defense setting, and upload and download relative to `none` of the same federation."""
+    """What one defense setting costs a client: in itself (the entry's), and beside `none` of the same federation."""
 
     entry: Entry
-    up_ratio: float | None
-    down_ratio: float | None
+    ratios: Ratios
+    time: ClientTime | None
+
+    @property
+    def setting(self) -> str:
+        """Data, network and federation in words."""
+        config = self.entry.sample.config
+        fed, model = config.federation, network(config.model.id, config.model.options)
+        about = f"{config.data.name}, {config.data.train} examples, {model}"
+        return f"{about}, {fed.clients} clients, {fed.rounds} rounds, seed {config.seed}"
 
 
 def figures(board: Board, records: Sequence[Record]) -> list[Ppc]:
@@ -160,26 +170,22 @@ def drawings(board: Board, records: Sequence[Record]) -> tuple[Drawing, ...]:
     return tuple(drawn)
 
 
-def costs(found: Sequence[Board]) -> list[CostRow]:
-    """Return one row a defense setting; ratios are to `none` with the same federation and model."""
-    entries: dict[str, Entry] = {}
+def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
+    """Return one row a defense setting and federation; of each federation `none` first."""
+    relative, entries = relative_costs(records), dict[str, Entry]()
     for board in found:
         for entry in board.entries:
             config = entry.sample.config
-            entries.setdefault(f"{config.suite}{config.data}{config.model}{config.federation}{entry.defense}", entry)
-    plain = {}
-    for entry in entries.values():
-        config = entry.sample.config
-        if entry.defense.id == "none":
-            plain[f"{config.suite}{config.data}{config.model}{config.federation}"] = entry.sample.cost
-    table = []
-    for entry in entries.values():
-        config, cost = entry.sample.config, entry.sample.cost
-        base = plain.get(f"{config.suite}{config.data}{config.model}{config.federation}")
-        up = cost.bytes_up / base.bytes_up if base is not None and base.bytes_up else None
-        down = cost.bytes_down / base.bytes_down if base is not None and base.bytes_down else None
-        table.append(CostRow(entry, up, down))
-    return sorted(table, key=lambda r: (r.entry.defense.id != "none", r.entry.defense.id, _control(r.entry)))
+            about = config.data, config.model, config.federation, entry.defense
+            key = f"{config.suite} {config.seed} " + "".join(part.model_dump_json() for part in about)
+            entries.setdefault(key, entry)
+    table = [CostRow(e, relative[e.sample.cell_id], times(e.sample)) for e in entries.values()]
+
+    def order(row: CostRow) -> tuple[str, bool, str, float]:
+        defense = row.entry.defense
+        return row.setting, defense.id != "none", defense.id, _control(row.entry)
+
+    return sorted(table, key=order)
 
 
 def _control(entry: Entry) -> float:

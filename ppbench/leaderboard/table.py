@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from ppbench.leaderboard.costs import Ratios, relative_costs
 from ppbench.metrics.cap import METRIC_OF, Cap, record_distance, series_cap, series_key
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
@@ -28,7 +29,8 @@ class Row:
 
     Figures are those of the record, `mse` is of the delivered model; `n` is the number of victims, `cap` is CAP over
     the control values with `distance` (the one of the attack's kind), the same in every row of a series. `bytes_*` are
-    per client and round.
+    per client and round, `memory_peak` is in bytes, `*_ratio` are over the cost of `none`. Times are in no column: they
+    differ from run to run, and the table is a function of the records.
     """
 
     suite: str
@@ -101,6 +103,10 @@ class Row:
     probe: str
     probe_rounds: int
     role: str
+    up_ratio: float | None
+    down_ratio: float | None
+    memory_peak: int | None
+    memory_ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -141,8 +147,8 @@ def rows(records: Sequence[Record], claims: Claims = no_claims) -> list[Row]:
     """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and
     name.
     """
-    series = caps(records)
-    table = [_row(record, series[series_key(record.config)], claims) for record in records]
+    series, costs = caps(records), relative_costs(records)
+    table = [_row(r, series[series_key(r.config)], costs[r.cell_id], claims) for r in records]
     return sorted(table, key=_order)
 
 
@@ -152,7 +158,7 @@ def _order(row: Row) -> tuple[str, str, str, str, float, str, int, str, str]:
     return (*where, row.stage, row.batch_size, row.role + row.attack, row.cell_id)
 
 
-def _row(record: Record, cap: SeriesCap, claims: Claims) -> Row:
+def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
     config, utility, cost = record.config, record.utility, record.cost
     control, distance = config.defense.control, record_distance(record)
     figures: dict[str, float | None] = {}
@@ -204,6 +210,10 @@ def _row(record: Record, cap: SeriesCap, claims: Claims) -> Row:
         probe=config.probe,
         probe_rounds=config.probe_rounds,
         role=config.role,
+        up_ratio=ratios.up,
+        down_ratio=ratios.down,
+        memory_peak=cost.memory_peak,
+        memory_ratio=ratios.memory,
         **{name: value for name, value in (empty | figures).items() if name in known},
     )
 

@@ -178,11 +178,16 @@ class Utility(Strict):
 
 
 class Cost(Strict):
-    """Bytes per client and round from the Wire, and of set-up in all."""
+    """Bytes per client and round from the Wire, and of set-up in all.
+
+    memory_peak: most bytes at a time that the first client's computation in round 1 allocates beyond its inputs
+    (`ppbench.cost`); null in records of before it was measured, or where that round is out of range.
+    """
 
     bytes_up: float
     bytes_down: float
     bytes_setup: int
+    memory_peak: int | None = None
 
 
 class Privacy(Strict):

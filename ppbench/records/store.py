@@ -4,6 +4,7 @@
     OUT/records/<cell_id>.json          the record; written last, so a cell exists if and only if this file
     does OUT/records/<cell_id>.timing.json   seconds; not part of the result
     OUT/records/<cell_id>.safetensors   reconstructions: "guess" and "truth", float32 [n, *shape]
+    OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
 
 Every file is written to a temporary one in its folder, synced, renamed, and the folder synced. Equal records
 give equal bytes.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32] | Tensor
 
 MARKER = "ppbench.json"
+TIMES = "times"
 RESULTS_SCHEMA = "ppbench.results/1"
 _CELL = re.compile(r"[0-9a-f]{32}")
 
@@ -123,8 +125,8 @@ class Store:
         if not (self.out / MARKER).is_file():
             marker = json.dumps({"schema": RESULTS_SCHEMA, "version": __version__}, sort_keys=True) + "\n"
             write_atomic(self.out / MARKER, marker.encode())
-        for folder in (self.out, self.folder):
-            for path in folder.iterdir():
+        for folder in (self.out, self.folder, self.out / TIMES):
+            for path in folder.iterdir() if folder.is_dir() else ():
                 if abandoned(path.name):
                     path.unlink(missing_ok=True)
 

@@ -1,0 +1,91 @@
+"""How long a client takes beside an undefended one: measured, so it lies beside the records and is in none of them.
+
+    OUT/times/<training>.json   of one training: a defense, data, network, federation and seed
+
+Records are equal byte for byte where runs are; a time never is. Nothing is recomputed from these files and nothing
+depends on them: without them the page says that no time was measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ppbench.errors import UsageError
+from ppbench.records.files import unwritable, write_atomic
+from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
+from ppbench.records.store import TIMES, canonical
+
+
+class ClientTime(Strict):
+    """A client's part of a round (prepare, compute, reply) in wall-clock time, in pairs with an undefended client.
+
+    Attributes:
+        ratio: median over the pairs; low, high: its interval of 95 % or more, null of fewer than six pairs.
+        pairs: how many.
+        seconds, undefended_seconds: medians of the two.
+        machine, threads: where; the GPU's name where one was used.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    pairs: int
+    seconds: float
+    undefended_seconds: float
+    machine: str
+    threads: int
+
+
+def training_id(
+    ppbench: str,
+    defense: tuple[str, str, dict[str, Scalar]],
+    parts: tuple[DataInfo, ModelInfo, FederationInfo],
+    seed: int,
+) -> str:
+    """Return the name of a training: a hash of everything that determines it.
+
+    Args:
+        ppbench: version of the program.
+        defense: its name, version and parameters.
+        parts: data, network and federation.
+        seed: the master seed.
+    """
+    about = [ppbench, *defense, seed, *(part.model_dump(mode="json") for part in parts)]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def training_of(record: Record) -> str:
+    """Return the name of the training that a record is from."""
+    config, defense = record.config, record.config.defense
+    parts = config.data, config.model, config.federation
+    return training_id(
+        record.environment.ppbench, (defense.id, defense.version, defense.parameters), parts, config.seed
+    )
+
+
+def save_time(out: Path, training: str, found: ClientTime) -> None:
+    """Keep what was measured in a training, whole or not at all. Raises UsageError where it cannot be written."""
+    try:
+        (out / TIMES).mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise unwritable(out / TIMES, 0, cause) from cause
+    write_atomic(out / TIMES / f"{training}.json", canonical(found))
+
+
+def time_of(out: Path, record: Record) -> ClientTime | None:
+    """Return what was measured in a record's training, or None where nothing was.
+
+    Raises:
+        UsageError: the file cannot be read or holds something else.
+    """
+    path = out / TIMES / f"{training_of(record)}.json"
+    try:
+        return ClientTime.model_validate_json(path.read_bytes(), strict=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as cause:
+        raise UsageError(f"{path} holds no times of a client; delete it, the page does without.") from cause
