@@ -64,6 +64,8 @@ class Baffle(Defense):
             then what the paper counts, and because clients that collude with the server take the masks off anyway;
             float masks as printed would cost all digits of differences this small, or hide nothing.
         chunk: perturbed models evaluated at once under vmap; 1 is a loop, 0 what measures best.
+        examples: that a forward pass takes at a time, 0 for all: with few, memory falls and nothing else changes, where
+            the network treats each example by itself.
         ema: decay of the average of the weights that is delivered; 0 delivers the last ones. See `decay`.
     """
 
@@ -73,6 +75,7 @@ class Baffle(Defense):
     sigma: float = 1e-4
     masks: Masks = "none"
     chunk: int = 0
+    examples: int = 0
     ema: float = 0.995
 
     name: ClassVar[str] = "baffle"
@@ -94,7 +97,8 @@ class Baffle(Defense):
         self.require(0 < self.sigma < math.inf, "sigma", "a finite number > 0")
         self.require(self.scheme in ("central", "twice"), "scheme", "'central' or 'twice'")
         self.require(self.masks == "none" or self.masks in RINGS, "masks", "'none', 'ring64' or 'ring32'")
-        self.require(self.chunk >= 0, "chunk", "a whole number >= 0")
+        for field in ("chunk", "examples"):
+            self.require(getattr(self, field) >= 0, field, "a whole number >= 0")
         self.require(0 <= self.ema < 1, "ema", "in [0, 1)")
         self.require(self.level in ("batch", "epoch"), "level", "'batch' or 'epoch'")
         upload = "gradient" if self.level == "batch" else "delta"
@@ -210,7 +214,8 @@ class Baffle(Defense):
 
     def differences(self, plan: Plan, params: Params, batch: Batch, seed: int) -> Tensor:
         """Return the loss differences [count] float64 of a batch (without axis T) at `params`."""
-        return differences(plan, params, batch, seed, self.count, self.sigma, self.scheme, self.chunk)
+        found = (self.count, self.sigma, self.scheme, self.chunk, self.examples)
+        return differences(plan, params, batch, seed, *found)
 
     def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
         """Return Stein's estimate of the batch's gradient; `noise` is the step's seed."""

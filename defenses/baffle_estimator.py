@@ -23,9 +23,10 @@ Scheme = Literal["central", "twice"]
 STACK, SMALL_BATCH, SMALL_MODEL = 64, 2048, 65_536
 
 
-def mean_loss(plan: Plan, params: Params, batch: Batch) -> Tensor:
-    """Return the weighted mean loss of a batch (without axis T), a float64 scalar."""
-    losses = plan.example_loss(plan.net(params, batch.x), batch.y).double()
+def mean_loss(plan: Plan, params: Params, batch: Batch, examples: int = 0) -> Tensor:
+    """Return the weighted mean loss of a batch (without axis T), a float64 scalar; `examples` at a time, 0 for all."""
+    parts = zip(*(part.split(examples or len(batch.x)) for part in (batch.x, batch.y)), strict=True)
+    losses = torch.cat([plan.example_loss(plan.net(params, x), y) for x, y in parts]).double()
     weights = batch.w.double()
     return (weights * losses).sum() / weights.sum().clamp(min=1e-12)
 
@@ -42,7 +43,15 @@ def stack_size(chunk: int, batch: Batch, entries: int) -> int:
 
 
 def differences(
-    plan: Plan, params: Params, batch: Batch, seed: int, count: int, sigma: float, scheme: Scheme, chunk: int
+    plan: Plan,
+    params: Params,
+    batch: Batch,
+    seed: int,
+    count: int,
+    sigma: float,
+    scheme: Scheme,
+    chunk: int = 0,
+    examples: int = 0,
 ) -> Tensor:
     """Return the loss differences [count] float64 along the seed's directions z_k (Eq. 1 and 2).
 
@@ -58,15 +67,18 @@ def differences(
         sigma: size of a perturbation.
         scheme: which difference.
         chunk: perturbed models evaluated at once; 1 for a loop, 0 for what measures best.
+        examples: that a forward pass takes at a time; 0 for all.
     """
     build(plan.spec)  # here, because a constructor draws, which vmap forbids
     layout = Layout.of(params)
     flat = layout.pack(params)
+    size = stack_size(chunk, batch, len(flat))
+    if size > 1:  # under vmap, group normalization takes no channels-last images
+        batch = Batch(batch.x.contiguous(), batch.y, batch.w)
 
     def loss(weights: Tensor) -> Tensor:
-        return mean_loss(plan, layout.unpack(weights), batch)
+        return mean_loss(plan, layout.unpack(weights), batch, examples)
 
-    size = stack_size(chunk, batch, len(flat))
     base = loss(flat) if scheme == "twice" else None
     parts = []
     for stack in chunks(seed, len(flat), count, size):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppbench.cost import peak_bytes
 from ppbench.defenses import baffle_estimator
 from ppbench.defenses.baffle import Baffle
 from ppbench.defenses.baffle_directions import chunks, directions, step_seeds
@@ -118,6 +119,27 @@ def test_stacks_of_models_give_what_a_loop_gives(scheme: Scheme) -> None:
             differences(LENET, params, batch, SEED, 10, 1e-4, scheme, chunk), loop, rtol=0, atol=5e-7
         )
     assert float(loop.abs().mean()) > 20 * 5e-7
+
+
+def test_group_normalized_images_in_channels_last_can_be_stacked() -> None:
+    plan = plan_of("wrn_10_2", (3, 32, 32))
+    params, batch = weights_of(plan), batch_of(plan, 2)
+    last = replace(batch, x=batch.x.contiguous(memory_format=torch.channels_last))
+    loop, stack = (differences(plan, params, last, SEED, 2, 1e-3, "central", chunk) for chunk in (1, 2))
+    torch.testing.assert_close(stack, loop, rtol=0, atol=0.02 * float(loop.abs().mean()))
+
+
+def test_a_few_examples_at_a_time_give_the_same_and_take_less_memory() -> None:
+    params, batch = weights_of(LENET), batch_of(LENET, 32)
+
+    def found(examples: int) -> Tensor:
+        with torch.no_grad():
+            return differences(LENET, params, batch, SEED, 4, 1e-4, "central", 1, examples)
+
+    torch.testing.assert_close(found(5), found(0), rtol=0, atol=2e-7)
+    assert float(found(0).abs().mean()) > 20 * 2e-7
+    whole, few = (peak_bytes(lambda n=n: found(n), torch.device("cpu")) for n in (0, 4))
+    assert few < whole / 3
 
 
 def test_padded_examples_do_not_count() -> None:

@@ -302,6 +302,7 @@ def test_weights_out_of_range_are_a_divergence_not_a_lie(digits: Data) -> None:
         ({"scheme": "backward"}, "scheme='backward' cannot be used; it must be 'central' or 'twice'"),
         ({"masks": "float"}, "masks='float' cannot be used; it must be 'none', 'ring64' or 'ring32'"),
         ({"chunk": -1}, "chunk=-1"),
+        ({"examples": -1}, "examples=-1"),
         ({"ema": 1.0}, "ema=1.0"),
         ({"level": "day"}, "level='day'"),
         ({"level": "epoch"}, "level='epoch' needs --upload delta, not 'gradient'"),
