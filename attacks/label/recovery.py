@@ -137,6 +137,7 @@ class LabelRecovery(Attack):
 
     name: ClassVar[str] = "label_recovery"
     kind: ClassVar[Kind] = "label"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020"
 
     def suits(self, plan: Plan) -> bool:

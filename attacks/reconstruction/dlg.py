@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.lbfgs import Settings
+from ppbench.attacks.reconstruction.matching import Matches
 from ppbench.attacks.reconstruction.search import Effort, search
 from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
 from ppbench.errors import UsageError
@@ -51,6 +53,7 @@ class DLG(Attack):
 
     name: ClassVar[str] = "dlg"
     kind: ClassVar[Kind] = "reconstruction"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"
 
     start: Start = "grey"
@@ -94,13 +97,9 @@ class DLG(Attack):
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
         """Return the guesses for victims that `batches` put together."""
-        evidences = [victim.evidence for victim in victims if victim.evidence is not None]
-        scale = torch.stack([e.scale() for e in evidences])
+        scale = torch.stack([victim.evidence.scale() for victim in victims if victim.evidence is not None])
         stop = self.stop / scale if self.absolute else torch.full_like(scale, self.stop)
-        settings = Settings(self.history, self.slots, self.patience, self.progress)
-        effort = Effort(self.budget, self.restarts, self.hopeless, settings)
-        dtype = torch.float64 if self.dtype == "float64" else torch.float32
-        found = search(evidences, lambda: draw(victims, self.start, self.label, dtype), victims[0].plan, effort, stop)
+        found = self.matched(victims, stop)
         labels = found.ends.labels.argmax(-1)
         return [
             Guess(x=x.float(), y=y, confidence=mismatch if math.isfinite(mismatch) else None, evaluations=count)
@@ -108,6 +107,17 @@ class DLG(Attack):
                 found.ends.x, labels, found.mismatch.tolist(), found.evaluations.tolist(), strict=True
             )
         ]
+
+    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
+        """Return the best match of each victim, searched until the mismatch is `stop` [V]."""
+        evidences = [victim.evidence for victim in victims if victim.evidence is not None]
+        dtype, plan = torch.float64 if self.dtype == "float64" else torch.float32, victims[0].plan
+        return search(evidences, lambda: draw(victims, self.start, self.label, dtype), plan, self.effort(plan), stop)
+
+    def effort(self, plan: Plan) -> Effort:
+        """Return how hard to search. An attack with a prior overrides this."""
+        settings = Settings(self.history, self.slots, self.patience, self.progress)
+        return Effort(self.budget, self.restarts, self.hopeless, settings)
 
     def check(self) -> None:
         """Raise UsageError for an option that does not exist or a number out of range."""

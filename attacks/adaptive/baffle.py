@@ -1,0 +1,73 @@
+"""The attack that knows BAFFLE's directions: images whose gradient has the observed sketch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.baffle_labels import sketched_labels
+from ppbench.attacks.adaptive.baffle_sketch import sketch_evidence, sketches
+from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.matching import ImagePrior
+from ppbench.attacks.reconstruction.search import Effort
+from ppbench.attacks.reconstruction.starts import Label
+from ppbench.federation.plan import Plan
+
+
+@dataclass(frozen=True)
+class BaffleSketch(DLG):
+    """Gradient matching on sketches: minimize ||Z grad(x, y) - s||^2 / ||s||^2 over images, all rounds together.
+
+    Labels come from the same sketch first. At epoch level an update is projected on the directions where it is one
+    step along an estimate, and taken plainly otherwise; on other defenses the attack is iDLG.
+
+    Attributes:
+        smoothness: weight of the total variation of images, in units of the relative mismatch: it fills in what fewer
+            equations than pixels leave open, and costs little where there are more.
+        box: weight of the mean squared distance of pixels from the data range.
+    """
+
+    label: Label = "inferred"
+    budget: int = 900
+    patience: int = 50
+    progress: float = 0.02
+    smoothness: float = 1e-4
+    box: float = 1.0
+
+    name: ClassVar[str] = "baffle_sketch"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"baffle"})
+    reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 on Feng et al. 2023"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the sketches of the view's units; the plain evidence where there are none."""
+        return sketch_evidence(view, sketches(view)) or super().evidence(view)
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge. The confidence is the minimized function: relative mismatch and prior."""
+        known = {sketch.unit: sketch for sketch in sketches(view)} if self.label == "inferred" else {}
+        asked = []
+        for challenge in challenges:
+            sketch, count = known.get(challenge.unit), len(challenge.unit) * challenge.batch
+            if sketch is not None and challenge.y is None:
+                labels = sketched_labels(view.plan, sketch, count, generator)
+                if labels is not None:
+                    y = one_hot(labels, view.plan.spec.classes).float()
+                    challenge = replace(challenge, y=y.unflatten(0, (len(challenge.unit), -1)))
+            asked.append(challenge)
+        return super().run(view, asked, generator)
+
+    def effort(self, plan: Plan) -> Effort:
+        """Return the effort of DLG, with the prior on images."""
+        if len(plan.spec.shape) != 3 or not (self.smoothness or self.box):
+            return super().effort(plan)
+        low, high = plan.data_range
+        return replace(super().effort(plan), prior=ImagePrior(self.smoothness, self.box, low=low, high=high))

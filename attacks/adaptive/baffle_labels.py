@@ -1,0 +1,205 @@
+"""Labels out of BAFFLE's loss differences: ten of them tell most labels of an untrained model, a hundred all.
+
+A gradient of the cross-entropy is sum_j (p_j - y_j) J_j, with J_j the derivative of logit j by the weights. J_j varies
+little from input to input next to how it varies with j, so its mean over noise images will do, and a sketch of K
+numbers is K linear equations in the C numbers p - y. For one example of class c they lie in a cone: p_j >= 0 along
+J_j - J_c for all other j. The class whose cone is nearest is the label. That needs fewer equations than classes, and
+no figure of p, of which noise images tell little once a model is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.baffle_sketch import Equations, Sketch, sketches
+from ppbench.attacks.label.recovery import greedy_multiset, noise_means, read_labels, single_label
+from ppbench.errors import UsageError
+from ppbench.federation.autodiff import gradients
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+
+NOISE_IMAGES = 64
+SPREAD = 0.1  # prior variance of an entry of p - y
+MEAN_ERRORS = (0.05, 0.2, 0.5, 1.0)
+HEAD_BIAS = "head.bias"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A sketch as equations A a = s in a = mean (p - y) [C]. a: [M, C], s: [M], all rounds stacked, float64."""
+
+    a: Tensor
+    s: Tensor
+
+    @property
+    def gram(self) -> Tensor:
+        """A^T A [C, C] plus the ridge of a prior: the sketch's size is that of its noise at most."""
+        noise = self.s.square().mean().clamp(min=1e-300)
+        return self.a.T @ self.a + torch.eye(self.a.shape[1], dtype=torch.float64) * noise / SPREAD
+
+    def estimate(self) -> Tensor:
+        """Return the posterior mean [C] of the unknowns."""
+        found: Tensor = torch.linalg.solve(self.gram, self.a.T @ self.s)
+        return found
+
+    def alignment(self, unknowns: Tensor) -> Tensor:
+        """Return [M] the cosine, up to one factor, of the sketch with what each of the `unknowns` [M, C] would give."""
+        size = ((unknowns @ self.gram) * unknowns).sum(1).clamp(min=1e-300).sqrt()
+        return (unknowns @ (self.a.T @ self.s)) / size
+
+    def nearest_cone(self) -> Tensor:
+        """Return the label [1] of one example: least relative residual over p_j >= 0, kept from being too uneven."""
+        classes = self.a.shape[1]
+        residuals = []
+        for c in range(classes):
+            edges = torch.cat([self.a[:, :c], self.a[:, c + 1 :]], 1) - self.a[:, c : c + 1]
+            uneven = torch.eye(classes - 1, dtype=torch.float64) - 1 / (classes - 1)
+            rows = torch.cat([edges, uneven * edges.norm() / (classes - 1) ** 0.5])
+            right = torch.cat([self.s, self.s.new_zeros(classes - 1)])
+            residuals.append(float(nnls(rows.numpy(), right.numpy())[1]))
+        return torch.tensor(residuals).argmin(keepdim=True)
+
+
+def logit_slopes(plan: Plan, params: Params, generator: torch.Generator) -> Tensor:
+    """Return the mean derivative [n, C] float32 of the logits by the weights, over uniform noise images."""
+    low, high = plan.data_range
+    noise = low + (high - low) * torch.rand(NOISE_IMAGES, *plan.spec.shape, generator=generator)
+    rows = gradients(lambda p: plan.net(p, noise).mean(0), params, plan.spec.classes)
+    layout = Layout.of(params)
+    return torch.stack([layout.pack(row).detach() for row in rows], 1)
+
+
+def linearized(plan: Plan, rounds: Sequence[Equations], generator: torch.Generator) -> Linear:
+    """Return the equations in mean p - y that a sketch's rounds give, A = Z J."""
+    parts = [r.z(logit_slopes(plan, r.params, generator)).double() for r in rounds]
+    return Linear(torch.cat(parts), torch.cat([r.s for r in rounds]))
+
+
+def bias_signal(rounds: Sequence[Equations]) -> Tensor:
+    """Return Stein's estimate [C] float64 of the gradient of the head's bias, the mean over rounds.
+
+    Raises:
+        UsageError: the head has no bias.
+    """
+    if HEAD_BIAS not in rounds[0].params:
+        raise UsageError("Stein's estimate of the head's bias needs a head with bias; use method='cone'.")
+    found = []
+    for r in rounds:
+        layout = Layout.of(r.params)
+        found.append(layout.unpack(r.z.transposed(r.s) / r.z.count)[HEAD_BIAS])
+    return torch.stack(found).mean(0)
+
+
+def sketched_labels(
+    plan: Plan, sketch: Sketch, batch: int, generator: torch.Generator, method: Literal["cone", "stein"] = "cone"
+) -> Tensor | None:
+    """Return the labels [batch] int64 that a sketch tells, as a sorted multiset; None where it is not finite, or zero.
+
+    Args:
+        plan: the public plan.
+        sketch: of the mean gradient of `batch` examples.
+        batch: examples of the whole unit.
+        generator: source of noise images.
+        method: "cone" as in this module's text; "stein": the signs of the estimated gradient of the head's bias alone.
+    """
+    linear = linearized(plan, sketch.rounds, generator)
+    if not bool(linear.a.isfinite().all() & linear.s.isfinite().all() & (linear.s != 0).any()):
+        return None
+    single = batch == 1 and plan.loss == "cross_entropy"
+    if method == "cone" and single:
+        return linear.nearest_cone()
+    prediction = noise_means(plan, sketch.rounds[0].params, generator)[0]
+    if method == "cone" and plan.loss == "cross_entropy":
+        return aligned_labels(linear, prediction, batch)
+    signal = linear.estimate() if method == "cone" else bias_signal(sketch.rounds)
+    return single_label(signal) if single else _labels(batch * (prediction - signal), batch)
+
+
+def aligned_labels(linear: Linear, prediction: Tensor, batch: int) -> Tensor:
+    """Return the multiset of labels [batch] int64, sorted, whose mean p - y points most along the sketch.
+
+    Mean p - y is taken for a multiple u of (wrong - counts / batch), where u is the mean probability of wrong classes
+    and `wrong` how it is spread: evenly, or as on noise images. The multiset is searched from what some u suggest,
+    by exchanges of one label.
+
+    Args:
+        linear: the equations.
+        prediction: mean probabilities [C] on noise images.
+        batch: number of labels.
+    """
+    even, estimate = torch.full_like(prediction, 1 / len(prediction)), linear.estimate()
+    found = []
+    for wrong in (even, prediction):
+        for u in MEAN_ERRORS:
+            start = torch.bincount(_labels(batch * (wrong - estimate / u), batch), minlength=len(wrong))
+            found.append(_climbed(linear, wrong, start, batch))
+    counts = max(found, key=lambda pair: pair[1])[0]
+    return torch.repeat_interleave(counts)
+
+
+def _climbed(linear: Linear, wrong: Tensor, counts: Tensor, batch: int) -> tuple[Tensor, float]:
+    """Return the counts [C] that no exchange of one label improves, and their alignment."""
+    classes = len(counts)
+    steps = torch.eye(classes, dtype=torch.int64)
+    exchanges = (steps[None] - steps[:, None]).flatten(0, 1)
+    best = float(linear.alignment((wrong - counts / batch)[None]))
+    while True:
+        near = counts + exchanges
+        near = near[(near >= 0).all(1)]
+        values = linear.alignment(wrong - near / batch)
+        if not float(values.max()) > best + abs(best) * 1e-9:
+            return counts, best
+        counts, best = near[values.argmax()], float(values.max())
+
+
+def _labels(counts: Tensor, batch: int) -> Tensor:
+    return greedy_multiset(counts, torch.zeros(len(counts), dtype=torch.bool), batch)
+
+
+@dataclass(frozen=True)
+class BaffleLabels(Attack):
+    """Labels of examples, batches and cohorts from the joint law of directions and loss differences.
+
+    On other defenses the labels are read as `label_recovery` does.
+
+    Attributes:
+        method: "cone", or "stein" for the gradient of the head's bias as the server itself would estimate it, which
+            tells labels while most of the gradient lies there: before training.
+    """
+
+    method: Literal["cone", "stein"] = "cone"
+
+    name: ClassVar[str] = "baffle_labels"
+    kind: ClassVar[Kind] = "label"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"baffle"})
+    reference: ClassVar[str] = "this project; sign rule of Zhao et al. 2020 on the sketches of Feng et al. 2023"
+
+    def check(self) -> None:
+        """Refuse a method that does not exist."""
+        if self.method not in ("cone", "stein"):
+            raise UsageError(f"Attack {self.name!r}: method={self.method!r} is unknown; use 'cone' or 'stein'.")
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
+        found = {sketch.unit: sketch for sketch in sketches(view)}
+        plain = {e.unit: e for e in view.defense.evidence(view)}
+        guesses = []
+        for asked in challenges:
+            count, sketch, labels = len(asked.unit) * asked.batch, found.get(asked.unit), None
+            if sketch is not None:
+                labels = sketched_labels(view.plan, sketch, count, generator, self.method)
+            if labels is None:
+                labels = read_labels(plain.get(asked.unit), view.plan, count, generator)
+            guesses.append(Guess(y=labels, evaluations=1))
+        return guesses

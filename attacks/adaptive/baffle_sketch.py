@@ -1,0 +1,210 @@
+"""What BAFFLE's loss differences tell: a linear sketch s = Z g of a victim's gradient, Z known to everybody.
+
+A loss difference along a public direction z_k is, up to O(sigma^2), sigma times a multiple of z_k . g. K of them are K
+linear equations in the gradient, n unknowns of which follow from the pixels alone: the sketch is as good as the
+gradient once there are more equations than pixels. Every round in which the batch stays gives K more, with another Z
+at other weights. Masks leave the sketch of the cohort's mean gradient, and of one client's where the others collude.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ppbench.adversary.evidence import Evidence, Simulate
+from ppbench.adversary.view import Exchange, View
+from ppbench.defenses.baffle import Baffle
+from ppbench.defenses.baffle_directions import chunks
+from ppbench.defenses.baffle_evidence import answers
+from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.federation.optim import Layout
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import Slot
+
+STACK = 256  # directions handled at a time
+KEPT = 200_000_000  # numbers of Z that are kept; a larger one is drawn again whenever it is needed
+INSIDE = 1e-3  # relative distance from the span of the directions up to which an update is one step's estimate
+
+
+class Directions:
+    """The map Z [K, n] float32 of a seed, applied in any precision and differentiable once."""
+
+    def __init__(self, seed: int, entries: int, count: int) -> None:
+        self.seed, self.entries, self.count = seed, entries, count
+        self.kept = list(self._drawn()) if entries * count <= KEPT else None
+
+    def _drawn(self) -> Iterator[Tensor]:
+        return chunks(self.seed, self.entries, self.count, STACK)
+
+    def stacks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield the rows of Z, at most STACK at a time."""
+        for stack in self._drawn() if self.kept is None else self.kept:
+            yield stack.to(dtype)
+
+    def __call__(self, g: Tensor) -> Tensor:
+        """Return Z g [K] of a gradient g [n], or Z G [K, m] of columns [n, m]."""
+        product: Tensor = _Product.apply(g, self)  # type: ignore[no-untyped-call]
+        return product
+
+    def transposed(self, s: Tensor) -> Tensor:
+        """Return Z^T s [n] of s [K], or of columns."""
+        total, done = s.new_zeros(self.entries, *s.shape[1:]), 0
+        for stack in self.stacks(s.dtype):
+            total += stack.T @ s[done : done + len(stack)]
+            done += len(stack)
+        return total
+
+
+class _Product(torch.autograd.Function):
+    """Z g, whose derivative needs no more than Z: rows drawn on the fly leave nothing behind."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, z: Directions) -> Tensor:
+        """Return Z g."""
+        ctx.z = z
+        return torch.cat([stack @ g for stack in z.stacks(g.dtype)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        """Return Z^T slope."""
+        return ctx.z.transposed(slope), None
+
+
+@dataclass(frozen=True)
+class Equations:
+    """What one round tells. params: the weights; z: the directions; s: [K] float64, about Z times the gradient."""
+
+    params: Params
+    z: Directions
+    s: Tensor
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """All rounds' equations about one unit.
+
+    Attributes:
+        unit: one slot, or the cohort whose mean gradient is sketched.
+        rounds: oldest first.
+        shares: weights of the unit's slots in the mean; () where they are equal.
+    """
+
+    unit: tuple[Slot, ...]
+    rounds: tuple[Equations, ...]
+    shares: tuple[float, ...] = ()
+
+
+class Drawn:
+    """The directions in use, each drawn once."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int, int], Directions] = {}
+
+    def at(self, seed: int, entries: int, count: int) -> Directions:
+        """Return the directions of `seed`."""
+        key = (seed, entries, count)
+        if key not in self.known:
+            self.known[key] = Directions(*key)
+        return self.known[key]
+
+
+def sketches(view: View) -> list[Sketch]:
+    """Return a sketch of every client's gradient, or of every cohort's where masks leave no more.
+
+    At epoch level the upload is an update. Where it is one step along an estimate, which lies in the span of the
+    directions, its coordinates there give the sketch; other updates give none.
+    """
+    defense = view.defense
+    if not isinstance(defense, Baffle):
+        return []
+    found, drawn = answers(view), Drawn()
+    if defense.level == "epoch":
+        return _steps(view, defense, found, drawn)
+    summed = defense.sums and not view.threat.startswith("collusion/")
+    units = _cohorts(view, list(found)) if summed else [(slot,) for slot in found]
+    return [_sketch(view, defense, unit, [found[slot] for slot in unit], drawn) for unit in units]
+
+
+def _cohorts(view: View, slots: Sequence[Slot]) -> list[tuple[Slot, ...]]:
+    """Return the slots probe by probe, where all clients answered: no other sum is without masks."""
+    probes: dict[int, list[Slot]] = defaultdict(list)
+    for slot in slots:
+        probes[slot.probe].append(slot)
+    return [tuple(some) for some in probes.values() if len(some) == view.plan.clients]
+
+
+def _sketch(
+    view: View, defense: Baffle, unit: tuple[Slot, ...], sent: Sequence[Sequence[Exchange]], drawn: Drawn
+) -> Sketch:
+    rounds = []
+    for exchanges in zip(*sent, strict=False):  # by round
+        params = exchanges[0].asked.params
+        seed, s = defense.sketch(*exchanges, view=view)
+        rounds.append(Equations(params, drawn.at(seed, _entries(params), len(s)), s))
+    return Sketch(unit, tuple(rounds), _shares(view, sent[0][0], unit))
+
+
+def _shares(view: View, exchange: Exchange, unit: tuple[Slot, ...]) -> tuple[float, ...]:
+    """Return N_c / N where the server's state tells it and they differ; a listener takes them for equal."""
+    server = view.state_at(exchange)
+    if server is None or len(unit) == 1:
+        return ()
+    counts = server.counts[[slot.client for slot in unit]].double()
+    return () if bool((counts == counts[0]).all()) else tuple((counts / counts.sum()).tolist())
+
+
+def _steps(view: View, defense: Baffle, found: dict[Slot, list[Exchange]], drawn: Drawn) -> list[Sketch]:
+    """Return the sketches behind first updates that are Z^T s / count, by least squares; shorter than the gradient."""
+    known = []
+    for e in view.defense.evidence(view):
+        exchange = found[e.unit[0]][0]
+        params, update = exchange.asked.params, Layout.of(exchange.asked.params).pack(e.observed).double()
+        if defense.count >= len(update) or not bool(update.isfinite().all()):
+            continue
+        z = drawn.at(int(exchange.asked.seed), len(update), defense.count)
+        s = coordinates(z, update)
+        if float((z.transposed(s) / z.count - update).norm()) <= INSIDE * float(update.norm()):
+            known.append(Sketch(e.unit, (Equations(params, z, s),), _shares(view, exchange, e.unit)))
+    return known
+
+
+def coordinates(z: Directions, estimate: Tensor) -> Tensor:
+    """Return the s [K] float64 whose Stein estimate Z^T s / K is nearest to `estimate` [n]; K < n."""
+    gram = torch.cat([z(stack.T) for stack in z.stacks(torch.float64)], 1)
+    found: Tensor = z.count * torch.linalg.solve(gram, z(estimate.double()))
+    return found
+
+
+def _entries(params: Params) -> int:
+    return sum(value.numel() for value in params.values())
+
+
+def sketch_evidence(view: View, found: Sequence[Sketch]) -> list[Evidence]:
+    """Return the sketches as evidence "s0", "s1", ... of the rounds; equal weights and directions share a simulation.
+
+    Not a gradient at public weights: `params` is None.
+    """
+    shared, known = Shared(view.plan), dict[tuple[object, ...], Simulate]()
+    evidence = []
+    for sketch in found:
+        gradients = [shared.at(r.params, sketch.shares) for r in sketch.rounds]
+        key = tuple((id(g), id(r.z)) for g, r in zip(gradients, sketch.rounds, strict=True))
+        simulate = known.setdefault(key, _projected(gradients, [r.z for r in sketch.rounds]))
+        observed = {f"s{i}": r.s for i, r in enumerate(sketch.rounds)}
+        evidence.append(Evidence(sketch.unit, observed, simulate, channel="sketch"))
+    return evidence
+
+
+def _projected(gradients: Sequence[Simulate], maps: Sequence[Directions]) -> Simulate:
+    def simulate(x: Tensor, y: Tensor) -> Params:
+        parts = [g(x, y) for g in gradients]
+        return {f"s{i}": z(Layout.of(part).pack(part)) for i, (z, part) in enumerate(zip(maps, parts, strict=True))}
+
+    return simulate
