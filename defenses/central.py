@@ -93,6 +93,7 @@ class Central(Defense):
         for exchange in view.exchanges():
             if isinstance(exchange.answer, Examples) and exchange.slot not in found:
                 params, simulate = exchange.asked.params, shared.at(exchange.asked.params)
-                observed = simulate(exchange.answer.x[None], exchange.answer.y[None])
+                with torch.no_grad():
+                    observed = simulate(exchange.answer.x[None], exchange.answer.y[None])
                 found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params)
         return list(found.values())
