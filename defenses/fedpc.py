@@ -277,6 +277,11 @@ class FedPC(Defense):
         """Return "pilot" for a client that sent its model in any of the rounds."""
         return "pilot" if any(isinstance(upload, Weights) for upload in uploads) else "ternary"
 
+    def played(self, plan: Plan, server: Server) -> Tensor:
+        """Return how many rounds each client was pilot, and how many it was not, int64 [2, N]."""
+        pilot = server.own.pilots.cpu().bincount(minlength=plan.clients)
+        return torch.stack([pilot, len(server.own.pilots) - pilot])
+
     def evidence(self, view: View) -> list[Evidence]:
         """Return what an attacker believes who does not know FedPC, see `fedpc_evidence.evidence`."""
         return fedpc_evidence.evidence(view)

@@ -149,6 +149,7 @@ class Bench:
             utility=self.trained.utility,
             cost=self.trained.cost,
             privacy=self.trained.privacy,
+            played=self.trained.played,
             flags=list(scored.flags),
             status=state,  # type: ignore[arg-type]  # one of the three
             reason=failure or reason,

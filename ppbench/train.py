@@ -22,7 +22,7 @@ from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
 from ppbench.records.files import unwritable, write_atomic
-from ppbench.records.schema import Cost, Privacy, Strict, Utility
+from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.task.task import Task, describe
 
@@ -39,6 +39,7 @@ class Trained(Strict):
     utility: Utility
     cost: Cost
     privacy: Privacy
+    played: Played | None
     diverged: bool
     seconds: float
 
@@ -180,7 +181,7 @@ def _figures(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
 ) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
-    n, chance, plan = len(task.test.x), 1 / task.plan.spec.classes, fed.plan
+    n, chance = len(task.test.x), 1 / task.plan.spec.classes
     reason = f"the model was not finite after round {fed.round}" if not finished else None
     square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
     if square is not None and not math.isfinite(square.value):  # large weights of many layers multiply
@@ -202,19 +203,41 @@ def _figures(
     )
     if finished and task.segmented:
         utility = _of_masks(fed, task, curve)
-    per = plan.clients * max(1, fed.round)
-    cost = Cost(
+    return Trained(
+        utility=utility,
+        cost=_cost(fed, memory_peak),
+        privacy=_privacy(fed),
+        played=_played(fed),
+        diverged=not finished,
+        seconds=fed.seconds,
+    )
+
+
+def _cost(fed: Federation, memory_peak: int | None) -> Cost:
+    per = fed.plan.clients * max(1, fed.round)
+    return Cost(
         bytes_up=(fed.wire.up - fed.setup_up) / per,
         bytes_down=(fed.wire.down - fed.setup_down) / per,
         bytes_setup=fed.setup_up + fed.setup_down,
         memory_peak=memory_peak,
     )
+
+
+def _privacy(fed: Federation) -> Privacy:
+    plan = fed.plan
     sizes = sorted({len(shard.x) for shard in fed.shards.values()})
     guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan, size, fed.round)) is not None]
     guarantee = max(guarantees) if len(guarantees) == len(sizes) else None  # the client with the weakest
-    privacy = Privacy(
+    return Privacy(
         epsilon=guarantee[0] if guarantee else None,
         delta=guarantee[1] if guarantee else None,
         reason=None if guarantee else fed.defense.why_no_epsilon(plan, fed.parties.server, fed.round),
     )
-    return Trained(utility=utility, cost=cost, privacy=privacy, diverged=not finished, seconds=fed.seconds)
+
+
+def _played(fed: Federation) -> Played | None:
+    rounds = fed.defense.played(fed.plan, fed.parties.server)
+    if rounds is None:
+        return None
+    examples = [len(fed.shards[client].x) for client in range(fed.plan.clients)]
+    return Played(roles=list(fed.defense.roles), rounds=rounds.tolist(), examples=examples)

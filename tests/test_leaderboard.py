@@ -23,11 +23,12 @@ from ppbench.leaderboard.board import claimed, evaluations, summary
 from ppbench.leaderboard.boards import Board, Entry, boards
 from ppbench.leaderboard.figures import Line, Ppc, ppc_png, ppc_svg, strip
 from ppbench.leaderboard.html import render, write_html
+from ppbench.leaderboard.played import role_counts
 from ppbench.leaderboard.table import csv_text, no_claims, rows, text, write_csv
 from ppbench.metrics.cap import Distance, PpcPoint
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import CellConfig, Record
+from ppbench.records.schema import CellConfig, Played, Record
 from ppbench.records.store import Images, Store
 
 Make = Callable[..., Record]
@@ -527,3 +528,18 @@ def test_a_real_browser_runs_the_script_and_draws_the_page(tmp_path: Path) -> No
     down = [float(v) for v in re.search(r'data-down="([^"]*)"', probed)[1].split(",") if v]
     assert len(down) > 5 and down == sorted(down, reverse=True)
     assert re.search(r'data-left="([^"]*)"', probed)[1] == "spn,spn,spn,spn"
+
+
+def test_the_page_shows_who_played_which_role_how_often(fabricate: Make) -> None:
+    played = Played(roles=["pilot", "ternary"], rounds=[[5, 0, 1], [1, 6, 5]], examples=[30, 90, 60])
+    some = [
+        fabricate("fedpc", b, "dlg", "reconstruction", control="beta").model_copy(update={"played": played})
+        for b in (0.8, 0.2)
+    ]
+    (counted,) = role_counts([*some, fabricate("none", None, "dlg", "reconstruction")])
+    assert (counted.role, counted.labels) == ("pilot", ("beta=0.2", "beta=0.8"))
+    assert counted.counts == ((5, 0, 1), (5, 0, 1)) and counted.examples == (30, 90, 60)
+    page = render([*some])
+    assert "Who played which role" in page and "rounds as pilot" in page
+    assert page.index("(90)") < page.index("(60)") < page.index("(30)")  # most examples first
+    assert "Who played which role" not in render([fabricate("none", None, "dlg", "reconstruction")])

@@ -282,6 +282,10 @@ class Defense:
         """Return which of `roles` a client played that sent `uploads` in the observed rounds."""
         return self.roles[0]
 
+    def played(self, plan: Plan, server: Server) -> Tensor | None:
+        """Return how many rounds each client played each of `roles`, int64 [roles, N]; None where all do the same."""
+        return None
+
     def evidence(self, view: View) -> list[Evidence]:
         """Return what `view` says about each victim to an attacker who takes the uploads for undefended ones."""
         from ppbench.adversary.evidence import plain_evidence

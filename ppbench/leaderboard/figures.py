@@ -68,7 +68,7 @@ class Ppc:
     lines: tuple[Line, ...]
 
 
-def _style() -> Any:
+def style() -> Any:
     """Return the rcParams of all figures; passed to `rc_context`, so nothing process-wide changes."""
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     return {
@@ -175,16 +175,21 @@ def ppc_svg(ppc: Ppc, *, inline: bool = False) -> str:
         inline: for pasting into HTML: no prolog, no metadata, no namespace declarations (so nothing that
             looks like an address), page-colored ink, a label for screen readers, and ids of its own.
     """
-    with matplotlib.rc_context(_style() | {"svg.hashsalt": f"ppbench {ppc}"}):
+    with matplotlib.rc_context(style() | {"svg.hashsalt": f"ppbench {ppc}"}):
         buffer = io.StringIO()
         _draw(ppc).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = buffer.getvalue()
     if not inline:
         return svg.replace(INK, "#222222")
+    return inline_svg(svg, f"{ppc.title}: accuracy and distance over {ppc.control}")
+
+
+def inline_svg(svg: str, about: str) -> str:
+    """Return matplotlib's SVG for pasting into HTML, see `ppc_svg`; `about` is read to who cannot see it."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, rest = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
-    label = escape(f"{ppc.title}: accuracy and distance over {ppc.control}", quote=True)
+    label = escape(about, quote=True)
     # matplotlib numbers its groups alike in every figure; a page may hold each id once.
     rest = re.sub(r'<g id="[\w.]+_\d+"', "<g", rest)
     return f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>{rest}'.replace(INK, "currentColor")
@@ -192,7 +197,7 @@ def ppc_svg(ppc: Ppc, *, inline: bool = False) -> str:
 
 def ppc_png(ppc: Ppc, dpi: int = 150) -> bytes:
     """Return the figure as PNG on white, `dpi` dots an inch."""
-    with matplotlib.rc_context(_style()):
+    with matplotlib.rc_context(style()):
         buffer = io.BytesIO()
         _draw(ppc).savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from ppbench.leaderboard.boards import Entry, adaptive, boards
 from ppbench.leaderboard.costs import TimesOf, no_times
 from ppbench.leaderboard.figures import strip
+from ppbench.leaderboard.played import played_svg, role_counts
 from ppbench.leaderboard.sections import Section, costs, drawings, metric_of
 from ppbench.leaderboard.table import Claims, no_claims, rows
 from ppbench.records.files import write_atomic
@@ -120,6 +121,7 @@ def render(
         verdict=list(verdict),
         reliability=list(reliability),
         sections=sections,
+        played=[(counted.title, played_svg(counted)) for counted in role_counts(records)],
         costs=table,
         several=len({row.setting for row in table}) > 1,
         cells=[(row, by_id[row.cell_id]) for row in rows(records, claims)],

@@ -198,6 +198,14 @@ class Privacy(Strict):
     reason: str | None = None
 
 
+class Played(Strict):
+    """How many rounds of training each client played each role: rounds[role][client], beside its number of examples."""
+
+    roles: list[str]
+    rounds: list[list[int]]
+    examples: list[int]
+
+
 class Artifact(Strict):
     """A file beside the record."""
 
@@ -236,6 +244,7 @@ class Record(Strict):
     utility: Utility
     cost: Cost
     privacy: Privacy
+    played: Played | None = None
     artifacts: list[Artifact] = Field(default_factory=list)
     flags: list[Flag] = Field(default_factory=list)
     status: Literal["complete", "diverged", "failed"]
@@ -265,6 +274,7 @@ __all__ = [
     "Metric",
     "ModelInfo",
     "OutputScore",
+    "Played",
     "Privacy",
     "Record",
     "Scalar",
