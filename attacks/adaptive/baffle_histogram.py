@@ -1,0 +1,117 @@
+"""The test by which BAFFLE's paper argues that loss differences tell nothing, and what it would let an attacker guess.
+
+App. D compares the histogram of the differences on real inputs with that on noise inputs. The histogram holds the
+K numbers without the directions they belong to; what tells is which direction gave which number. So the two look alike
+while `baffle_labels` reads every label off the same K numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.evidence import simulation
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive.baffle_sketch import Directions, Equations, sketches
+from ppbench.attacks.label.recovery import read_labels
+from ppbench.errors import UsageError
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Plan
+
+
+@dataclass(frozen=True)
+class KS:
+    """Two-sample Kolmogorov-Smirnov test. statistic: in [0, 1]; p_value: of samples from one law being so unlike."""
+
+    statistic: float
+    p_value: float
+
+
+def histogram_test(real: Tensor, noise: Tensor) -> KS:
+    """Return whether the histogram of loss differences tells real inputs from noise inputs (App. D).
+
+    A weak test: it is blind to the directions, with which the differences are a sketch of the gradient.
+
+    Args:
+        real: differences [K] of a real batch.
+        noise: differences [K'] of a batch of noise inputs; each at least one finite number.
+
+    Raises:
+        UsageError: a sample is empty or not finite.
+    """
+    for name, sample in (("real", real), ("noise", noise)):
+        if not len(sample) or not bool(sample.isfinite().all()):
+            raise UsageError(f"The histogram test needs finite loss differences, at least one; {name!r} has others.")
+    found = stats.ks_2samp(real.double().numpy(), noise.double().numpy())
+    return KS(float(found.statistic), float(found.pvalue))
+
+
+def most_alike(plan: Plan, rounds: Sequence[Equations], labels: Tensor, generator: torch.Generator) -> int | None:
+    """Return which of the `labels` [M, B] gives noise inputs the histogram most like the observed one.
+
+    Statistics are summed over rounds. The candidates' directions are the attacker's own: nothing is paired with the
+    observed numbers. None where a number is not finite.
+    """
+    total = torch.zeros(len(labels), dtype=torch.float64)
+    for r in rounds:
+        own = Directions(int(torch.randint(2**31, (), generator=generator)), r.z.entries, r.z.count)
+        simulate, layout = simulation(plan, r.params), Layout.of(r.params)
+        columns = []
+        for candidate in labels:
+            x = torch.randn(len(candidate), *plan.spec.shape, generator=generator)
+            part = simulate(x[None], one_hot(candidate, plan.spec.classes).float()[None])
+            columns.append(layout.pack(part).detach())
+        simulated = own(torch.stack(columns, 1))
+        if not bool(simulated.isfinite().all() & r.s.isfinite().all()):
+            return None
+        total += torch.tensor([histogram_test(r.s, some).statistic for some in simulated.T], dtype=torch.float64)
+    return int(total.argmin())
+
+
+@dataclass(frozen=True)
+class BaffleHistogram(Attack):
+    """Guesses the labels under which noise inputs give the most similar histogram; it cannot see the leak.
+
+    One example: every class is a candidate; more: random multisets. On other defenses the labels are read as
+    `label_recovery` does.
+
+    Attributes:
+        candidates: multisets tried for more than one example.
+    """
+
+    candidates: int = 20
+
+    name: ClassVar[str] = "baffle_histogram"
+    kind: ClassVar[Kind] = "label"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"baffle"})
+    reference: ClassVar[str] = "the comparison of Feng et al. 2023, App. D, taken for an attack"
+
+    def check(self) -> None:
+        """Refuse fewer than one candidate."""
+        if self.candidates < 1:
+            raise UsageError(f"Attack {self.name!r}: candidates={self.candidates} is too small; it must be 1 or more.")
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
+        found = {sketch.unit: sketch for sketch in sketches(view)}
+        plain = {e.unit: e for e in view.defense.evidence(view)}
+        classes, guesses = view.plan.spec.classes, []
+        for asked in challenges:
+            count, sketch, best = len(asked.unit) * asked.batch, found.get(asked.unit), None
+            labels = torch.arange(classes)[:, None]
+            if count > 1:
+                labels = torch.randint(0, classes, (self.candidates, count), generator=generator).sort().values
+            if sketch is not None and bool(sketch.rounds[0].s.any()):
+                best = most_alike(view.plan, sketch.rounds, labels, generator)
+            y = read_labels(plain.get(asked.unit), view.plan, count, generator) if best is None else labels[best]
+            guesses.append(Guess(y=y, evaluations=len(labels)))
+        return guesses
