@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.registry import load
-from ppbench.task.partition import strata
+from ppbench.task.partition import mask_strata, strata
 
 Kind = Literal["image", "tabular"]
 TaskKind = Literal["classification", "regression", "segmentation"]
@@ -48,11 +48,10 @@ class Split:
 
     @property
     def strata(self) -> Tensor:
-        """What partitions stratify by, int64 [N]: the classes, or groups of targets or of masks' shares of ones.
-
-        See `partition.strata`.
-        """
-        return strata(self.y.flatten(1).mean(1)) if self.y.is_floating_point() else self.y
+        """What partitions stratify by, int64 [N]: classes, `partition.strata` of numbers or `mask_strata` of masks."""
+        if not self.y.is_floating_point():
+            return self.y
+        return strata(self.y) if self.y.dim() == 2 else mask_strata(self.y)
 
     def take(self, index: Tensor) -> Data:
         """Return a copy of the examples that `index` names, as a party of the federation holds them.

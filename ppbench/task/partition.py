@@ -1,6 +1,7 @@
 """Who holds which example: the partition of a training set over clients, and the split into train and test.
 
-Everything here is a pure function of the labels and the seed. Numbers to regress on are stratified by `strata`.
+Everything here is a pure function of the labels and the seed. Numbers to regress on are stratified by `strata`, masks
+by `mask_strata`.
 """
 
 from __future__ import annotations
@@ -114,6 +115,16 @@ def strata(targets: Tensor) -> Tensor:
         edges = np.quantile(values, np.arange(1, 10) / 10)
         rank = np.searchsorted(edges, values, side="right")
     return torch.from_numpy(rank.astype(np.int64))
+
+
+def mask_strata(masks: Tensor) -> Tensor:
+    """Return the group, int64 [N], of each mask [N, 1, H, W] by its share of ones, for `partition` and for splits.
+
+    0 is an empty mask; the others are the fifths of the sorted shares (1 to 5), where equal shares share a group.
+    """
+    shares = masks.flatten(1).mean(1, dtype=torch.float64).numpy()
+    edges = np.quantile(shares[shares > 0], np.arange(1, 5) / 5) if (shares > 0).any() else []
+    return torch.from_numpy(np.where(shares > 0, 1 + np.searchsorted(edges, shares, side="right"), 0).astype(np.int64))
 
 
 def hold_out(labels: Tensor, parts: int, seed: int, taken: int = 1) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from ppbench.errors import UsageError
 from ppbench.task.dataset import Dataset, Split, existing
 from ppbench.task.imagefolder import files
 from ppbench.task.images import decode, stack
-from ppbench.task.partition import hold_out
+from ppbench.task.partition import hold_out, mask_strata
 
 _FORM = "segmentation:FOLDER with FOLDER/images/NAME.png and FOLDER/masks/NAME.png for every NAME"
 
@@ -37,7 +37,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     paths = [images[name] for name in sorted(images)]
     x = stack([decode(path, str(path)) for path in paths], [str(path) for path in paths])
     y = torch.stack([_mask(masks[name], tuple(x.shape[2:])) for name in sorted(images)])
-    parts = hold_out(Split(x, y, 1).strata, 5, seed)
+    parts = hold_out(mask_strata(y), 5, seed)
     if not all(len(index) for index in parts):
         raise UsageError(f"The folder {folder} has {len(x)} images, too few to hold some out for testing.")
     name = f"segmentation:{folder.resolve().name}"

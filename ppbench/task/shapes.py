@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ppbench.seeds import Seeds
 from ppbench.task.dataset import Dataset, Split, no_argument
-from ppbench.task.partition import hold_out
+from ppbench.task.partition import hold_out, mask_strata
 from ppbench.task.segmentation import masked_dataset
 
 COUNT, SIDE = 240, 32
@@ -40,7 +40,7 @@ def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
     scenes = [_scene(generator) for _ in range(COUNT)]
     x = torch.from_numpy(np.stack([image for image, _ in scenes]))
     y = torch.from_numpy(np.stack([mask for _, mask in scenes])[:, None].astype(np.float32))
-    parts = hold_out(Split(x, y, 1).strata, 5, seed)
+    parts = hold_out(mask_strata(y), 5, seed)
     return masked_dataset("shapes", *(Split(x[index], y[index], 1) for index in parts))
 
 

@@ -1,0 +1,371 @@
+"""Segmentation: the loss, the overlap of masks, U-Net, data sets with masks, a federation that learns them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from torch.func import grad, vmap
+
+from ppbench.adversary.victims import choose_candidates, choose_victims
+from ppbench.attacks.label.recovery import LabelRecovery
+from ppbench.attacks.membership.loss import LossThreshold
+from ppbench.attacks.reconstruction.linear import LinearInversion
+from ppbench.attacks.tracing.nearest import NearestReconstruction
+from ppbench.config import configure, points
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+from ppbench.metrics.segmentation import over_images, overlap
+from ppbench.records.schema import Utility
+from ppbench.seeds import Seeds
+from ppbench.task.dataset import Dataset, Split, open_dataset
+from ppbench.task.losses import bce
+from ppbench.task.models.unet import unet
+from ppbench.task.net import Classifier, Net, build, initial, net_spec
+from ppbench.task.partition import mask_strata, partition
+from ppbench.task.task import Task, check_fit, describe, make_plan
+from ppbench.task.walk import channels
+from ppbench.train import train
+
+SHAPE = (3, 32, 32)
+UNET = net_spec("unet", SHAPE, 1, {"width": 2})
+
+
+def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def double(params: Params) -> Params:
+    return {name: value.double() for name, value in params.items()}
+
+
+@pytest.fixture(scope="module")
+def shapes() -> Dataset:
+    return open_dataset("shapes", seed=0)
+
+
+# -- the loss and the figures ----------------------------------------------------------------------------------------
+
+
+def test_bce_is_the_mean_cross_entropy_of_pixels() -> None:
+    logits, y = 8 * uniform(4, 1, 5, 6) - 4, (uniform(4, 1, 5, 6, seed=1) > 0.5).double()
+    expected = F.binary_cross_entropy_with_logits(logits, y, reduction="none").mean((1, 2, 3))
+    assert torch.allclose(bce(logits, y), expected, atol=1e-14)
+    soft = uniform(4, 1, 5, 6, seed=2)
+    assert (bce(soft.logit(), soft) <= bce(logits, soft)).all()  # best where the logits say the soft targets
+
+
+def test_bce_is_finite_far_out_and_can_be_differentiated_twice() -> None:
+    far = torch.tensor([-1e4, 1e4])[:, None, None, None].requires_grad_()
+    value = bce(far, torch.ones(2, 1, 1, 1))
+    assert value.tolist() == [1e4, 0.0]
+    logit = torch.tensor(0.7, dtype=torch.float64)
+    second = grad(grad(lambda z: bce(z.view(1, 1, 1, 1), torch.ones(1, 1, 1, 1)).sum()))(logit)
+    p = logit.sigmoid()
+    assert float(second) == pytest.approx(float(p * (1 - p)), rel=1e-9)
+
+
+def test_overlap_of_planted_masks() -> None:
+    true = torch.zeros(6, 1, 4, 4)
+    true[:5, :, :2] = 1.0  # 8 of 16 pixels; the last mask is empty
+    logits = torch.full((6, 1, 4, 4), -1.0)
+    logits[0, :, :2] = 1.0  # right
+    logits[1, :, 2:] = 1.0  # disjoint
+    logits[2, :, 1:3] = 1.0  # half of both
+    logits[3, :, :1] = 1.0  # half of the true ones, and nothing else
+    logits[4] = torch.nan  # predicts nothing
+    found = overlap(logits, true)
+    assert found.dice.tolist() == [1.0, 0.0, 0.5, pytest.approx(2 / 3), 0.0, 1.0]
+    assert found.accuracy.tolist() == [1.0, 0.0, 0.5, 0.75, 0.5, 1.0]
+    assert overlap(torch.full((1, 1, 2, 2), torch.inf), torch.ones(1, 1, 2, 2)).dice.tolist() == [0.0]
+    with pytest.raises(ValueError, match="masks of"):
+        overlap(logits, true[:5])
+
+
+def test_intervals_resample_images_not_pixels() -> None:
+    wide, narrow = (over_images(uniform(n), seed=0) for n in (20, 2000))
+    for found, n in ((wide, 20), (narrow, 2000)):
+        low, high = found.interval.low, found.interval.high
+        assert low is not None and found.value is not None and high is not None
+        assert found.n == n and low < found.value < high
+        assert high - low == pytest.approx(2 * 1.96 / math.sqrt(12 * n), rel=0.25)
+    assert over_images(uniform(1), seed=0).interval.low is None
+
+
+# -- U-Net -----------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_of_the_original_widths() -> None:
+    with torch.device("meta"):
+        model = unet((3, 256, 256), 1)
+    assert sum(p.numel() for p in model.parameters()) == 31_031_745
+    assert model(torch.empty(2, 3, 256, 256, device="meta")).shape == (2, 1, 256, 256)
+
+
+def test_its_net_has_maps_and_a_head_of_one_by_one() -> None:
+    net, params = build(UNET), initial(UNET, 0)
+    x = uniform(2, 3, 32, 48, dtype=torch.float32)
+    assert (net.pixelwise, net.head_bias, net.feature_count, net.frozen) == (True, True, 2, {})
+    features = net.features(params, x)
+    assert features.shape == (2, 2, 32, 48)
+    expected = torch.einsum("bdhw,cd->bchw", features, params["head.weight"][..., 0, 0]) + params["head.bias"]
+    assert torch.allclose(net(params, x), expected, atol=1e-6)
+
+
+def test_one_pixel_reaches_far_through_the_bottom_and_keeps_its_place_beside_it() -> None:
+    spec = net_spec("unet", (1, 32, 32), 1, {"width": 4})
+    net, params = build(spec), double(initial(spec, 0))
+    x = uniform(1, 1, 32, 32)
+    touched = x.clone()
+    touched[0, 0, 16, 16] += 1
+    moved = (net(params, touched) - net(params, x)).abs()[0, 0]
+    assert moved[0, 0] > 0
+    cut = {n: torch.zeros_like(p) if n.startswith("features.up.3") else p for n, p in params.items()}
+    beside = (net(cut, touched) - net(cut, x)).abs()[0, 0]
+    assert beside[16, 16] > 0 and beside[:12].max() == 0  # four 3x3 convolutions reach 4 pixels
+
+
+def test_vmap_over_clients_equals_a_loop_and_gradients_can_be_differentiated() -> None:
+    net, params = build(UNET), double(initial(UNET, 0))
+    x, y = uniform(3, 2, *SHAPE), (uniform(3, 2, 1, 32, 32, seed=1) > 0.5).double()
+
+    def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
+        return bce(net(params, x), y).mean()
+
+    together = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+    for i in range(3):
+        alone = grad(loss)(params, x[i], y[i])
+        assert all(torch.allclose(together[n][i], alone[n], atol=1e-12) for n in params)
+
+    def size(x: Tensor) -> Tensor:
+        return torch.stack([g.square().sum() for g in grad(loss)(params, x, y[0]).values()]).sum()
+
+    step = 1e-7 * torch.randn(x[0].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    numeric = float(size(x[0] + step) - size(x[0] - step)) / 2
+    assert float((grad(size)(x[0]) * step).sum()) == pytest.approx(numeric, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "words"),
+    [
+        ((3, 8, 32), {}, "at least 16x16"),
+        ((3, 32, 40), {}, "multiples of 16, not 32x40"),
+        ((43,), {}, "takes images"),
+        (SHAPE, {"width": 0}, "width must be a whole number"),
+    ],
+)
+def test_bad_options_are_refused(shape: tuple[int, ...], options: dict[str, int], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(net_spec("unet", shape, 1, options))
+
+
+def test_a_head_on_maps_must_be_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wide(shape: tuple[int, ...], classes: int) -> Classifier:
+        return Classifier(torch.nn.Identity(), torch.nn.Conv2d(3, classes, 3, padding=1))
+
+    monkeypatch.setattr("ppbench.task.net.load", lambda group, name: wide)
+    with pytest.raises(UsageError, match="must be 1x1"):
+        build(net_spec("wide", (3, 4, 4), 1))
+
+
+def test_defenses_that_scale_channels_and_attacks_on_labels_have_no_use_for_it() -> None:
+    with pytest.raises(UsageError):
+        channels(UNET)
+    plan = Plan(UNET, 2, loss="bce")
+    for attack in (LabelRecovery(), LinearInversion(), NearestReconstruction()):
+        assert not attack.suits(plan), attack.name
+    assert LossThreshold().suits(plan)
+
+
+# -- data sets -------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_a_function_of_the_seed(shapes: Dataset) -> None:
+    again, other = open_dataset("shapes", seed=0), open_dataset("shapes", seed=1)
+    assert shapes.sha256() == again.sha256() != other.sha256()
+    assert (len(shapes.train), len(shapes.test), shapes.shape, shapes.classes) == (192, 48, SHAPE, 1)
+    assert (shapes.task, shapes.train.x.dtype, shapes.train.y.shape) == ("segmentation", torch.uint8, (192, 1, 32, 32))
+    shares = torch.cat([shapes.train.y, shapes.test.y]).mean((1, 2, 3))
+    assert shares.min() > 0.01 and shares.max() < 0.6
+    with pytest.raises(UsageError, match="takes no argument"):
+        open_dataset("shapes:100", seed=0)
+
+
+def test_objects_of_shapes_stand_out_but_not_by_one_threshold(shapes: Dataset) -> None:
+    x, inside = shapes.train.x.float().mean(1, keepdim=True) / 255, shapes.train.y == 1
+    off = (x - 0.5).abs()
+    assert off[inside].mean() > 3 * off[~inside].mean()
+    best = max(float(((x > cut) == inside).float().mean()) for cut in torch.linspace(0, 1, 21).tolist())
+    assert best < 0.93  # objects are darker or brighter
+
+
+def test_masks_are_stratified_by_their_share_and_copied(shapes: Dataset) -> None:
+    strata = shapes.train.strata
+    shares = shapes.train.y.mean((1, 2, 3))
+    assert strata.dtype == torch.int64 and strata.unique().tolist() == [1, 2, 3, 4, 5]
+    assert all(shares[strata == k].max() <= shares[strata == k + 1].min() for k in range(1, 5))
+    empty = torch.cat([torch.zeros(3, 1, 4, 4), torch.ones(2, 1, 4, 4)])
+    assert mask_strata(empty).bincount().tolist() == [3, 0, 0, 0, 0, 2]
+    assert mask_strata(empty[:3]).tolist() == [0, 0, 0]
+    taken = shapes.train.take(torch.arange(5))
+    assert taken.y.shape == (5, 1, 32, 32) and torch.equal(taken.y, shapes.train.y[:5])
+    assert taken.y.untyped_storage().data_ptr() != shapes.train.y.untyped_storage().data_ptr()
+    shards = partition("iid", strata, 4, 0)
+    counts = torch.stack([strata[shard].bincount(minlength=6) for shard in shards])
+    assert int((counts.max(0).values - counts.min(0).values).max()) <= 1
+
+
+def scans(folder: Path, count: int = 10, size: int = 16) -> Path:
+    """Write grey images with masks: image i is i everywhere, and 200 where its mask is 255."""
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for i in range(count):
+        mask = np.zeros((size, size), dtype=np.uint8)
+        mask[: i + 1] = 255
+        Image.fromarray(np.where(mask > 0, np.uint8(200), np.uint8(i))).save(folder / "images" / f"{i}.png")
+        Image.fromarray(mask).save(folder / "masks" / f"{i}.png")
+    return folder
+
+
+def test_folders_of_images_and_masks(tmp_path: Path) -> None:
+    folder = scans(tmp_path / "lgg")
+    Image.fromarray(np.repeat((np.arange(16)[:, None, None] < 3) * np.uint8(1), 16, 1).repeat(3, 2)).save(
+        folder / "masks" / "2.bmp"
+    )
+    (folder / "masks" / "2.png").unlink()  # another suffix, RGB, ones instead of 255
+    data = open_dataset(f"segmentation:{folder}", seed=0)
+    assert (data.name, data.task, data.shape) == ("segmentation:lgg", "segmentation", (1, 16, 16))
+    assert (len(data.train), len(data.test)) == (8, 2)
+    for split in (data.train, data.test):
+        assert torch.equal(split.x == 200, split.y == 1)
+    rows = torch.cat([data.train.y, data.test.y])[:, 0, :, 0].sum(1)
+    assert sorted(rows.tolist()) == list(range(1, 11))
+    assert data.sha256() == open_dataset(f"segmentation:{folder}", seed=0).sha256()
+
+
+def test_bad_folders_are_refused(tmp_path: Path) -> None:
+    def refused(folder: Path, words: str) -> None:
+        with pytest.raises(UsageError, match=words) as caught:
+            open_dataset(f"segmentation:{folder}", seed=0)
+        assert "\n" not in str(caught.value)
+
+    refused(tmp_path, "There is no folder .*images")
+    folder = scans(tmp_path / "a")
+    Image.fromarray(np.full((16, 16), 7, dtype=np.uint8)).save(folder / "images" / "extra.png")
+    refused(folder, "masks has no file for 'extra'")
+    Image.fromarray(np.zeros((16, 17), dtype=np.uint8)).save(folder / "masks" / "extra.png")
+    refused(folder, r"must be grey and 16x16 pixels")
+    Image.fromarray((np.arange(256) % 3).astype(np.uint8).reshape(16, 16)).save(folder / "masks" / "extra.png")
+    refused(folder, "has 3 values; it must be black but for one")
+    Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(folder / "masks" / "extra.bmp")
+    refused(folder, "keep one file for each name")
+    refused(scans(tmp_path / "b", count=1), "too few to hold some out")
+    refused(scans(tmp_path / "c", count=0), "has no image")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda y: y * 0.5, "has label 0.5; masks must be 0 or 1"),
+        (lambda y: y * torch.nan, "masks must be 0 or 1"),
+        (lambda y: y[:, 0], "masks of the images"),
+        (lambda y: y[..., :16], "masks of the images"),
+        (lambda y: y.double(), "masks of the images"),
+    ],
+)
+def test_bad_masks_are_refused(shapes: Dataset, change: object, words: str) -> None:
+    split = shapes.train
+    with pytest.raises(UsageError, match=words):
+        replace(shapes, train=Split(split.x, change(split.y), 1))  # type: ignore[operator]
+    with pytest.raises(UsageError, match="a segmentation must have 1"):
+        replace(shapes, classes=2)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "loss", "words"),
+    [
+        ("shapes", "unet", "cross_entropy", "has masks as targets; use --loss bce, not 'cross_entropy'"),
+        ("shapes", "unet", "squared", "use --loss bce"),
+        ("shapes", "mlp", "bce", "model 'mlp' gives one answer an image; use 'unet'"),
+        ("digits", "dlnet", "bce", "has classes as targets; use --loss cross_entropy or squared, not 'bce'"),
+    ],
+)
+def test_loss_and_network_must_fit_the_targets(dataset: str, model: str, loss: str, words: str) -> None:
+    data = open_dataset(dataset, seed=0)
+    plan = Plan(net_spec(model, data.shape, data.classes), 2, loss=loss)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=words):
+        check_fit(data, plan)
+
+
+def test_a_network_of_masks_is_refused_where_images_have_classes(shapes: Dataset) -> None:
+    y = torch.arange(192) % 2
+    data = Dataset("two", Split(shapes.train.x, y, 2), Split(shapes.test.x, y[:48], 2), 2, SHAPE, (0.0, 1.0), "image")
+    with pytest.raises(UsageError, match="model 'unet' gives masks; use another"):
+        check_fit(data, Plan(net_spec("unet", SHAPE, 2, {"width": 2}), 2))
+
+
+# -- a federation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learned(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Utility, Utility]:
+    """A task, and what undefended training makes of it after one round and after ten."""
+    options = {"model": "unet", "model_options": {"width": 4}, "clients": 2, "batch_size": 8, "schedule": "parallel"}
+    found = []
+    for rounds in (1, 10):
+        config = configure(defense="none", rounds=rounds, lr=8e-3, **options)
+        plan = replace(make_plan(config, shapes), loss="bce")
+        check_fit(shapes, plan)
+        parts = partition("iid", shapes.train.strata, 2, 0)
+        shards = {client: shapes.train.take(index) for client, index in enumerate(parts)}
+        test = shapes.test.take(torch.arange(len(shapes.test)))
+        task = Task(shapes, plan, shards, test, initial(plan.spec, 0), Seeds(0))
+        result = train(task, points(config)[-1], config, tmp_path_factory.mktemp("cache"))[1]
+        found.append(result.utility)
+        assert describe(task, config)[1].loss == "bce"
+    return task, found[0], found[1]
+
+
+def test_it_learns_masks_and_says_how_well(learned: tuple[Task, Utility, Utility]) -> None:
+    task, first, last = learned
+    assert first.dice is not None and last.dice is not None and last.accuracy is not None
+    assert last.dice > max(0.6, first.dice + 0.3)
+    ones = float(task.test.y.mean())
+    assert last.chance == pytest.approx(max(ones, 1 - ones)) and last.accuracy > last.chance
+    for value, low, high in (
+        (last.dice, last.dice_low, last.dice_high),
+        (last.accuracy, last.low, last.high),
+    ):
+        assert low is not None and high is not None and 0 <= low < value < high <= 1
+    assert (last.n, last.mse, len(last.curve)) == (48, None, 10)
+    assert last.curve[-1][1] == pytest.approx(last.accuracy)
+    assert last.reason is not None and "share of pixels" in last.reason
+
+
+def test_victims_and_candidates_carry_masks(learned: tuple[Task, Utility, Utility]) -> None:
+    task = learned[0]
+    victims = choose_victims(task.shards, "server/1", 2, 4, Seeds(0))
+    truth = victims.truth(victims.units[0])
+    assert truth.x.shape == (2, *SHAPE) and truth.y.shape == (2, 1, 32, 32)
+    candidates = choose_candidates(task.shards, task.test, 20, Seeds(0))
+    assert candidates.labels.shape == (40, 1, 32, 32)
+
+
+def test_membership_by_loss_finds_planted_members(learned: tuple[Task, Utility, Utility]) -> None:
+    plan = learned[0].plan
+    masks = (uniform(8, 1, 32, 32) > 0.5).double()
+    sure = torch.where(torch.arange(8)[:, None, None, None] < 4, 3.0, 0.3)
+    scores = LossThreshold().scores(plan, (2 * masks - 1) * sure, masks)
+    assert scores.shape == (8,) and scores[:4].min() > scores[4:].max()
+
+
+def test_a_net_is_built_anew_from_its_spec() -> None:
+    assert isinstance(build(UNET), Net) and build(UNET) is build(net_spec("unet", SHAPE, 1, {"width": 2}))
