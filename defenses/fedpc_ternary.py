@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+Packing = Literal["two_bits", "base3"]
 CODE_BITS = 2  # codes 00, 01 and 11 for 0, 1 and -1; 10 means nothing
 PER_BYTE, PER_BYTE3 = 4, 5
 
@@ -34,16 +37,6 @@ def later_ternary(step: Tensor, previous: Tensor, beta: float) -> Tensor:
     return torch.where(step.abs() < beta * previous.abs(), 0, signs).to(torch.int8)
 
 
-def packed_length(count: int) -> int:
-    """Return the bytes of `count` entries at two bits each."""
-    return -(-count // PER_BYTE)
-
-
-def packed_length3(count: int) -> int:
-    """Return the bytes of `count` entries at five a byte."""
-    return -(-count // PER_BYTE3)
-
-
 def pack(trits: Tensor) -> Tensor:
     """Return int8 [M] of -1, 0, 1 as uint8 [ceil(M/4)], entry i in bits 2 (i mod 4) of byte i // 4, lowest first."""
     codes = _grouped(trits & 3, PER_BYTE)  # two's complement: -1 is 11
@@ -56,7 +49,7 @@ def unpack(data: Tensor, count: int) -> Tensor:
     Raises:
         ValueError: another length than ceil(count / 4), the code 10, or padding that is not 0.
     """
-    _check_bytes(data, packed_length(count), count)
+    _check_bytes(data, -(-count // PER_BYTE), count)
     codes = ((data[:, None] >> _shifts(data.device)) & 3).flatten()
     if bool((codes == 2).any()):
         raise ValueError(f"entry {int((codes == 2).nonzero()[0])} has the code 10, which stands for nothing")
@@ -75,11 +68,27 @@ def unpack3(data: Tensor, count: int) -> Tensor:
     Raises:
         ValueError: another length than ceil(count / 5), a byte above 242, or padding that is not 0.
     """
-    _check_bytes(data, packed_length3(count), count)
+    _check_bytes(data, -(-count // PER_BYTE3), count)
     if bool((data > 242).any()):
         raise ValueError(f"byte {int((data > 242).nonzero()[0])} is above 242, the largest of five digits in base 3")
     digits = (data[:, None] // _powers(data.device) % 3).flatten()
     return _unpadded(torch.where(digits == 2, -1, digits.to(torch.int8)), count)
+
+
+def encoded(trits: Tensor, packing: Packing, padded: bool) -> Tensor:
+    """Return int8 [M] as the bytes of a message, uint8; `padded` with zeros to the 4 M bytes of a float32 model."""
+    packed = pack(trits) if packing == "two_bits" else pack3(trits)
+    return torch.nn.functional.pad(packed, (0, 4 * len(trits) - len(packed))) if padded else packed
+
+
+def decoded(data: Tensor, count: int, packing: Packing, padded: bool) -> Tensor:
+    """Return the `count` entries of a message, int8: the inverse of `encoded`; ValueError for what it never gives."""
+    if padded:
+        length = -(-count // (PER_BYTE if packing == "two_bits" else PER_BYTE3))
+        if data.shape != (4 * count,) or bool(data[length:].any()):
+            raise ValueError(f"{count} entries are padded with zeros to {4 * count} bytes")
+        data = data[:length]
+    return unpack(data, count) if packing == "two_bits" else unpack3(data, count)
 
 
 def _shifts(device: torch.device) -> Tensor:
