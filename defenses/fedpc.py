@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,55 +26,33 @@ from ppbench.defenses.fedpc_messages import (
     Weights,
     Worker,
 )
+from ppbench.defenses.fedpc_parameters import MENUS, QUICK, Parameters
 from ppbench.defenses.fedpc_received import cost_of, masked_of, model_of, ternary_of
 from ppbench.defenses.fedpc_secure import masked, word, wrapped
-from ppbench.defenses.fedpc_ternary import Packing, decoded, encoded, first_ternary, later_ternary
-from ppbench.errors import Overflow, UsageError
+from ppbench.defenses.fedpc_ternary import decoded, encoded, first_ternary, later_ternary
+from ppbench.defenses.fedpc_worker import blurred, in_order, mean_loss, randomized
+from ppbench.errors import Overflow
 from ppbench.federation import secagg
-from ppbench.federation.batching import gather
-from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, Step
+from ppbench.federation.contract import Claim, Context, Job, Round, Server, Step
 from ppbench.federation.messages import Hello, Join, Model
 from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.plan import Data, Plan
 from ppbench.federation.tree import Params, Tree
 
 __all__ = ["SEND_MODEL", "SEND_TERNARY", "Command", "Cost", "FedPC", "Ledger", "Masked", "Ternary", "Weights", "Worker"]
 __all__ += ["pilots", "signs"]
 
 SIGNS = {"plus": 1.0, "minus": -1.0, "none": 0.0}
-MENUS = ("batch_sizes", "epochs", "rates")
 
 
 @dataclass(frozen=True)
-class FedPC(Defense):
+class FedPC(Parameters):
     """Pilot and ternary vectors.
 
     A round: the model goes to all; each client trains with its private hyper-parameters and tells its cost C_k; the
     client of largest goodness (`goodness`) is told to send its model Q, the others to send which way each weight went
     (`fedpc_ternary`). The next model is Q plus the others' ternaries times beta and the last step (`advanced`).
-
-    Attributes:
-        beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it; (0, 1).
-        ternary_sign: "plus" moves where the ternaries point, as the paper's Figure A.8 and its text have it; "minus"
-            moves away, as its Eq. 3 is printed; "none" leaves the ternaries out, which are sent all the same.
-        alpha0: how far a ternary moves a weight in round 1, which has no last step; the paper gives no value.
-        batch_sizes, epochs, rates: public menus, comma-separated, from which each client draws its private batch size,
-            local epochs and factor on the plan's learning rate, once and for all. A menu of one makes it public.
-        packing: "two_bits" an entry, or "base3": five entries a byte.
-        padded: whether ternaries travel as long as a model, so that lengths do not tell who the pilot is.
-        masks: "ring" adds masks to N_k T_k that cancel in the sum over the round's ternary senders, modulo 2^16 (2^32
-            from 32,768 examples on): the server reads only the sum that it needs, at 2 (4) bytes an entry.
     """
-
-    beta: float = 0.2
-    ternary_sign: Literal["plus", "minus", "none"] = "plus"
-    alpha0: float = 0.01
-    batch_sizes: str = "128,64,32"
-    epochs: str = "1,2"
-    rates: str = "0.5,1,2"
-    packing: Packing = "two_bits"
-    padded: bool = False
-    masks: Literal["none", "ring"] = "none"
 
     name: ClassVar[str] = "fedpc"
     control: ClassVar[str] = "beta"
@@ -85,35 +63,8 @@ class FedPC(Defense):
     paper: ClassVar[str] = PAPER
     claimed: ClassVar[tuple[Claim, ...]] = claims("fedpc")
     epsilon_reason: ClassVar[str] = "there is no noise: the pilot's model and the ternaries are functions of the data"
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK}
     roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")
-
-    def check(self, plan: Plan) -> None:
-        """Refuse parameters out of range, menus that cannot be read, and clients that upload one after another."""
-        self.require(0 < self.beta < 1, "beta", "in (0, 1)")
-        self.require(self.ternary_sign in SIGNS, "ternary_sign", "'plus', 'minus' or 'none'")
-        self.require(0 <= self.alpha0 < float("inf"), "alpha0", "a finite number >= 0")
-        for field in MENUS:
-            kind = "numbers" if field == "rates" else "whole numbers"
-            self.require(bool(self.menu(field)), field, f"{kind} > 0, separated by commas")
-        self.require(self.packing in ("two_bits", "base3"), "packing", "'two_bits' or 'base3'")
-        self.require(self.masks in ("none", "ring"), "masks", "'none' or 'ring'")
-        self.require(self.masks == "none" or not self.padded, "padded", "False with masks, which are long already")
-        if plan.schedule != "parallel":
-            raise UsageError(
-                f"Defense {self.name!r} compares the costs of all clients before it asks one for its model; use "
-                f"--schedule parallel, not {plan.schedule!r}."
-            )
-        if self.masks == "ring" and plan.clients < 3:
-            raise UsageError(f"Defense {self.name!r} masks ternaries with each other's; use at least 3 clients.")
-
-    def menu(self, field: str) -> list[float]:
-        """Return the choices of a menu, or none where anything in it is no number > 0 of the menu's kind."""
-        try:
-            values = [float(part) if field == "rates" else int(part) for part in str(getattr(self, field)).split(",")]
-        except ValueError:
-            return []
-        return values if all(0 < value < float("inf") for value in values) else []
 
     # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
@@ -211,19 +162,14 @@ class FedPC(Defense):
         local = replace(ctx.plan.local, batch=int(me.batch), epochs=int(me.epochs))
         batches = self.batches(replace(ctx, plan=replace(ctx.plan, local=local)), data)
         lr = me.rate.to(data.x) * ctx.plan.local.opt.rate(ctx.round)
-        return Job(message.params, batches, lr, _in_order(data, batches.x.shape[1]), ())
+        return Job(message.params, batches, lr, in_order(data, batches.x.shape[1]), ())
 
     def compute(self, plan: Plan, job: Job) -> Trained:
         """Return the trained model and its cost. One gradient (a gradient plan) is one step of the local optimizer."""
         steps = replace(plan, local=replace(plan.local, upload="delta"))
         update = super().compute(steps, job)
         params = {name: value - update[name] for name, value in job.start.items()}
-        everything: Batch = job.own
-        total = torch.zeros((), dtype=torch.float64, device=job.lr.device)
-        for t in range(everything.x.shape[0]):
-            losses = plan.example_loss(plan.net(params, everything.x[t]), everything.y[t])
-            total = total + (everything.w[t] * losses).double().sum()
-        return Trained(params, (total / everything.w.double().sum()).float())
+        return Trained(params, mean_loss(plan, params, job.own))
 
     def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Join; tell the cost of what was trained; or send what the command asks for (Alg. 2).
@@ -244,8 +190,12 @@ class FedPC(Defense):
     def told(self, ctx: Context, me: Worker, command: Command) -> Tree:
         """Return the worker's model or its ternary vector, as the command asks."""
         if int(command.code) == SEND_MODEL:
+            if self.pilot_clip:
+                return Weights(blurred(me.last, me.trained, self.pilot_clip, self.pilot_sigma, ctx.generator))
             return Weights(me.trained)
         trits = self.ternary(ctx, me)
+        if self.flip:
+            trits = randomized(trits, self.flip, ctx.generator)
         if self.masks == "ring":
             return Masked(masked(ctx, me.keys, command.senders, trits))
         return Ternary(encoded(trits, self.packing, self.padded))
@@ -285,10 +235,3 @@ class FedPC(Defense):
     def evidence(self, view: View) -> list[Evidence]:
         """Return what an attacker believes who does not know FedPC, see `fedpc_evidence.evidence`."""
         return fedpc_evidence.evidence(view)
-
-
-def _in_order(data: Data, size: int) -> Batch:
-    """Return all of `data` once, in batches of `size`, padded with examples of weight 0."""
-    count = len(data.x)
-    index = torch.arange(-(-count // size) * size).view(-1, size)
-    return gather(data, index % count, (index < count).float())

@@ -12,7 +12,7 @@ from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
 from ppbench.federation.contract import Server
 from ppbench.federation.messages import Model
 from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import SERVER, Slot
 
@@ -60,7 +60,8 @@ def signs(view: View, exchange: Exchange) -> Params | None:
     That is the orientation of a gradient: after one plain step it is the sign of the gradient itself. Of a pilot, all
     signs are known. Of a ternary sender, those of the entries that are not 0: exact, whatever its hyper-parameters,
     since T = sign(Q - P) in round 1 and T = sign(Q - P) sign(Dp) later, with Dp = P^{t-1} - P^{t-2}. There |P - Q| is
-    at least beta |Dp| (in round 1: above the secret learning rate), and elsewhere below it.
+    at least beta |Dp| (in round 1: above the secret learning rate), and elsewhere below it. With `flip` or `pilot_sigma`
+    all this is what was sent, not what was meant.
 
     Args:
         view: of who reads the upload: server, eavesdropper or colluders.
@@ -129,8 +130,11 @@ def _piece(view: View, exchange: Exchange, shared: Shared) -> Evidence | None:
         reach = Layout.of(last).unpack(defense.reach(last, older).to(next(iter(last.values())).dtype))
         change = {name: -value * reach[name] for name, value in change.items()}
     observed = {name: value / divisor for name, value in change.items()}
-    channel = "ternary" if isinstance(exchange.answer, Ternary) else "pilot"
-    return Evidence((exchange.slot,), observed, shared.at(last), last, channel=channel)
+    if isinstance(exchange.answer, Ternary):
+        return Evidence((exchange.slot,), observed, shared.at(last), last, channel="ternary")
+    std = defense.pilot_sigma * defense.pilot_clip / divisor
+    noise = Noise("gaussian", std) if std else None
+    return Evidence((exchange.slot,), observed, shared.at(last), last, noise=noise, channel="pilot")
 
 
 def _sum_piece(view: View, unit: list[Exchange], shared: Shared) -> Evidence | None:

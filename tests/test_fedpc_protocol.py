@@ -31,6 +31,7 @@ from ppbench.defenses.fedpc import (
 )
 from ppbench.defenses.fedpc_evidence import uploads
 from ppbench.defenses.fedpc_secure import word
+from ppbench.defenses.fedpc_worker import entry_epsilon, randomized
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.phong import Phong
 from ppbench.errors import ProtocolError, UsageError
@@ -452,6 +453,41 @@ def test_a_client_masks_for_no_set_that_hides_nothing(build, senders):
         run.defense.reply(run._context("real", 2, 1, 0), me, command, (), run.shards[0])
 
 
+# -- noise -----------------------------------------------------------------------------------------------------------
+def test_ternaries_are_drawn_anew_as_often_as_asked_and_a_whole_draw_tells_nothing():
+    trits = torch.tensor([1, -1, 0], dtype=torch.int8).repeat(20_000)
+    generator = torch.Generator().manual_seed(0)
+    kept = float((randomized(trits, 0.3, generator) == trits).double().mean())
+    assert kept == pytest.approx(1 - 0.3 * 2 / 3, abs=0.01)
+    # keeping beside telling any one other value: the likelihood ratio that epsilon bounds
+    assert math.log(kept / ((1 - kept) / 2)) == pytest.approx(entry_epsilon(0.3), abs=0.05)
+    blank = randomized(trits, 1.0, generator).view(-1, 3).double().mean(0)
+    assert entry_epsilon(1.0) == 0 and float(blank.abs().max()) < 0.03
+    assert entry_epsilon(0.0) == math.inf
+
+
+def test_a_pilots_model_is_clipped_and_blurred_as_its_noise_is_told(build):
+    plain, clipped = build(FedPC()), build(FedPC(pilot_clip=0.1))
+    noisy = build(FedPC(pilot_clip=0.1, pilot_sigma=0.5, rates="1"))
+    for run, norm in ((plain, None), (clipped, 0.1), (noisy, None)):
+        run.run(1)
+        start = flat(run.parties.server.params)
+        (model,) = answers(run.observe(), Weights).values()
+        update = flat(model.params) - start
+        assert float(update.norm()) > 0.1 if norm is None else float(update.norm()) == pytest.approx(norm, rel=1e-3)
+    assert float(update.std()) == pytest.approx(0.05, rel=0.1)
+    _, transcript = probed(noisy)
+    (pilot, *_) = [e for e in noisy.defense.evidence(transcript.view("server/1")) if e.channel == "pilot"]
+    assert pilot.noise is not None and pilot.noise.std == pytest.approx(0.05 / 0.05)
+
+
+def test_noise_gives_no_guarantee_and_says_what_one_entry_has(build):
+    plan = build(FedPC()).plan
+    assert FedPC().guarantee(plan, 100, 10) is None and "no noise" in FedPC().why_no_epsilon(plan)
+    said = FedPC(flip=0.5).why_no_epsilon(plan)
+    assert "costs" in said and "1.39 is one entry's alone" in said
+
+
 # -- malformed answers -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Faulty(FedPC):
@@ -544,6 +580,9 @@ def test_malformed_masked_ternaries_are_refused(build, spoil, said):
         ({"packing": "bytes"}, "packing='bytes'"),
         ({"masks": "one"}, "masks='one'"),
         ({"masks": "ring", "padded": True}, "padded=True"),
+        ({"flip": 1.5}, "flip=1.5"),
+        ({"pilot_clip": -1.0}, "pilot_clip=-1.0"),
+        ({"pilot_sigma": 1.0}, "pilot_sigma=1.0 cannot be used; it must be a finite number >= 0, and 0 where"),
     ],
 )
 def test_bad_parameters_are_refused_in_one_sentence(build, options, said):

@@ -1,0 +1,103 @@
+"""The public parameters of FedPC, what they may be, and the federation that a quick evaluation runs it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+from ppbench.defenses.fedpc_ternary import Packing
+from ppbench.defenses.fedpc_worker import entry_epsilon
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Defense, Server
+from ppbench.federation.plan import Plan
+
+MENUS = ("batch_sizes", "epochs", "rates")
+QUICK: Mapping[str, Any] = {
+    "model": "lenet",
+    "clients": 5,
+    "rounds": 30,
+    "schedule": "parallel",
+    "optimizer": "sgd",
+    "lr": 0.2,
+    "momentum": 0.9,
+    "decay_at": (),
+    "batch_size": 64,
+    "partition": "imbalanced",
+    "probe": "local",
+    "probe_rounds": 2,
+}
+
+
+@dataclass(frozen=True)
+class Parameters(Defense):
+    """Parameters of `fedpc.FedPC`, which is the protocol.
+
+    Attributes:
+        beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it; (0, 1).
+        ternary_sign: "plus" moves where the ternaries point, as the paper's Figure A.8 and its text have it; "minus"
+            moves away, as its Eq. 3 is printed; "none" leaves the ternaries out, which are sent all the same.
+        alpha0: how far a ternary moves a weight in round 1, which has no last step; the paper gives no value.
+        batch_sizes, epochs, rates: public menus, comma-separated, from which each client draws its private batch size,
+            local epochs and factor on the plan's learning rate, once and for all. A menu of one makes it public.
+        packing: "two_bits" an entry, or "base3": five entries a byte.
+        padded: whether ternaries travel as long as a model, so that lengths do not tell who the pilot is; not with masks.
+        masks: "ring" adds masks to N_k T_k that cancel in the sum over the round's ternary senders, modulo 2^16 (2^32
+            from 32,768 examples on): the server reads only the sum that it needs, at 2 (4) bytes an entry.
+        flip: probability with which each ternary is drawn anew, uniformly; in [0, 1].
+        pilot_clip: norm to which the pilot's update Q - P is scaled down; 0 for no clipping.
+        pilot_sigma: standard deviation of the Gaussian noise on each of the pilot's weights, in units of `pilot_clip`.
+    """
+
+    beta: float = 0.2
+    ternary_sign: Literal["plus", "minus", "none"] = "plus"
+    alpha0: float = 0.01
+    batch_sizes: str = "128,64,32"
+    epochs: str = "1,2"
+    rates: str = "0.5,1,2"
+    packing: Packing = "two_bits"
+    padded: bool = False
+    masks: Literal["none", "ring"] = "none"
+    flip: float = 0.0
+    pilot_clip: float = 0.0
+    pilot_sigma: float = 0.0
+
+    def check(self, plan: Plan) -> None:
+        """Refuse parameters out of range, menus that cannot be read, and clients that upload one after another."""
+        self.require(0 < self.beta < 1, "beta", "in (0, 1)")
+        self.require(self.ternary_sign in ("plus", "minus", "none"), "ternary_sign", "'plus', 'minus' or 'none'")
+        self.require(0 <= self.alpha0 < inf, "alpha0", "a finite number >= 0")
+        for field in MENUS:
+            kind = "numbers" if field == "rates" else "whole numbers"
+            self.require(bool(self.menu(field)), field, f"{kind} > 0, separated by commas")
+        self.require(self.packing in ("two_bits", "base3"), "packing", "'two_bits' or 'base3'")
+        self.require(self.masks in ("none", "ring"), "masks", "'none' or 'ring'")
+        self.require(self.masks == "none" or not self.padded, "padded", "False where masks is 'ring'")
+        self.require(0 <= self.flip <= 1, "flip", "in [0, 1]")
+        self.require(0 <= self.pilot_clip < inf, "pilot_clip", "a finite number >= 0")
+        noise = "a finite number >= 0, and 0 where pilot_clip is 0"
+        unscaled = self.pilot_sigma > 0 and not self.pilot_clip
+        self.require(0 <= self.pilot_sigma < inf and not unscaled, "pilot_sigma", noise)
+        if plan.schedule != "parallel":
+            raise UsageError(
+                f"Defense {self.name!r} compares the costs of all clients before it asks one for its model; use "
+                f"--schedule parallel, not {plan.schedule!r}."
+            )
+        if self.masks == "ring" and plan.clients < 3:
+            raise UsageError(f"Defense {self.name!r} masks ternaries with each other's; use at least 3 clients.")
+
+    def menu(self, field: str) -> list[float]:
+        """Return the choices of a menu, or none where anything in it is no number > 0 of the menu's kind."""
+        try:
+            values = [float(part) if field == "rates" else int(part) for part in str(getattr(self, field)).split(",")]
+        except ValueError:
+            return []
+        return values if all(0 < value < inf for value in values) else []
+
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why there is no guarantee, whatever noise there is."""
+        if not (self.flip or self.pilot_sigma):
+            return self.epsilon_reason
+        entry = f", and a ternary's epsilon of {entry_epsilon(self.flip):.3g} is one entry's alone" if self.flip else ""
+        return f"costs, and who is pilot, are functions of the data without noise{entry}"
