@@ -60,8 +60,8 @@ def signs(view: View, exchange: Exchange) -> Params | None:
     That is the orientation of a gradient: after one plain step it is the sign of the gradient itself. Of a pilot, all
     signs are known. Of a ternary sender, those of the entries that are not 0: exact, whatever its hyper-parameters,
     since T = sign(Q - P) in round 1 and T = sign(Q - P) sign(Dp) later, with Dp = P^{t-1} - P^{t-2}. There |P - Q| is
-    at least beta |Dp| (in round 1: above the secret learning rate), and elsewhere below it. With `flip` or `pilot_sigma`
-    all this is what was sent, not what was meant.
+    at least beta |Dp| (in round 1: above the secret learning rate), and elsewhere below it. With
+    `flip` or `pilot_sigma` all this is what was sent, not what was meant.
 
     Args:
         view: of who reads the upload: server, eavesdropper or colluders.

@@ -42,7 +42,7 @@ class Parameters(Defense):
         batch_sizes, epochs, rates: public menus, comma-separated, from which each client draws its private batch size,
             local epochs and factor on the plan's learning rate, once and for all. A menu of one makes it public.
         packing: "two_bits" an entry, or "base3": five entries a byte.
-        padded: whether ternaries travel as long as a model, so that lengths do not tell who the pilot is; not with masks.
+        padded: whether ternaries travel as long as a model, so that lengths do not tell the pilot; not with masks.
         masks: "ring" adds masks to N_k T_k that cancel in the sum over the round's ternary senders, modulo 2^16 (2^32
             from 32,768 examples on): the server reads only the sum that it needs, at 2 (4) bytes an entry.
         flip: probability with which each ternary is drawn anew, uniformly; in [0, 1].
