@@ -224,12 +224,127 @@ def test_an_accuracy_may_lose_what_the_papers_does(
     ours: float | None, none: float | None, verdict: str, fabricate: Make
 ) -> None:
     records = [
-        fabricate(d, v, "mia_loss", "membership", dataset="parquet:cifar10", accuracy=a)
+        fabricate(d, v, "mia_loss", "membership", dataset="parquet:cifar10", model="resnet20", accuracy=a)
         for d, v, a in (("none", None, none), ("pbpfl", 10.0, ours))
     ]
     assert told(ACCURACY, records).startswith(verdict)
-    elsewhere = [fabricate("pbpfl", 10.0, "mia_loss", "membership")]
-    assert told(ACCURACY, elsewhere) == "unchecked: no record of cifar10"
+    assert told(replace(ACCURACY, undefended=None), records).startswith("unchecked: the paper gives no undefended acc")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(dataset="cifar100"), "no record of cifar100"),
+        (dict(model="resnet56"), "no record of cifar10, resnet56"),
+        (dict(clients=3), "no record of cifar10, resnet20, 3 clients"),
+        (dict(partition="dirichlet"), "no record of cifar10, resnet20, dirichlet"),
+        (dict(partition="dirichlet", clients=3), "no record of cifar10, resnet20, 3 clients"),
+        (dict(when=(("kappa", 3.0),)), "no record of cifar10, resnet20 at kappa=3"),
+        (dict(when=(("norms", "affine"),)), "no record of cifar10, resnet20 at norms=affine"),
+        (dict(when=(("norms", "refuse"),)), None),
+        (dict(clients=10, partition="iid"), None),
+    ],
+)
+def test_an_accuracy_compares_only_in_the_papers_setting(
+    change: dict[str, object], reason: str | None, fabricate: Make
+) -> None:
+    about = dict(dataset="parquet:cifar10", model="resnet20", parameters={"norms": "refuse"})
+    records = [fabricate(d, v, "mia_loss", "membership", **about) for d, v in (("none", None), ("pbpfl", 10.0))]
+    found = told(replace(ACCURACY, **change), records)
+    assert found.startswith("holds") if reason is None else found == f"unchecked: {reason}"
+
+
+def dealt(record: Record, partition: str) -> Record:
+    fed = record.config.federation.model_copy(update={"partition": partition})
+    return record.model_copy(update={"config": record.config.model_copy(update={"federation": fed})})
+
+
+def test_a_partition_is_named_with_or_without_its_parameter(fabricate: Make) -> None:
+    records = [
+        dealt(fabricate(d, v, "mia_loss", "membership", dataset="cifar10", model="resnet20"), "dirichlet:0.35")
+        for d, v in (("none", None), ("pbpfl", 10.0))
+    ]
+    verdicts = [told(replace(ACCURACY, partition=p), records)[:5] for p in ("dirichlet", "dirichlet:0.35")]
+    assert verdicts == ["holds", "holds"]
+    assert told(replace(ACCURACY, partition="dirichlet:0.3"), records).startswith("unchecked: no record of")
+
+
+def test_a_dice_coefficient_is_judged_beside_the_undefended_one(fabricate: Make) -> None:
+    claim = Claim("dice", 0.90, "lggs", "unet", None, "Table 3", undefended=0.92)
+
+    def segmented(dice: float | None) -> list[Record]:
+        found = []
+        for name, value, figure in (("none", None, 0.9), ("pbpfl", 10.0, dice)):
+            made = fabricate(name, value, "mia_loss", "membership", dataset="lggs", model="unet")
+            ends = {"dice": figure, "dice_low": figure and figure - 0.01, "dice_high": figure and figure + 0.01}
+            found.append(made.model_copy(update={"utility": made.utility.model_copy(update=ends)}))
+        return found
+
+    assert told(claim, segmented(0.88)).startswith("holds : 2.0 points are lost where the paper loses 2.00")
+    assert told(claim, segmented(0.80)).startswith("falls to 80.0%: 10.0 points")
+    assert told(claim, segmented(None)).startswith("falls to no model")
+    assert told(replace(claim, metric="accuracy_top5"), segmented(0.88)).startswith("unchecked: records hold how often")
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "verdict"),
+    [
+        ({1.0: 0.5, 10.0: 0.4, 100.0: 0.8}, "holds : from 1 to 100"),
+        ({1.0: 0.8, 100.0: 0.5}, "falls : from 1 to 100"),
+        ({1.0: 0.80, 100.0: 0.81}, "cannot be told : from 1 to 100, the intervals overlap"),
+        ({1.0: 0.5, 100.0: None}, "cannot be told : from 1 to 100, where training diverged"),
+        ({1.0: 0.5}, "unchecked: fewer than two values"),
+    ],
+)
+def test_an_accuracy_rises_where_the_ends_of_the_grid_do_not_overlap(
+    accuracies: dict[float, float | None], verdict: str, fabricate: Make
+) -> None:
+    claim = Claim("accuracy_rises", None, "", "", None, "Table 1", note="more is better")
+    records = [fabricate("pbpfl", v, "mia_loss", "membership", accuracy=a) for v, a in accuracies.items()]
+    assert told(claim, records).startswith(verdict)
+
+
+def costing(make: Make, up: float, memory: int | None, clients: int = 3, plain: int | None = 1000) -> list[Record]:
+    found = []
+    for name, value, sent, held in (("none", None, 1000.0, plain), ("pbpfl", 1.0, up, memory)):
+        made = make(name, value, "dlg", "reconstruction", bytes_up=sent, clients=clients)
+        found.append(made.model_copy(update={"cost": made.cost.model_copy(update={"memory_peak": held})}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("up", "verdict"),
+    [
+        (375.0, "holds : 1375 B a client and round beside 2000 B"),
+        (376.9, "holds"),  # .31155, to the third digit what is claimed
+        (378.0, "falls to 31.10%"),
+        (100.0, "holds"),
+    ],
+)
+def test_a_saving_is_judged_by_the_bytes_of_both_ways(up: float, verdict: str, fabricate: Make) -> None:
+    claim = Claim("bytes_saving", 0.3125, "", "", None, "Eq. 8", clients=3)
+    assert told(claim, costing(fabricate, up, None)).startswith(verdict)
+    assert told(claim, costing(fabricate, up, None, clients=4)) == "unchecked: no record of 3 clients"
+    assert told(claim, costing(fabricate, up, None)[1:]).startswith("unchecked: the undefended bytes are not there")
+
+
+@pytest.mark.parametrize(
+    ("memory", "plain", "verdict"),
+    [
+        (100, 1000, "holds : 100 B at most beside 1000 B"),
+        (126, 1000, "falls to 0.13"),
+        (None, 1000, "unchecked: the memory of both was not measured"),
+        (100, None, "unchecked: the memory of both was not measured"),
+        (100, 0, "unchecked: the memory of both was not measured"),
+    ],
+)
+def test_a_ratio_of_memories_is_judged_by_the_peaks(
+    memory: int | None, plain: int | None, verdict: str, fabricate: Make
+) -> None:
+    claim = Claim("memory_ratio", 0.1, "cifar10", "mlp", None, "Table 4")
+    assert told(claim, costing(fabricate, 1000.0, memory, plain=plain)).startswith(verdict)
+    other = replace(claim, model="wrn")
+    assert told(other, costing(fabricate, 1000.0, memory, plain=plain)) == "unchecked: no record of wrn"
 
 
 @pytest.mark.parametrize(
@@ -331,6 +446,21 @@ def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(f
     assert "- spn: 1 claim. Not checked: no record of spn." in text
     assert "Of 4 claims that could be checked 2 hold, 1 fall, and of 1 it cannot be told." in text
     assert "of ppbench 0.1.0, seed 0, and 1 benchmarks" in text
+
+
+def test_many_claims_of_a_table_that_nothing_compares_with_are_one_line(fabricate: Make) -> None:
+    record = fabricate("pbpfl", 10.0, "mia_loss", "membership")
+    table = [
+        Claim("accuracy", 0.8 + k / 100, data, "", None, "Table 1", when=(("k", float(k)),), undefended=0.9)
+        for data in ("mnist", "cifar10")
+        for k in range(8)
+    ]
+    few = [Claim("bytes_saving", 0.5, "", "", None, "Eq. 8", clients=n) for n in (3, 4)]
+    assert page(check({"pbpfl": [*table, *few]}, [record], []), [record], []).count("\n- pbpfl") == 2
+    text = page(check({"pbpfl": [*table, *few]}, [record], []), [record], [])
+    line = "- pbpfl, Table 1: 16 claims (accuracy 80.00% to 87.00%). Not comparable: no record of mnist; cifar10."
+    assert line in text
+    assert "- pbpfl, Eq. 8: saved bytes 50.00%. Not comparable: no record of 3 clients; 4 clients." in text
 
 
 def test_escaping_leaves_plain_names_alone() -> None:

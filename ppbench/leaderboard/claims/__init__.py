@@ -11,7 +11,15 @@ from ppbench.leaderboard.boards import network
 from ppbench.leaderboard.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
 from ppbench.leaderboard.claims.case import Case, Finding, Rule, Verdict
 from ppbench.leaderboard.claims.figures import KEY_OF, Benchmark, time_is_kept
-from ppbench.leaderboard.claims.use import accuracy_is_kept, error_is_kept, guarantee_is_given, upload_is_as_large
+from ppbench.leaderboard.claims.spent import bytes_are_saved, memory_is_as_small, upload_is_as_large
+from ppbench.leaderboard.claims.use import (
+    accuracy_is_kept,
+    accuracy_rises,
+    dice_is_kept,
+    error_is_kept,
+    guarantee_is_given,
+    top5_is_kept,
+)
 from ppbench.records.schema import CellConfig, Record
 from ppbench.registry import load_all
 from ppbench.verdict.lines import labels_of, listed
@@ -24,21 +32,33 @@ RULES: dict[str, Rule] = {
     "cap_label": calibrated,
     "cap_tracing": calibrated,
     "accuracy": accuracy_is_kept,
+    "accuracy_top5": top5_is_kept,
+    "accuracy_rises": accuracy_rises,
+    "dice": dice_is_kept,
     "mse": error_is_kept,
     "epsilon": guarantee_is_given,
     "upload_ratio": upload_is_as_large,
+    "bytes_saving": bytes_are_saved,
+    "memory_ratio": memory_is_as_small,
 }
 # What a setting must share with the paper's before a figure says anything about the claimed one. Attacks that succeed
 # refute a claim of protection wherever they do.
+TRAINING = ("data set", "model", "clients", "partition")
 REQUIRED: dict[str, tuple[str, ...]] = {
-    "accuracy": ("data set",),
+    "accuracy": TRAINING,
+    "accuracy_top5": TRAINING,
+    "dice": TRAINING,
+    "upload_ratio": ("clients",),
+    "bytes_saving": ("model", "clients"),
+    "memory_ratio": ("model",),
     "psnr_median": ("data set",),
     "mse": ("data set", "model", "clients"),
     "cap_reconstruction": ("data set", "model"),
     "cap_label": ("data set", "model"),
     "cap_tracing": ("data set", "model"),
 }
-SETTING = ("data set", "model", "clients")
+SETTING = TRAINING
+NO_RECORD = "no record of "
 WORST: tuple[Verdict, ...] = ("falls", "holds", "cannot be told")
 
 
@@ -130,7 +150,7 @@ def _when(claim: Claim, config: CellConfig) -> bool:
 
 
 def _shares(claim: Claim, config: CellConfig, what: str) -> bool:
-    """Return whether a cell has the claim's data set, model or number of clients."""
+    """Return whether a cell has the claim's data set, model, number of clients or partition."""
     if what == "data set":
         name = config.data.name.rpartition(":")[2]
         if not claim.dataset:
@@ -138,6 +158,9 @@ def _shares(claim: Claim, config: CellConfig, what: str) -> bool:
         return name == claim.dataset or name.startswith(f"{claim.dataset}.")
     if what == "clients":
         return claim.clients is None or config.federation.clients == claim.clients
+    if what == "partition":
+        dealt = config.federation.partition
+        return not claim.partition or dealt == claim.partition or dealt.startswith(f"{claim.partition}:")
     options = {**config.model.options, "layers": _layers(config)}
     if not claim.model:
         return True
@@ -157,22 +180,26 @@ def _closeness(claim: Claim, config: CellConfig) -> int:
 
 
 def _missing(name: str, claim: Claim, groups: Mapping[str, list[Record]]) -> str:
-    """Return why no evaluation says anything about a claim."""
+    """Return why no evaluation says anything about a claim: the first that none shares of what must be shared."""
     mine = [r for records in groups.values() for r in records if r.config.defense.id == name]
-    when = ", ".join(f"{key}={value:g}" for key, value in claim.when)
-    if not any(_when(claim, r.config) for r in mine):
-        return f"no record at {when}"
-    at = f" at {when}" if when else ""
-    options = "".join(f", {key}={value:g}" for key, value in claim.options)
     parties = "" if claim.clients is None else f"{claim.clients} client{'s' if claim.clients != 1 else ''}"
-    words = {"data set": claim.dataset, "model": f"{claim.model}{options}", "clients": parties}
+    model = ", ".join([claim.model, *_equations(claim.options)])
+    words = {"data set": claim.dataset, "model": model, "clients": parties, "partition": claim.partition}
     about: list[str] = []
-    for what in REQUIRED.get(claim.metric, ()):  # the first of them that nothing shares is what is missing
+    for what in REQUIRED.get(claim.metric, ()):
         mine = [r for r in mine if _shares(claim, r.config, what)]
         about.append(words[what])
         if not mine:
-            break
-    return f"no record of {', '.join(word for word in about if word)}{at}"
+            return NO_RECORD + ", ".join(word for word in about if word)
+    when = ", ".join(_equations(claim.when))
+    setting = ", ".join(word for word in about if word)
+    if not when:
+        return "every cell of it failed"
+    return f"{NO_RECORD}{setting} at {when}" if setting else f"no record at {when}"
+
+
+def _equations(pairs: Sequence[tuple[str, float | str]]) -> list[str]:
+    return [f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}" for name, value in pairs]
 
 
 def setting_of(case: Case) -> str:

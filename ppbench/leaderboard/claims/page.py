@@ -8,10 +8,8 @@ from pathlib import Path
 
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim
-from ppbench.leaderboard.claims import WORST, Checked, Unchecked, check, claimed_by_all
-from ppbench.leaderboard.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
+from ppbench.leaderboard.claims import NO_RECORD, RULES, WORST, Checked, Unchecked, check, claimed_by_all
 from ppbench.leaderboard.claims.figures import Benchmark, read_figures, time_is_kept
-from ppbench.leaderboard.claims.use import accuracy_is_kept, error_is_kept, guarantee_is_given, upload_is_as_large
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 
@@ -21,8 +19,21 @@ _HEADS = (
     *("Defense", "Source", "Setting of the paper", "Claimed", "Our setting"),
     *("Plain attack", "Worst case", "Verdict", "Records"),
 )
-_RULES = (members_stay_hidden, pixels_stay_hidden, outputs_stay_hidden, calibrated, accuracy_is_kept, error_is_kept,
-          guarantee_is_given, upload_is_as_large, time_is_kept)  # fmt: skip
+FEW = 3  # claims of one table that are written out, where they cannot be checked
+_NAMES = {
+    "asr": "ASR",
+    "psnr_median": "PSNR",
+    "mse": "MSE",
+    "accuracy_top5": "Top-5 accuracy",
+    "dice": "Dice",
+    "bytes_saving": "saved bytes",
+}
+_RATIOS = {
+    "upload_ratio": "times the undefended upload",
+    "memory_ratio": "times an undefended client's peak memory",
+    "client_cost_ratio": "times an undefended client's time",
+    "client_backward_ratio": "times the time of its backward passes",
+}
 
 
 def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
@@ -108,49 +119,62 @@ def _list(unchecked: Sequence[Unchecked]) -> str:
     groups: dict[tuple[str, str, str], list[Unchecked]] = {}
     for item in unchecked:
         source = "" if item.unrun else item.claim.source
-        groups.setdefault((item.defense, source, item.reason), []).append(item)
+        reason = NO_RECORD if item.reason.startswith(NO_RECORD) else item.reason
+        groups.setdefault((item.defense, source, reason), []).append(item)
     said = []
     for (defense, source, reason), some in groups.items():
-        if not source:
-            number = "1 claim" if len(some) == 1 else f"{len(some)} claims"
-            said.append(f"- {escape(defense)}: {number}. Not checked: {escape(reason)}.")
-            continue
-        words = "; ".join(dict.fromkeys(claimed_text(item.claim) for item in some))
-        said.append(f"- {escape(defense)}, {escape(source)}: {escape(words)}. Not checked: {escape(reason)}.")
+        where = escape(f"{defense}, {source}" if source else defense)
+        what = _several([item.claim for item in some]) if source else _counted(len(some))
+        if reason == NO_RECORD:
+            reason += "; ".join(dict.fromkeys(item.reason.removeprefix(NO_RECORD) for item in some))
+        verdict = "Not comparable" if source and reason.startswith(NO_RECORD) else "Not checked"
+        said.append(f"- {where}: {escape(what)}. {verdict}: {escape(reason)}.")
     return "\n".join(said)
+
+
+def _several(claims: Sequence[Claim]) -> str:
+    """Return a few claims in words; of more their number, and the range of each metric."""
+    words = list(dict.fromkeys(claimed_text(claim) for claim in claims))
+    if len(words) <= FEW:
+        return "; ".join(words)
+    ranges = []
+    for metric in dict.fromkeys(claim.metric for claim in claims):
+        values = [claim.value for claim in claims if claim.metric == metric and claim.value is not None]
+        ends = dict.fromkeys(_unit(metric, end) for end in (min(values), max(values))) if values else ()
+        ranges.append(" ".join(word for word in (_NAMES.get(metric, metric), " to ".join(ends)) if word))
+    return f"{_counted(len(claims))} ({'; '.join(ranges)})"
+
+
+def _counted(number: int) -> str:
+    return "1 claim" if number == 1 else f"{number} claims"
 
 
 def _rules() -> str:
     """Return what the rules say of themselves: the first paragraph of each one's docstring."""
-    texts = [" ".join((rule.__doc__ or "").split("\n\n")[0].split()) for rule in _RULES]
-    return "\n".join(f"- {escape(text)}" for text in texts if text)
+    rules = dict.fromkeys([*RULES.values(), time_is_kept])
+    texts = [" ".join((rule.__doc__ or "").split("\n\n")[0].split()) for rule in rules]
+    return "\n".join(f"- {escape(text)}" for text in texts if not text.startswith("Return"))
 
 
 def claimed_text(claim: Claim) -> str:
     """Return what a paper claims, in words: "ASR 50.3% (72.0% undefended)"."""
     if claim.value is None:
         return claim.note
-    names = {"asr": "ASR", "psnr_median": "PSNR", "mse": "MSE", "accuracy": "accuracy", "epsilon": "epsilon"}
-    ratios = {
-        "upload_ratio": "times the undefended upload",
-        "client_cost_ratio": "times an undefended client's time",
-        "client_backward_ratio": "times the time of its backward passes",
-    }
-    if claim.metric in ratios:
-        text = f"{claim.value:.3g} {ratios[claim.metric]}"
+    if claim.metric in _RATIOS:
+        text = f"{claim.value:.3g} {_RATIOS[claim.metric]}"
     elif claim.metric.startswith("cap_"):
         about = f"{claim.metric.removeprefix('cap_')}, {claim.dataset}, batch {claim.batch}"
         text = f"CAP {claim.value:.2f} ({about})"
     else:
-        text = f"{names.get(claim.metric, claim.metric)} {_unit(claim.metric, claim.value)}"
+        text = f"{_NAMES.get(claim.metric, claim.metric)} {_unit(claim.metric, claim.value)}"
     beside = "" if claim.undefended is None else f" ({_unit(claim.metric, claim.undefended)} undefended)"
     return text + beside + (f" [{claim.note}]" if claim.note else "")
 
 
 def _unit(metric: str, value: float) -> str:
-    if metric in ("asr", "accuracy", "agreement"):
+    if metric in ("asr", "accuracy", "accuracy_top5", "agreement", "dice", "bytes_saving"):
         return f"{value:.2%}"
-    return {"psnr_median": f"{value:.2f} dB", "mse": f"{value:.3f}"}.get(metric, f"{value:g}")
+    return {"psnr_median": f"{value:.2f} dB", "mse": f"{value:.3f}"}.get(metric, f"{value:.4g}")
 
 
 def escape(text: str) -> str:

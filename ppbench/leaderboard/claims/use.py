@@ -1,22 +1,35 @@
-"""Rules for claims about what a defense costs: accuracy, error, bytes, and the guarantee that it gives for them."""
+"""Rules for claims about what a defended model is good for, accuracy and error, and about the guarantee given."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from ppbench.leaderboard.claims.case import Case, Finding, cells_of
+from ppbench.leaderboard.claims.case import Case, Finding, Verdict, cells_of
 from ppbench.records.schema import Record, Utility
 
-SLACK = 1.01  # of a ratio of bytes: messages have headers
+
+@dataclass(frozen=True)
+class Share:
+    """A figure in [0, 1] of a trained model, with its interval; None where training diverged."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        low, high = (_number(end, ".1%") for end in (self.low, self.high))
+        return f"{_number(self.value, '.1%')} [{low}, {high}]".replace("%,", ",")
 
 
-def _utility(record: Record | None, name: Literal["accuracy", "mse"]) -> str:
-    u = None if record is None else record.utility
-    if u is None:
-        return "not run"
-    if name == "accuracy":
-        return f"{_number(u.accuracy, '.1%')} [{_number(u.low, '.1%')}, {_number(u.high, '.1%')}]".replace("%,", ",")
-    return f"{_number(u.mse, '.4f')} [{_number(u.mse_low, '.4f')}, {_number(u.mse_high, '.4f')}]"
+def accuracy_of(record: Record) -> Share:
+    """Return a record's accuracy."""
+    return Share(record.utility.accuracy, record.utility.low, record.utility.high)
+
+
+def dice_of(record: Record) -> Share:
+    """Return a record's Dice coefficient."""
+    return Share(record.utility.dice, record.utility.dice_low, record.utility.dice_high)
 
 
 def _number(number: float | None, form: str) -> str:
@@ -24,22 +37,69 @@ def _number(number: float | None, form: str) -> str:
 
 
 def accuracy_is_kept(case: Case) -> Finding | str:
-    """A claimed accuracy holds where ours loses no more, by its interval, than the paper's beside the undefended."""
-    paper, mine = case.claim, min(case.mine, key=lambda r: (r.utility.accuracy or 0.0, r.cell_id))
-    none = next(iter(case.none), None)
-    if none is None or none.utility.accuracy is None or paper.value is None or paper.undefended is None:
-        return "the undefended model has no accuracy to stand beside"
-    ours, theirs = mine.utility, none.utility
-    told, cells = f"{_utility(mine, 'accuracy')}; undefended {_utility(none, 'accuracy')}", cells_of(mine, none)
-    if _at_chance(theirs):
+    """A claimed accuracy holds where ours loses no more, by its interval, than the paper's beside the undefended; on
+    other data, another network, other numbers of clients or another partition it does not compare.
+    """
+    return _is_kept(case, accuracy_of, "accuracy")
+
+
+def top5_is_kept(case: Case) -> Finding | str:
+    """Return that a Top-5 accuracy stands in no record."""
+    return "records hold how often the first answer is right, not the first five"
+
+
+def dice_is_kept(case: Case) -> Finding | str:
+    """A claimed Dice coefficient is judged as an accuracy is."""
+    return _is_kept(case, dice_of, "Dice coefficient")
+
+
+def _is_kept(case: Case, share: Callable[[Record], Share], name: str) -> Finding | str:
+    paper, none = case.claim, next(iter(case.none), None)
+    mine = min(case.mine, key=lambda r: (share(r).value or 0.0, r.cell_id))
+    if paper.value is None or paper.undefended is None:
+        return f"the paper gives no undefended {name} beside it"
+    if none is None or share(none).value is None:
+        return f"the undefended model has no {name} to stand beside"
+    ours, theirs = share(mine), share(none).value or 0.0
+    told, cells = f"{ours}; undefended {share(none)}", cells_of(mine, none)
+    if _at_chance(none.utility):
         return Finding("cannot be told", "", "the undefended model has learnt nothing", "", told, cells)
-    if ours.accuracy is None or ours.high is None:
+    if ours.value is None or ours.high is None:
         return Finding("falls", "to no model: training diverged", "", "", told, cells)
     may = paper.undefended - paper.value
-    lost = f"{100 * (none.utility.accuracy - ours.accuracy):.1f} points are lost where the paper loses {100 * may:.2f}"
-    if ours.high < none.utility.accuracy - may:
-        return Finding("falls", f"to {ours.accuracy:.1%}", lost, "", told, cells)
+    lost = f"{100 * (theirs - ours.value):.1f} points are lost where the paper loses {100 * may:.2f}"
+    if ours.high < theirs - may:
+        return Finding("falls", f"to {ours.value:.1%}", lost, "", told, cells)
     return Finding("holds", "", lost, "", told, cells)
+
+
+def accuracy_rises(case: Case) -> Finding | str:
+    """That accuracy rises with the control parameter holds where the interval at its largest value lies above that at
+    its smallest; it falls where it lies below.
+    """
+    by = {r.config.defense.control.value: r for r in case.mine if r.config.defense.control is not None}
+    first, last = (by[end(by)] if by else None for end in (min, max))
+    if first is None or last is None or first is last:
+        return "fewer than two values of the control parameter were run"
+    lowest, highest = accuracy_of(first), accuracy_of(last)
+    told = f"{lowest} at {min(by):g}, {highest} at {max(by):g}"
+    reason = f"from {min(by):g} to {max(by):g}"
+    ends = (lowest.low, lowest.high, highest.low, highest.high)
+    verdict: Verdict = "cannot be told"
+    if None in ends:
+        reason += ", where training diverged"
+    elif (highest.low or 0.0) > (lowest.high or 0.0):
+        verdict = "holds"
+    elif (highest.high or 0.0) < (lowest.low or 0.0):
+        verdict = "falls"
+    else:
+        reason += ", the intervals overlap"
+    return Finding(verdict, "", reason, "", told, cells_of(first, last))
+
+
+def _mse(utility: Utility) -> str:
+    low, high = (_number(end, ".4f") for end in (utility.mse_low, utility.mse_high))
+    return f"{_number(utility.mse, '.4f')} [{low}, {high}]"
 
 
 def _at_chance(utility: Utility) -> bool:
@@ -57,7 +117,7 @@ def error_is_kept(case: Case) -> Finding | str:
     none = next(iter(case.none), None)
     if none is None or none.utility.mse is None or paper.value is None or not paper.undefended:
         return "the undefended model has no squared error to stand beside"
-    told, cells = f"{_utility(mine, 'mse')}; undefended {_utility(none, 'mse')}", cells_of(mine, none)
+    told, cells = f"{_mse(mine.utility)}; undefended {_mse(none.utility)}", cells_of(mine, none)
     if mine.utility.mse is None or mine.utility.mse_low is None:
         return Finding("falls", "to no model: training diverged", "", "", told, cells)
     allowed = none.utility.mse * max(1.0, paper.value / paper.undefended)
@@ -79,20 +139,3 @@ def guarantee_is_given(case: Case) -> Finding | str:
     if privacy.epsilon > claimed:
         return Finding("falls", f"to {privacy.epsilon:.3g}", "over the whole training", "", told, cells_of(record))
     return Finding("holds", "", "over the whole training", "", told, cells_of(record))
-
-
-def upload_is_as_large(case: Case) -> Finding | str:
-    """A claimed ratio of uploads holds where a client sends no more numbers; their width is a parameter of its own."""
-    mine, none = max(case.mine, key=lambda r: (r.cost.bytes_up, r.cell_id)), next(iter(case.none), None)
-    if none is None or not none.cost.bytes_up:
-        return "the undefended upload is not there to stand beside"
-    width = 2.0 if mine.config.defense.parameters.get("precision") == "float64" else 1.0
-    width /= 2.0 if none.config.federation.dtype == "float64" else 1.0
-    ratio = mine.cost.bytes_up / none.cost.bytes_up
-    numbers, claimed = ratio / width, case.claim.value or 0.0
-    told = f"{ratio:.2f} in bytes" + (f", {numbers:.2f} in numbers" if width != 1 else "")
-    reason = f"{mine.cost.bytes_up:.0f} B a client and round beside {none.cost.bytes_up:.0f} B"
-    reason += ", in float64 where the undefended sends float32" if width == 2 else ""
-    if numbers > claimed * SLACK:
-        return Finding("falls", f"to {numbers:.2f}", reason, "", told, cells_of(mine, none))
-    return Finding("holds", "", reason, "", told, cells_of(mine, none))
