@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ppbench.config import make_defense
+from ppbench.defenses.feng2023 import claims
 from ppbench.errors import UsageError
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.plan import Plan
@@ -78,3 +80,14 @@ def test_group_normalization_looks_at_one_example_and_batch_normalization_does_n
         net, params = build(spec), initial(spec, 0)
         together, single = net(params, x)[:1], net(params, x[:1])
         assert torch.allclose(together, single, rtol=1e-4, atol=1e-5) is alone
+
+
+def test_claims_name_parameters_and_networks_that_exist() -> None:
+    found = claims()
+    accuracies = [c for c in found if c.metric.startswith("accuracy") and c.value is not None]
+    assert len(accuracies) == 6 * 7 + 4 * 3 + 5
+    for claim in found:
+        make_defense("baffle", dict(claim.when))
+        if claim.model in ("lenet_baffle", "wrn_10_2"):
+            build(net_spec(claim.model, CIFAR, 10, dict(claim.options)))
+    assert all(0 < (c.value or 0) < (c.undefended or 0) < 1 for c in accuracies)
