@@ -26,7 +26,7 @@ from ppbench.defenses.fedpc_messages import (
     Weights,
     Worker,
 )
-from ppbench.defenses.fedpc_parameters import MENUS, QUICK, Parameters
+from ppbench.defenses.fedpc_parameters import FULL, MENUS, QUICK, Parameters
 from ppbench.defenses.fedpc_received import cost_of, masked_of, model_of, ternary_of
 from ppbench.defenses.fedpc_secure import masked, word, wrapped
 from ppbench.defenses.fedpc_ternary import decoded, encoded, first_ternary, later_ternary
@@ -63,7 +63,7 @@ class FedPC(Parameters):
     paper: ClassVar[str] = PAPER
     claimed: ClassVar[tuple[Claim, ...]] = claims("fedpc")
     epsilon_reason: ClassVar[str] = "there is no noise: the pilot's model and the ternaries are functions of the data"
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": FULL}
     roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")
 
     # -- the server ----------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ QUICK: Mapping[str, Any] = {
     "probe": "local",
     "probe_rounds": 2,
 }
+FULL: Mapping[str, Any] = {**QUICK, "model": "resnet50_fixup", "clients": 10, "rounds": 250, "lr": 0.01}
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ def masked(ctx: Context, keys: secagg.Keys, senders: Tensor, trits: Tensor) -> T
     """
     if senders.shape != keys.counts.shape or not bool(senders[ctx.party]) or int(senders.sum()) < 2:
         raise ProtocolError(f"The server asks client {ctx.party} to mask a ternary vector for itself alone.")
-    pairs = keys.graph & senders[:, None] & senders[None]
+    here = senders.to(keys.graph.device)
+    pairs = keys.graph & here[:, None] & here[None]
     mask = secagg.zero_sum(replace(keys, graph=pairs), ctx, "ternary", len(trits))
     return (int(keys.counts[ctx.party]) * trits.cpu().long() + mask).to(word(keys.counts))
 
