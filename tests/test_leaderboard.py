@@ -30,6 +30,7 @@ from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Played, Record
 from ppbench.records.store import Images, Store
+from ppbench.records.times import ClientTime, save_time, training_of
 
 Make = Callable[..., Record]
 CONTROL = {"dp": "sigma", "spn": "alpha2", "ppdl": "theta"}
@@ -482,6 +483,76 @@ def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate: Make, monke
     assert claimed(members(stage="final")) == claimed(members(stage="iterate", dataset="mnist")) == ""
     assert claimed(fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")) == ""
     assert claimed(fabricate("pbpfl", 3.0, "query", "extraction", 0.5, stage="iterate")) == ""
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------
+def costly(record: Record, memory: int | None) -> Record:
+    return record.model_copy(update={"cost": record.cost.model_copy(update={"memory_peak": memory})})
+
+
+def lasting(ratio: float = 12.3, machine: str = "x86_64", pairs: int = 9) -> ClientTime:
+    ends = dict(low=11.1, high=13.5) if pairs > 5 else dict(low=None, high=None)
+    more = dict(pairs=pairs, seconds=0.0421, undefended_seconds=0.0034, machine=machine, threads=1)
+    return ClientTime.model_validate(dict(ratio=ratio) | ends | more)
+
+
+def cost_board(page: str) -> list[str]:
+    """Return the rows of the cost board, tags dropped."""
+    board = page[page.index('<section id="cost"') : page.index('<section id="cells"')]
+    body = board[board.index("<tbody>") :]
+    return [" ".join(" ".join(Page(row).text).split()) for row in body.split("<tr")[1:]]
+
+
+def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricate: Make) -> None:
+    none = costly(fabricate("none", None, "dlg", "reconstruction", 35.0, bytes_up=46_552.0), 465_540)
+    mine = costly(fabricate("pbpfl", 10.0, "dlg", "reconstruction", bytes_up=15_419.0), 93_108)
+    bare = fabricate("spn", 1.0, "dlg", "reconstruction", control="alpha2")
+    again = fabricate("pbpfl", 10.0, "strong", "reconstruction").model_copy(update={"cost": mine.cost})
+    ours = {mine.cell_id, again.cell_id}
+    found = cost_board(render([bare, again, mine, none], times=lambda r: lasting() if r.cell_id in ours else None))
+    assert [row.split()[1] for row in found] == ["none", "pbpfl", "spn"], "one row a setting, the undefended first"
+    assert (
+        "kappa = 10 15.4 kB 0.33 1.0 kB 1.00 80 B 93.1 kB 0.20 42.1 ms x86_64, 1 thread 12.30 11.10 to 13.50"
+        in found[1]
+    )
+    assert "alpha2 = 1 1.0 kB 0.02 1.0 kB 1.00 80 B not measured n/a not measured no epsilon" in found[2]
+    (few,) = cost_board(render([mine], times=lambda r: lasting(pairs=1)))
+    assert "n/a" in few and "12.30 1 pair no epsilon" in few
+
+
+def test_the_cost_board_names_the_federation_where_there_are_several(fabricate: Make) -> None:
+    one = fabricate("none", None, "dlg", "reconstruction")
+    two = fabricate("none", None, "dlg", "reconstruction", clients=3)
+    assert "clients" not in cost_board(render([one]))[0]
+    rows_ = cost_board(render([one, two]))
+    assert len(rows_) == 2 and "mlp, 10 clients, 20 rounds, seed 0" in rows_[0] and "3 clients" in rows_[1]
+
+
+def test_names_on_the_cost_board_stay_text(fabricate: Make) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    made = [fabricate(evil, 1.0, "dlg", "reconstruction", control=evil, reason=evil, clients=n) for n in (3, 4)]
+    page = render(made, times=lambda r: lasting(machine=evil))
+    assert evil not in page and page.count("&lt;img src=x") > 6 and "img" not in Page(page).tags
+
+
+def test_the_page_takes_times_from_its_folder_and_the_table_none(fabricate: Make, tmp_path: Path) -> None:
+    record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
+    write_html([record], tmp_path / "page.html")
+    without, table = (tmp_path / "page.html").read_text(), csv_text([record])
+    save_time(tmp_path, training_of(record), lasting())
+    write_html([record], tmp_path / "page.html")
+    assert "12.30" in (tmp_path / "page.html").read_text() and "12.30" not in without
+    assert csv_text([record]) == table
+
+
+def test_csv_has_costs_over_those_of_the_undefended(fabricate: Make) -> None:
+    none = costly(fabricate("none", None, "dlg", "reconstruction", bytes_up=2000.0), 400)
+    mine = costly(fabricate("pbpfl", 10.0, "dlg", "reconstruction", bytes_up=500.0), 100)
+    columns = ("bytes_up", "up_ratio", "down_ratio", "memory_peak", "memory_ratio")
+    (row,) = [r for r in csv.DictReader(io.StringIO(csv_text([none, mine]))) if r["defense"] == "pbpfl"]
+    assert [row[name] for name in columns] == ["500", "0.25", "1", "100", "0.25"]
+    (row,) = csv.DictReader(io.StringIO(csv_text([costly(mine, None)])))
+    assert [row[name] for name in columns] == ["500", "", "", "", ""]
 
 
 CHROMIUM = next(

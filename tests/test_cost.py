@@ -1,0 +1,308 @@
+"""What a client's part of a round takes: memory to the byte and the same on every run, time beside the undefended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppbench import cost
+from ppbench.config import configure, make_defense, points
+from ppbench.cost import Client, client_cost, client_of, cut, median_interval, peak_bytes, peak_memory, relative_time
+from ppbench.errors import Overflow, UsageError
+from ppbench.federation.contract import Context, Defense, Job
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import Tree, leaves
+from ppbench.leaderboard.costs import cost_sentence, ratios, relative_costs
+from ppbench.records.schema import Cost, Record
+from ppbench.records.times import ClientTime, save_time, time_of, training_of
+from ppbench.task.net import initial, net_spec
+from ppbench.task.task import make_task
+from ppbench.train import federation
+
+CPU = torch.device("cpu")
+MEGA = 2**20
+Federate = Callable[..., Federation]
+Make = Callable[..., Record]
+
+
+@dataclass(frozen=True)
+class Hoarder(Defense):
+    """Holds `megabytes` more than its training needs, one after another or all at once."""
+
+    megabytes: int = 1
+    at_once: bool = True
+
+    name: ClassVar[str] = "hoarder"
+
+    def compute(self, plan: Plan, job: Job) -> Tree:
+        held: list[Tensor] = []
+        for _ in range(self.megabytes):
+            held = [*held, torch.zeros(MEGA // 4)] if self.at_once else [torch.zeros(MEGA // 4)]
+        return {name: value * 0 + sum(h[0] for h in held) for name, value in job.start.items()}
+
+
+@dataclass(frozen=True)
+class Counted(Defense):
+    """Remembers which part of its work a client did."""
+
+    name: ClassVar[str] = "counted"
+    did: ClassVar[list[str]] = []
+
+    def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
+        self.did.append("prepare")
+        return super().prepare(ctx, me, message, data)
+
+    def compute(self, plan: Plan, job: Job) -> Tree:
+        self.did.append("compute")
+        return super().compute(plan, job)
+
+    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+        self.did.append("upload")
+        return super().upload(ctx, me, result)
+
+
+@dataclass(frozen=True)
+class Outlier(Defense):
+    """Cannot represent what it would send."""
+
+    name: ClassVar[str] = "outlier"
+
+    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+        raise Overflow("too large")
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+def test_the_peak_is_what_is_held_at_a_time_to_the_byte() -> None:
+    def together() -> tuple[Tensor, Tensor]:
+        return torch.zeros(1000), torch.zeros(500, dtype=torch.float64)
+
+    def in_turn() -> Tensor:
+        first = torch.zeros(1000)
+        del first
+        return torch.zeros(500)
+
+    held = torch.zeros(10_000)
+    assert peak_bytes(together, CPU) == 8000
+    assert peak_bytes(in_turn, CPU) == 4000
+    assert peak_bytes(lambda: held[:5], CPU) == 0, "what was there before does not count, nor does a view of it"
+
+
+def test_garbage_in_cycles_of_before_is_not_freed_into_the_count() -> None:
+    class Knot:
+        def __init__(self) -> None:
+            self.self, self.weight = self, torch.zeros(MEGA)
+
+    for _ in range(3):
+        Knot()
+    assert peak_bytes(lambda: [[[] for _ in range(5)] for _ in range(2000)] and torch.zeros(1000), CPU) == 4000
+
+
+def test_twice_the_memory_shows_as_twice(federate: Federate) -> None:
+    peaks = {n: peak_memory(client_of(federate(Hoarder(megabytes=n)))) for n in (1, 2, 4)}
+    own = peaks[1] - MEGA
+    assert 0 < own < MEGA / 4
+    assert abs(peaks[2] - peaks[1] - MEGA) < 64 and abs(peaks[4] - peaks[2] - 2 * MEGA) < 64
+    in_turn = peak_memory(client_of(federate(Hoarder(megabytes=4, at_once=False))))
+    assert in_turn < 2.5 * MEGA, "what is freed again does not add up"
+
+
+@pytest.mark.parametrize("name", ["none", "dp_sgd", "spn", "pbpfl", "fedpc", "baffle"])
+def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name: str, federate: Federate, plan: Plan) -> None:
+    setting = type(make_defense(name)).setting.get("quick", {})
+    if setting.get("upload") == "gradient":
+        plan = replace(plan, local=replace(plan.local, upload="gradient"), loss=setting["loss"])
+    if name == "pbpfl":
+        plan = replace(plan, spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}))
+    fed = federate(make_defense(name, {"k": 20} if name == "baffle" else {}), plan=plan)
+    found = [peak_memory(client_of(fed)) for _ in range(2)]
+    assert found[0] == found[1] > 0
+    client = client_of(fed)
+    assert peak_memory(client) == peak_memory(client, steps=3) == found[0]
+
+
+def test_a_fresh_process_counts_the_same_bytes_and_says_nothing() -> None:
+    code = """import torch; torch.set_num_threads(1)
+from ppbench import cost; from ppbench.config import configure, points
+from ppbench.task.task import make_task; from ppbench.train import federation
+config = configure(defense="none", train=64, clients=2); task = make_task(config)
+fed = federation(task, points(config)[0], config); fed.start(task.params)
+print(cost.peak_memory(cost.client_of(fed)))"""
+    config = configure(defense="none", train=64, clients=2)
+    task = make_task(config)
+    fed = federation(task, points(config)[0], config)
+    fed.start(task.params)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout) == peak_memory(client_of(fed)) > 0
+    assert run.stderr == "", "the profiler must not speak amid progress bars"
+
+
+def test_memory_grows_with_the_batch_and_not_with_the_number_of_batches(federate: Federate, plan: Plan) -> None:
+    def peak(upload: Literal["gradient", "delta"], batch: int, epochs: int = 1) -> int:
+        own = replace(plan, local=Local(upload, epochs, batch))
+        return peak_memory(client_of(federate(Defense(), plan=own)))
+
+    assert peak("gradient", 8) < peak("gradient", 48)
+    assert peak("delta", 16) == peak("delta", 16, epochs=5)
+
+
+# -- what is measured ------------------------------------------------------------------------------------------------
+def test_measuring_moves_nothing(federate: Federate, plan: Plan) -> None:
+    fed, twin = federate(make_defense("spn")), federate(make_defense("spn"))
+    client_cost(fed, initial(plan.spec, 1))
+    assert (fed.round, fed.wire.up, fed.wire.down) == (0, twin.wire.up, twin.wire.down)
+    assert fed.run(2) and twin.run(2)
+    for one, two in zip(
+        leaves((fed.parties.server, fed.parties.clients)),
+        leaves((twin.parties.server, twin.parties.clients)),
+        strict=True,
+    ):
+        assert torch.equal(one, two)
+
+
+def test_a_client_does_its_real_part_with_all_of_its_examples(federate: Federate) -> None:
+    fed = federate(Defense())
+    client = client_of(fed, 1)
+    (job,) = client.jobs()
+    assert job.batches.x.shape[:2] == (3, 16) and int(job.batches.w.sum()) == 48
+    assert [len(cut(job, n).batches.x) for n in (1, 2, 9)] == [1, 2, 3]
+    assert len(client.drive.data[0].x) == 16, "the others' part is cut short"
+    again = next(iter(client.jobs()))
+    assert torch.equal(job.batches.x, again.batches.x), "drawn the same each time"
+
+
+def test_of_two_steps_a_round_both_are_replayed(federate: Federate) -> None:
+    client = client_of(federate(make_defense("fedpc")))
+    assert len(client.turns) == 2 and len(list(client.jobs())) == 1
+    assert leaves(client.turns[1].state) != leaves(client.turns[0].state)
+    client.act()
+
+
+def test_a_round_that_cannot_be_sent_costs_nothing_that_can_be_told(federate: Federate, plan: Plan) -> None:
+    assert client_cost(federate(Outlier()), initial(plan.spec, 1)) == cost.ClientCost(None, None)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> list[Client]:
+    """Let clients take these times, in turn, over and over; return who acted."""
+    acted: list[Client] = []
+
+    def took(client: Client) -> float:
+        acted.append(client)
+        return seconds[(len(acted) - 1) % len(seconds)]
+
+    monkeypatch.setattr(cost, "_seconds", took)
+    return acted
+
+
+def test_the_ratio_is_the_median_over_pairs_in_turn(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
+    monkeypatch.setattr(cost, "ENOUGH_S", 0.0)
+    acted = clock(monkeypatch, 4.0, 2.0, 9.0, 3.0, 60.0, 20.0)
+    found = relative_time(client, beside)
+    assert [c is client for c in acted] == [True, False] * 10
+    assert (found.ratio, found.pairs, found.low, found.high) == (3.0, 9, 2.0, 3.0)
+    assert (found.seconds, found.undefended_seconds) == (9.0, 3.0)
+
+
+def test_one_pair_is_measured_whatever_it_takes_and_has_no_interval(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
+    monkeypatch.setattr(cost, "BUDGET_S", 0.0)
+    clock(monkeypatch, 6.0, 2.0)
+    found = relative_time(client, beside)
+    assert (found.ratio, found.pairs, found.low, found.high) == (3.0, 1, None, None)
+
+
+def test_what_is_timed_is_the_whole_part_of_the_client_once_a_pair(federate: Federate) -> None:
+    client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
+    Counted.did.clear()
+    found = relative_time(client, beside)
+    assert Counted.did == ["prepare", "compute", "upload"] * (found.pairs + 1)
+    assert found.ratio > 0 and found.machine and found.threads == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(("count", "bounds"), [(1, None), (5, None), (6, (0, 5)), (9, (1, 7)), (100, (39, 60))])
+def test_the_interval_of_the_median_is_by_order_statistics(count: int, bounds: tuple[int, int] | None) -> None:
+    assert median_interval(list(map(float, range(count)))) == (bounds or (None, None))
+
+
+# -- beside the records ----------------------------------------------------------------------------------------------
+TIME = ClientTime(
+    ratio=12.0, low=11.0, high=13.0, pairs=9, seconds=1.2, undefended_seconds=0.1, machine="x86_64", threads=1
+)
+
+
+def test_times_are_found_by_the_training_that_a_record_is_from(fabricate: Make, tmp_path: Path) -> None:
+    record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
+    assert time_of(tmp_path, record) is None
+    save_time(tmp_path, training_of(record), TIME)
+    assert time_of(tmp_path, record) == TIME
+    assert time_of(tmp_path, fabricate("pbpfl", 10.0, "query", "extraction", stage="final")) == TIME
+    for other in (
+        fabricate("pbpfl", 1.0, "dlg", "reconstruction"),
+        fabricate("none", None, "dlg", "reconstruction"),
+        fabricate("pbpfl", 10.0, "dlg", "reconstruction", seed=1),
+        fabricate("pbpfl", 10.0, "dlg", "reconstruction", clients=3),
+        fabricate("pbpfl", 10.0, "dlg", "reconstruction", model="dlnet"),
+        fabricate("pbpfl", 10.0, "dlg", "reconstruction", sha256="1" * 64),
+    ):
+        assert time_of(tmp_path, other) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"ratio": "1"}', json.dumps(TIME.model_dump() | {"more": 1})])
+def test_a_damaged_file_of_times_is_one_sentence(text: str, fabricate: Make, tmp_path: Path) -> None:
+    record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
+    save_time(tmp_path, training_of(record), TIME)
+    (tmp_path / "times" / f"{training_of(record)}.json").write_text(text)
+    with pytest.raises(UsageError, match=r"holds no times of a client; delete it"):
+        time_of(tmp_path, record)
+
+
+def test_times_that_cannot_be_kept_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "times").write_text("")
+    with pytest.raises(UsageError):
+        save_time(tmp_path, "0" * 32, TIME)
+
+
+# -- ratios ----------------------------------------------------------------------------------------------------------
+def spent(record: Record, **figures: object) -> Record:
+    return record.model_copy(update={"cost": record.cost.model_copy(update=figures)})
+
+
+def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate: Make) -> None:
+    none = spent(fabricate("none", None, "dlg", "reconstruction", bytes_up=2000.0), memory_peak=50)
+    elsewhere = fabricate("none", None, "dlg", "reconstruction", bytes_up=1.0, clients=3)
+    mine = spent(fabricate("pbpfl", 10.0, "dlg", "reconstruction", bytes_up=500.0), memory_peak=10)
+    lone = fabricate("pbpfl", 10.0, "dlg", "reconstruction", seed=1)
+    found = relative_costs([elsewhere, none, mine, lone])
+    of = found[mine.cell_id]
+    assert (of.up, of.down, of.memory) == (0.25, 1.0, 0.2)
+    assert found[none.cell_id].up == found[none.cell_id].memory == 1.0
+    assert found[lone.cell_id].up is None
+    assert (
+        ratios(Cost(bytes_up=1, bytes_down=1, bytes_setup=0), Cost(bytes_up=0, bytes_down=2, bytes_setup=0)).up is None
+    )
+
+
+def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate: Make) -> None:
+    none = spent(fabricate("none", None, "dlg", "reconstruction", bytes_up=1000.0), memory_peak=100)
+    mine = spent(fabricate("pbpfl", 1.0, "dlg", "reconstruction", bytes_up=310.0), memory_peak=20)
+    more = spent(fabricate("pbpfl", 2.0, "dlg", "reconstruction", bytes_up=400.0), memory_peak=20)
+    said = cost_sentence("pbpfl", [none, mine], lambda record: TIME)
+    assert said == "costs: up 0.31 of none's bytes, down 1.00; memory 0.20 of none's; time 12x (11-13x)"
+    assert cost_sentence("pbpfl", [none, mine, more]) == (
+        "costs: up 0.31-0.40 of none's bytes, down 1.00; memory 0.20 of none's"
+    )
+    assert cost_sentence("pbpfl", [none, spent(mine, memory_peak=None)]).endswith("down 1.00")
+    assert cost_sentence("pbpfl", [mine]) == cost_sentence("spn", [none, mine]) == ""
