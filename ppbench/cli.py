@@ -93,9 +93,9 @@ def evaluate(
     threat: Annotated[
         str | None, typer.Option(help="server/1, client/1, eavesdropper/1, collusion/1; commas between.")
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="iid, imbalanced or dirichlet:ALPHA.")] = None,
+    partition: Annotated[str | None, typer.Option(help="iid, imbalanced, dirichlet:ALPHA or domains.")] = None,
     schedule: Annotated[str | None, typer.Option(help="round_robin or parallel.")] = None,
-    loss: Annotated[str | None, typer.Option(help="cross_entropy or squared.")] = None,
+    loss: Annotated[str | None, typer.Option(help="cross_entropy, squared, or bce for masks.")] = None,
     upload: Annotated[
         str | None, typer.Option(help="delta (FedAvg: local epochs) or gradient (FedSGD: one batch a round).")
     ] = None,

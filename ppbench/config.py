@@ -17,6 +17,7 @@ from ppbench.errors import UsageError, unknown
 from ppbench.federation.contract import Defense
 from ppbench.records.schema import Scalar, Strict
 from ppbench.registry import load, load_all, plugins
+from ppbench.task.losses import LossName
 
 Stage = Literal["init", "iterate", "final"]
 
@@ -34,11 +35,11 @@ class EvaluateConfig(Strict):
         train: training examples that the clients share, drawn by seed; None for all. Few are easily memorized.
         clients, rounds, local_epochs, batch_size: the federation.
         schedule: "round_robin" (the SPN paper's for DLNet) or "parallel".
-        loss: "cross_entropy", or "squared" (half the squared distance to one-hot labels, or to a number).
+        loss: "cross_entropy", "squared" (half the squared distance to one-hot labels or numbers) or "bce" (masks).
         upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
         optimizer, lr, momentum, beta2, decay_at, decay: of who steps: every client ("delta") or the server
             ("gradient"); the rate is multiplied by `decay` at those rounds.
-        partition: "iid", "imbalanced" or "dirichlet:ALPHA".
+        partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
         attack_batch: sizes of the victims' batches.
         victims: victim images a cell (rounded up to whole batches); candidates: members and non-members of each kind.
         probe: what a probed client does with the victim's batch: "gradient" (uploads one gradient of it) or "local"
@@ -65,7 +66,7 @@ class EvaluateConfig(Strict):
     local_epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
     schedule: Literal["round_robin", "parallel"] = "round_robin"
-    loss: Literal["cross_entropy", "squared"] = "cross_entropy"
+    loss: LossName = "cross_entropy"
     upload: Literal["delta", "gradient"] = "delta"
     optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = Field(default=5e-3, gt=0)

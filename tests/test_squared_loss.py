@@ -13,7 +13,7 @@ from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.starts import Victim
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.task.net import Option, initial, net_spec
@@ -23,7 +23,7 @@ LOSSES = ("cross_entropy", "squared")
 
 
 def plan_of(model: str, options: dict[str, Option], loss: str, classes: int = 10) -> Plan:
-    return Plan(net_spec(model, (1, 8, 8), classes, options), 1, loss=loss)
+    return Plan(net_spec(model, (1, 8, 8), classes, options), 1, Local("gradient"), loss=loss)
 
 
 def victim(plan: Plan, x: Tensor, y: Tensor, params: Params | None = None, known: bool = True) -> Victim:

@@ -76,6 +76,10 @@ class OutputClassifier(MembershipAttack):
     seeds: int = 3
     steps: int = 200
 
+    def suits(self, plan: Plan) -> bool:
+        """Return whether outputs are a few numbers an example, not maps."""
+        return not plan.net.pixelwise
+
     def check(self) -> None:
         """Raise UsageError for a number out of range."""
         for field, least in (("hidden", 1), ("decay", 0), ("seeds", 3), ("steps", 1)):

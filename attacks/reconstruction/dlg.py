@@ -88,8 +88,8 @@ class DLG(Attack):
         return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
 
     def suits(self, plan: Plan) -> bool:
-        """Return True: a target that is a number is searched like a label."""
-        return True
+        """Return whether targets are classes or numbers, which are searched alike; masks are not."""
+        return not plan.net.pixelwise
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the search matches: the defense's plain evidence. An adaptive attack overrides this."""

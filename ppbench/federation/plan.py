@@ -17,7 +17,7 @@ from ppbench.task.net import Net, NetSpec, build
 class Data:
     """One party's examples, in storage of their own (never a slice of the data set).
 
-    x: [N, *shape] float32 in the data's range; y: [N, C] float32, one-hot.
+    x: [N, *shape] float32 in the data's range; y: [N, C] float32, one-hot, or [N, 1] numbers, or [N, 1, H, W] masks.
     """
 
     x: Tensor

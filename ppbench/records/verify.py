@@ -84,6 +84,15 @@ def _utility_problems(record: Record) -> Iterator[str]:
         if utility.reason is None:
             yield "utility.accuracy is null without a reason"
         return
+    if utility.dice is not None:  # masks: both intervals resample images, which a record does not keep
+        for name, ends in (
+            ("accuracy", (utility.low, utility.accuracy, utility.high)),
+            ("dice", (utility.dice_low, utility.dice, utility.dice_high)),
+        ):
+            told = [0.0, *(end for end in ends if end is not None), 1.0]
+            if told != sorted(told):
+                yield f"utility.{name} and its interval {ends} are not in order within [0, 1]"
+        return
     hits = round(utility.accuracy * utility.n)
     if utility.n < 1 or not 0 <= hits <= utility.n or abs(hits / utility.n - utility.accuracy) > _CLOSE:
         yield f"utility.accuracy {utility.accuracy} is no share of {utility.n} test examples"
