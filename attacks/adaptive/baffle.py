@@ -14,7 +14,7 @@ from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.baffle_labels import sketched_labels
 from ppbench.attacks.adaptive.baffle_sketch import sketch_evidence, sketches
-from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.matching import ImagePrior
 from ppbench.attacks.reconstruction.search import Effort
 from ppbench.attacks.reconstruction.starts import Label
@@ -26,7 +26,7 @@ class BaffleSketch(DLG):
     """Gradient matching on sketches: minimize ||Z grad(x, y) - s||^2 / ||s||^2 over images, all rounds together.
 
     Labels come from the same sketch first. At epoch level an update is projected on the directions where it is one
-    step along an estimate, and taken plainly otherwise; on other defenses the attack is iDLG.
+    step along an estimate, and taken plainly otherwise; without sketches the attack is iDLG.
 
     Attributes:
         smoothness: weight of the total variation of images, in units of the relative mismatch: it fills in what fewer
@@ -53,11 +53,13 @@ class BaffleSketch(DLG):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge. The confidence is the minimized function: relative mismatch and prior."""
-        known = {sketch.unit: sketch for sketch in sketches(view)} if self.label == "inferred" else {}
+        known = {sketch.unit: sketch for sketch in sketches(view)}
+        if not known:
+            return IDLG(label=self.label, budget=self.budget).run(view, challenges, generator)
         asked = []
         for challenge in challenges:
             sketch, count = known.get(challenge.unit), len(challenge.unit) * challenge.batch
-            if sketch is not None and challenge.y is None:
+            if sketch is not None and challenge.y is None and self.label == "inferred":
                 labels = sketched_labels(view.plan, sketch, count, generator)
                 if labels is not None:
                     y = one_hot(labels, view.plan.spec.classes).float()

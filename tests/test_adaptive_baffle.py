@@ -1,0 +1,290 @@
+"""The attacks that know BAFFLE's directions: sketches, what masks leave of them, images, labels, and the histogram."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack
+from ppbench.adversary.evidence import at_truth
+from ppbench.adversary.score import score_images, score_labels
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.view import View
+from ppbench.attacks.adaptive import baffle_sketch
+from ppbench.attacks.adaptive.baffle import BaffleSketch
+from ppbench.attacks.adaptive.baffle_histogram import BaffleHistogram, histogram_test
+from ppbench.attacks.adaptive.baffle_labels import BaffleLabels
+from ppbench.attacks.adaptive.baffle_sketch import Directions, coordinates, sketch_evidence, sketches
+from ppbench.defenses.baffle import Baffle, Differences
+from ppbench.defenses.baffle_directions import directions
+from ppbench.defenses.baffle_estimator import slope
+from ppbench.defenses.baffle_masks import RINGS
+from ppbench.errors import UsageError
+from ppbench.federation import secagg
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.engine import Federation
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import SERVER
+from ppbench.metrics.labels import multiset_chance
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+
+SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
+PLAN = Plan(SPEC, 4, Local("gradient", batch=14), server_opt=Opt("adam", lr=0.01, betas=(0.9, 0.99)))
+STEPS = replace(PLAN, local=Local("delta", batch=14, opt=Opt("sgd", lr=0.1)), server_opt=Opt())
+SIZES = (48, 48, 48, 40)
+
+
+@pytest.fixture(scope="module")
+def shards(digits: Data) -> dict[int, Data]:
+    return {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(SIZES)}
+
+
+@pytest.fixture(scope="module")
+def trained(digits: Data) -> Params:
+    """Weights that are right on nine digits in ten."""
+    layout, opt, pick = Layout.of(initial(SPEC, 0)), PLAN.server_opt, torch.Generator().manual_seed(3)
+    flat = layout.pack(initial(SPEC, 0))
+    state = opt.init(flat)
+    for _ in range(60):
+        rows = torch.randint(200, 1200, (140,), generator=pick)
+        batch = digits.x[rows], digits.y[rows], torch.ones(140)
+        step = gradient(lambda p, b=batch: PLAN.objective(p, *b), layout.unpack(flat))
+        flat, state = opt.step(flat, layout.pack(step).detach(), state, opt.lr)
+    return layout.unpack(flat.detach())
+
+
+def observed(
+    defense: Baffle, shards: dict[int, Data], count: int, batch: int = 1, threat: str = "server/1",
+    rounds: int = 1, kind: str = "gradient", plan: Plan = PLAN, params: Params | None = None,
+) -> tuple[View, Victims]:  # fmt: skip
+    """Return an adversary's view of `count` victims, and the truth."""
+    run = Federation(defense, plan, shards, Seeds(0))
+    run.start(params or initial(SPEC, 1))
+    victims = choose_victims(shards, threat, batch, count, Seeds(0), sums=defense.sums)
+    return run.probe(victims.data, kind, rounds).view(threat), victims  # type: ignore[arg-type]
+
+
+def errors(view: View, victims: Victims) -> list[float]:
+    """Return the sketches' discrepancies at the truth, unit by unit."""
+    found = {e.unit: e for e in sketch_evidence(view, sketches(view))}
+    truths = [(unit, victims.truth(unit)) for unit in victims.units]
+    return [at_truth(found[u], t.x.unflatten(0, (len(u), -1)), t.y.unflatten(0, (len(u), -1))) for u, t in truths]
+
+
+def decibels(attack: Attack, view: View, victims: Victims) -> float:
+    """Return the median PSNR of an attack's images."""
+    guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
+    scores = score_images(victims, guesses, {}, {}, view.plan.data_range).victims
+    return float(torch.tensor([score.psnr or 0.0 for score in scores]).median())
+
+
+def share(attack: Attack, view: View, victims: Victims) -> float:
+    """Return the share of right labels."""
+    guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
+    scores = score_labels(victims, guesses).victims
+    return sum(bool(score.label) for score in scores) / len(scores)
+
+
+# -- directions ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kept", [0, 10**6])
+def test_directions_are_the_matrix_of_the_public_seed_and_differentiate_as_it_does(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baffle_sketch, "KEPT", kept)
+    monkeypatch.setattr(baffle_sketch, "STACK", 7)
+    z, dense = Directions(5, 30, 20), torch.stack(list(directions(5, 30, 20))).double()
+    g = torch.randn(30, dtype=torch.float64, requires_grad=True)
+    s = torch.randn(20, dtype=torch.float64)
+    torch.testing.assert_close(z(g), dense @ g)
+    torch.testing.assert_close(torch.autograd.grad(z(g) @ s, g)[0], dense.T @ s)
+    torch.testing.assert_close(z(torch.eye(30).double()), dense)
+    assert (z.kept is None) == (kept == 0)
+
+
+# -- sketches --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("scheme", "numbers"), [("central", 20), ("twice", 40)])
+@pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1"])
+def test_a_sketch_is_the_gradient_along_the_directions(scheme: str, numbers: int, threat: str, shards) -> None:
+    """Up to what float32 losses and the finite step cost: a thousandth of the sketch."""
+    view, victims = observed(Baffle(k=20, scheme=scheme), shards, 4, 3, threat)
+    assert [sketch.unit for sketch in sketches(view)] == list(victims.units)
+    assert all(len(r.s) == numbers for sketch in sketches(view) for r in sketch.rounds)
+    assert max(errors(view, victims)) < 1e-5
+
+
+def test_every_round_has_other_directions_at_other_weights_and_all_are_one_observation(shards) -> None:
+    view, victims = observed(Baffle(k=20), shards, 2, rounds=3)
+    for sketch in sketches(view):
+        assert len({r.z.seed for r in sketch.rounds}) == 3
+        assert not torch.equal(sketch.rounds[0].params["head.bias"], sketch.rounds[2].params["head.bias"])
+    assert max(errors(view, victims)) < 1e-5
+    first, second = sketch_evidence(view, sketches(view))
+    assert first.simulate is second.simulate  # one probe, one cohort: attacked in one batch
+    assert first.params is None
+
+
+@pytest.mark.parametrize("masks", ["ring64", "ring32"])
+def test_colluders_take_the_mask_off_bit_for_bit(masks: str, shards) -> None:
+    """What is left are the fixed-point numbers that the client would have sent without a mask."""
+    defense = Baffle(k=30, masks=masks)
+    view, victims = observed(defense, shards, 2, threat="collusion/1", rounds=2)
+    assert [sketch.unit for sketch in sketches(view)] == list(victims.units)
+    part, bits = SIZES[0] / sum(SIZES), RINGS[masks].fraction_bits
+    for sketch in sketches(view):
+        truth = victims.truth(sketch.unit)
+        for r in sketch.rounds:
+            delta = defense.differences(PLAN, r.params, Batch(truth.x, truth.y, torch.ones(1)), r.z.seed)
+            exact = secagg.from_ring(secagg.to_ring(delta, bits, part), bits) / part
+            assert torch.equal(r.s, slope(exact, defense.sigma, defense.scheme))
+    assert max(errors(view, victims)) < 1e-5
+
+
+def test_masks_leave_the_server_the_weighted_mean_of_all_and_nothing_of_one(shards) -> None:
+    view, victims = observed(Baffle(k=20, masks="ring64"), shards, 8, 2)
+    (sketch,) = sketches(view)
+    assert sketch.unit == victims.units[0]
+    assert sketch.shares == pytest.approx([n / sum(SIZES) for n in SIZES])
+    assert errors(view, victims)[0] < 1e-5
+    silent = replace(view, mail=tuple(e for e in view.mail if e.sender != 2))
+    assert sketches(silent) == []
+
+
+@pytest.mark.parametrize("kind", ["gradient", "local"])
+@pytest.mark.parametrize(("masks", "threat"), [("none", "server/1"), ("ring64", "collusion/1")])
+def test_an_update_of_one_step_is_its_sketch(kind: str, masks: str, threat: str, shards) -> None:
+    view, victims = observed(Baffle(k=20, level="epoch", masks=masks), shards, 2, threat=threat, kind=kind, plan=STEPS)
+    assert max(errors(view, victims)) < 1e-5
+
+
+def test_an_update_of_more_steps_is_none(shards) -> None:
+    longer = replace(STEPS, local=replace(STEPS.local, epochs=2))
+    view, _ = observed(Baffle(k=20, level="epoch"), shards, 2, kind="local", plan=longer)
+    assert sketches(view) == []
+    assert [e.params is not None for e in BaffleSketch().evidence(view)] == [True, True]  # then it is taken plainly
+
+
+def test_coordinates_of_an_estimate_are_the_numbers_that_made_it() -> None:
+    z, s = Directions(3, 50, 20), torch.randn(20, dtype=torch.float64)
+    torch.testing.assert_close(coordinates(z, z.transposed(s) / 20), s)
+
+
+# -- images ----------------------------------------------------------------------------------------------------------
+def test_images_fall_where_numbers_are_as_many_as_pixels(shards) -> None:
+    """64 pixels: 64 numbers, or two rounds of 32, give the image; a third of them does not."""
+    few, enough, twice = (
+        decibels(BaffleSketch(budget=200), *observed(Baffle(k=k), shards, 2, rounds=rounds))
+        for k, rounds in ((20, 1), (64, 1), (32, 2))
+    )
+    assert few < 20
+    assert min(enough, twice) > 35
+
+
+def test_masks_do_not_help_whom_all_others_are_after(shards) -> None:
+    view, victims = observed(Baffle(k=80, masks="ring64"), shards, 2, threat="collusion/1")
+    assert decibels(BaffleSketch(budget=200), view, victims) > 35
+
+
+def test_images_fall_after_training_too(shards, trained: Params) -> None:
+    assert decibels(BaffleSketch(budget=300), *observed(Baffle(k=100), shards, 3, params=trained)) > 25
+
+
+# -- labels ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["cone", "stein"])
+def test_labels_of_an_untrained_model_are_read_off_a_hundred_numbers(method: str, shards) -> None:
+    assert share(BaffleLabels(method), *observed(Baffle(k=100), shards, 40)) == 1
+
+
+def test_the_cone_reads_labels_from_fewer_numbers_and_after_training(shards, trained: Params) -> None:
+    """Where training has moved the gradient out of the head's bias, the bias tells little more than chance."""
+    early = observed(Baffle(k=10), shards, 40)
+    late = observed(Baffle(k=60), shards, 40, params=trained)
+    assert share(BaffleLabels(), *early) > 0.85
+    assert share(BaffleLabels(), *late) > 0.9
+    assert share(BaffleLabels("stein"), *late) < 0.5
+
+
+def test_labels_of_batches_and_of_cohorts_are_counted(shards) -> None:
+    assert share(BaffleLabels(), *observed(Baffle(k=200), shards, 40, 4)) > 0.9
+    assert share(BaffleLabels(), *observed(Baffle(k=200, masks="ring64"), shards, 16)) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"), [(BaffleLabels("bayes"), "method='bayes'"), (BaffleHistogram(0), "candidates=0")]
+)
+def test_parameters_out_of_range_are_refused(attack: Attack, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        attack.check()
+
+
+# -- the histogram ---------------------------------------------------------------------------------------------------
+def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits: Data) -> None:
+    """The paper's own test, 500 directions: real inputs pass for noise, and their labels are all read."""
+    view, victims = observed(Baffle(k=500), shards, 12)
+    params, g, ps = sketches(view)[0].rounds[0].params, torch.Generator().manual_seed(5), []
+    for sketch in sketches(view):
+        x, y = torch.randn(1, 1, 8, 8, generator=g), digits.y[torch.randint(0, 1000, (1,), generator=g)]
+        part = gradient(lambda p, x=x, y=y: PLAN.objective(p, x, y, torch.ones(1)), params)
+        noise = Directions(77, sketch.rounds[0].z.entries, 500)(Layout.of(part).pack(part).detach())
+        size = sketch.rounds[0].s.std() / noise.std()  # a histogram's width tells the gradient's size, no more
+        ps.append(histogram_test(sketch.rounds[0].s, size * noise).p_value)
+    assert min(ps) > 0.001
+    assert share(BaffleLabels(), view, victims) == 1
+
+
+def test_the_histogram_test_is_that_of_kolmogorov_and_smirnov() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(300, generator=g), torch.randn(300, generator=g)
+    assert histogram_test(a, b).p_value > 0.01
+    assert histogram_test(a, 3 * b).p_value < 1e-6
+    assert histogram_test(a, a).statistic == 0
+    assert histogram_test(torch.tensor([0.0]), torch.tensor([1.0])).statistic == 1
+
+
+@pytest.mark.parametrize("bad", [torch.tensor([torch.nan]), torch.zeros(0)])
+def test_the_histogram_test_refuses_what_is_no_sample(bad: Tensor) -> None:
+    with pytest.raises(UsageError, match="'noise'"):
+        histogram_test(torch.zeros(3), bad)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_attack_by_histogram_is_chance(batch: int, shards) -> None:
+    view, victims = observed(Baffle(k=100), shards, 40, batch)
+    low, high = stats.binom.interval(0.999, 40, multiset_chance(10, batch))
+    assert low <= 40 * share(BaffleHistogram(), view, victims) <= high
+
+
+# -- bad observations ------------------------------------------------------------------------------------------------
+def changed(view: View, values: Sequence[float]) -> View:
+    """Return the view with `values` for the numbers of client 1."""
+    answer = Differences(torch.tensor(values))
+    return replace(view, mail=tuple(replace(e, message=answer) if e.sender == 1 else e for e in view.mail))
+
+
+@pytest.mark.parametrize("values", [[torch.nan] * 80, [0.0] * 80, [1e30] * 80, [1e-4]])
+def test_one_odd_answer_is_a_failed_guess_and_harms_no_other(values: list[float], shards) -> None:
+    view, victims = observed(Baffle(k=80), shards, 3)
+    seen = changed(view, values)
+    for attack in (BaffleSketch(budget=80), BaffleLabels(), BaffleHistogram()):
+        guesses = attack.run(seen, victims.challenges(), torch.Generator().manual_seed(0))
+        assert len(guesses) == 3
+        if attack.kind == "reconstruction":
+            scores = score_images(victims, guesses, {}, {}, (0, 1)).victims
+            assert min(scores[i].psnr or 0 for i in (0, 2)) > 25
+        elif attack.name == "baffle_labels":
+            assert all(score_labels(victims, guesses).victims[i].label for i in (0, 2))
+
+
+def test_a_client_sees_no_sketch(shards) -> None:
+    run = Federation(Baffle(k=5), PLAN, shards, Seeds(0))
+    run.start(initial(SPEC, 1))
+    victims = choose_victims(shards, "client/1", 1, 3, Seeds(0))
+    assert sketches(run.probe(victims.data).view("client/1", own=victims.own)) == []
+    assert SERVER not in {slot.client for unit in victims.units for slot in unit}
