@@ -7,16 +7,16 @@ chain where the network allows and autograd elsewhere, adds a prior where there 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ppbench.adversary.evidence import Evidence
-from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
 from ppbench.attacks.reconstruction.lbfgs import Function, Reason, Settings, minimize
+from ppbench.attacks.reconstruction.objectives import Mappable, Objective, objective
+from ppbench.attacks.reconstruction.objectives import SimulatedObjective as SimulatedObjective
 from ppbench.federation.plan import Plan
 
 Prior = Callable[[Tensor], Tensor]
@@ -25,13 +25,6 @@ Prior = Callable[[Tensor], Tensor]
 LOGIT = 4.0
 """Unit in which unknown logits are searched: they travel about ten times as far as pixels do. Saves a quarter of the
 evaluations on the LeNet of the DLG release (eight CIFAR-10 images, joint label, stop 1e-5)."""
-
-
-class Objective(Protocol):
-    """D [S] of S guesses x [S, N, *shape], y [S, N, C], nuisance [S, E], and its gradient by each."""
-
-    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        """Return D, dD/dx, dD/dy and dD/dnuisance."""
 
 
 @dataclass(frozen=True)
@@ -143,65 +136,6 @@ class ImagePrior:
         return total
 
 
-class SimulatedObjective:
-    """D through `Evidence.simulate` and `Evidence.discrepancy`, differentiated twice by autograd: for any network."""
-
-    def __init__(self, evidences: Sequence[Evidence]) -> None:
-        self.evidences = evidences
-
-    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        """Return D [S], dD/dx, dD/dy and dD/dnuisance."""
-        parts = [self._one(self.evidences[v], *row) for v, *row in zip(index.tolist(), x, y, nuisance, strict=True)]
-        return tuple(torch.stack(column) for column in zip(*parts, strict=True))
-
-    @staticmethod
-    def _one(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            unknowns = [part.detach().clone().requires_grad_() for part in (x, y, nuisance)]
-            units = len(evidence.unit)
-            named, offset = {}, 0
-            for name, shape in evidence.nuisance.items():
-                named[name] = unknowns[2][offset : offset + math.prod(shape)].view(shape)
-                offset += math.prod(shape)
-            simulated = evidence.simulate(
-                unknowns[0].unflatten(0, (units, -1)), unknowns[1].unflatten(0, (units, -1)), **named
-            )
-            loss = evidence.discrepancy(simulated)
-            gradients = torch.autograd.grad(loss, unknowns, allow_unused=True, materialize_grads=True)
-        return loss.detach(), *gradients
-
-
-class FastObjective:
-    """D through a chain of layers; its evidence has no nuisance unknowns."""
-
-    def __init__(self, chain: ChainObjective) -> None:
-        self.chain = chain
-
-    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]."""
-        return *self.chain(x, y, index), nuisance
-
-
-def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
-    """Return D of victims whose evidence shares one `simulate`: by a chain where possible, else by autograd.
-
-    Args:
-        evidences: V pieces of evidence with the same `simulate` and `params`.
-        plan: the public plan.
-        batch: examples N of each, over all slots of its unit.
-        dtype: of the computation.
-    """
-    first = evidences[0]
-    steps = None
-    exact = first.params is not None and first.measure == "squares" and not first.nuisance
-    if first.params is not None and exact and set(first.observed) == set(first.params):
-        steps = compile_chain(plan, first.params, dtype)
-    if steps is None:
-        return SimulatedObjective(evidences)
-    weights = None if first.weight is None else [e.weight for e in evidences if e.weight is not None]
-    return FastObjective(ChainObjective(steps, plan.loss, [e.observed for e in evidences], weights, batch))
-
-
 def usable(evidence: Evidence) -> bool:
     """Return whether the observation is finite and not zero: whether there is anything to match."""
     finite = all(bool(torch.isfinite(value).all()) for value in evidence.observed.values())
@@ -210,9 +144,10 @@ def usable(evidence: Evidence) -> bool:
 
 def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
     """Return the indices of evidence that can be attacked in one batch, in order of first appearance."""
-    found: dict[tuple[int, int, bool, str, int], list[int]] = {}
+    found: dict[Hashable, list[int]] = {}
     for i, e in enumerate(evidences):
-        found.setdefault((id(e.simulate), id(e.params), e.weight is None, e.measure, len(e.unit)), []).append(i)
+        alike = e.simulate.family() if isinstance(e.simulate, Mappable) else id(e.simulate)
+        found.setdefault((alike, id(e.params), e.weight is None, e.measure, len(e.unit)), []).append(i)
     return list(found.values())
 
 
@@ -258,9 +193,9 @@ def match_gradients(
 
 def _with_nuisance(starts: Starts, evidence: Evidence) -> Starts:
     """Return `starts` with zeros for nuisance unknowns that it leaves out."""
-    if starts.nuisance is not None:
-        return starts
     size = sum(math.prod(shape) for shape in evidence.nuisance.values())
+    if starts.extra.shape[1] == size:
+        return starts
     return replace(starts, nuisance=starts.x.new_zeros(len(starts.x), size))
 
 

@@ -66,7 +66,7 @@ def search(
         scale = None if unit is None else unit[rows]
         found = _precise(some, starts, plan, effort, effort.budget - spent[rows], stop[rows], scale)
         spent[rows] += found.evaluations
-        best = found if best is None else _merge(best, rows, found, found.mismatch < best.mismatch[rows])
+        best = found if best is None else merged(best, rows, found, found.mismatch < best.mismatch[rows])
         again = (best.mismatch > (NEAR * stop).clamp(min=effort.hopeless)) & (spent < effort.budget)
         rows = [i for i, unfinished in enumerate(again.tolist()) if unfinished]
         if not rows:
@@ -104,11 +104,11 @@ def _precise(
     )
     count = found.evaluations.clone()
     count[rows] += more.evaluations
-    merged = _merge(found, rows, more, torch.ones(len(rows), dtype=torch.bool))
-    return replace(merged, evaluations=count)
+    best = merged(found, rows, more, torch.ones(len(rows), dtype=torch.bool))
+    return replace(best, evaluations=count)
 
 
-def _merge(old: Matches, rows: list[int], new: Matches, take: Tensor) -> Matches:
+def merged(old: Matches, rows: list[int], new: Matches, take: Tensor) -> Matches:
     """Return `old` with its victims `rows` replaced by those of `new` where `take` [len(rows)] holds."""
     chosen = torch.tensor(rows)[take]
 

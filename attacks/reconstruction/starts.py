@@ -22,12 +22,16 @@ PATCH = 8
 
 @dataclass(frozen=True)
 class Victim:
-    """One challenge, the evidence on it (None where there is none), and a generator for this victim alone."""
+    """One challenge, the evidence on it (None where there is none), and a generator for this victim alone.
+
+    gradient: the same observation taken for one gradient, which labels are read off; None: `evidence` is one.
+    """
 
     evidence: Evidence | None
     challenge: Challenge
     plan: Plan
     generator: torch.Generator
+    gradient: Evidence | None = None
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -62,7 +66,7 @@ class Victim:
         """
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
-        evidence, classes = self.evidence, self.plan.spec.classes
+        evidence, classes = self.gradient or self.evidence, self.plan.spec.classes
         if label == "joint" or evidence is None or classes == 1:
             return None
         from ppbench.attacks.label.recovery import recover_labels, single_label

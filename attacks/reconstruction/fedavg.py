@@ -1,0 +1,96 @@
+"""FedAvg inversion: images from what local training made of them, by simulating that training (Geiping et al. 2020).
+
+The change of the weights after several local steps is no gradient: taken for one, it hides even a single image. The
+plan says how clients train, so the attack trains on its guess as they do, differentiates through all steps, and
+matches the result. Where a client's images fill several local batches, the order in which they came is unknown
+(Dimitrov et al. 2022): here it is relaxed to weights of the images in each step, which are searched together with
+them, rounded to the nearest order, and fixed for a last search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from ppbench.adversary.attack import Guess
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
+from ppbench.attacks.reconstruction.matching import Matches, match_gradients
+from ppbench.attacks.reconstruction.search import merged
+from ppbench.attacks.reconstruction.starts import Label, Victim
+
+RELAXED = 0.7
+"""Share of the budget for images together with their order."""
+
+
+@dataclass(frozen=True)
+class FedAvgInversion(DLG):
+    """Images from an update of several local steps, by differentiating through a simulation of these steps.
+
+    On gradients, and on a single local step, it is iDLG. Under Adam, which sends hardly more than signs, it looks for
+    images whose gradient has these signs. Parameters are those of `DLG`; an evaluation costs as many gradients as
+    there are local steps.
+    """
+
+    name: ClassVar[str] = "fedavg_inversion"
+    reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020; Dimitrov et al., TMLR 2022"
+
+    label: Label = "inferred"
+    budget: int = 600
+    restarts: int = 1
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence with the whole local training as its simulation, see `trained_evidence`."""
+        return trained_evidence(view)
+
+    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims that `batches` put together."""
+        return super().attack([prepared(victim) for victim in victims])
+
+    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
+        """Return the best match of each victim; of images in an unknown order, the better of relaxed and rounded."""
+        evidences = [victim.evidence for victim in victims if victim.evidence is not None]
+        training = evidences[0].simulate
+        if not evidences[0].nuisance or not isinstance(training, LocalTraining):
+            return super().matched(victims, stop)
+        found = DLG.matched(replace(self, budget=max(1, int(RELAXED * self.budget))), victims, stop)
+        rows = [i for i, spent in enumerate(found.evaluations.tolist()) if spent < self.budget]
+        if not rows:
+            return found
+        shape, (start, effort) = evidences[0].nuisance["order"], (found.ends.at(rows), self.effort(victims[0].plan))
+        order = rounded(training, start.extra.view(-1, *shape)).flatten(1)
+        again = match_gradients(
+            [evidences[i] for i in rows],
+            replace(start, nuisance=order),
+            victims[0].plan,
+            budget=self.budget - found.evaluations[rows],
+            stop=stop[rows],
+            settings=effort.settings,
+        )
+        best = merged(found, rows, again, again.mismatch < found.mismatch[rows])
+        spent = found.evaluations.clone()
+        spent[rows] += again.evaluations
+        return replace(best, evaluations=spent)
+
+
+def prepared(victim: Victim) -> Victim:
+    """Return the victim with what its evidence is about a batch of known size.
+
+    One local step is one gradient, which has a fast path. Otherwise labels are read off the update as if it were one,
+    and the order of images that fill more than one local batch is an unknown.
+    """
+    evidence = victim.evidence
+    if evidence is None or not isinstance(evidence.simulate, LocalTraining):
+        return victim
+    count, training = victim.challenge.batch, evidence.simulate
+    gradient = training.as_gradient(evidence, count)
+    if len(training.steps(count)) == 1 and evidence.measure == "squares":
+        return replace(victim, evidence=gradient)
+    if count > training.plan.local.batch:
+        evidence = replace(evidence, nuisance={"order": (len(evidence.unit), len(training.steps(count)), count)})
+    return replace(victim, evidence=evidence, gradient=gradient)
