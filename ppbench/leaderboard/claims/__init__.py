@@ -209,7 +209,7 @@ def setting_of(case: Case) -> str:
     labels = sorted({r.config.defense.control.value for r in case.mine if r.config.defense.control is not None})
     control = next((r.config.defense.control.name for r in case.mine if r.config.defense.control is not None), "")
     at = f"; {listed([f'{control}={value:g}' for value in labels])}" if labels else ""
-    other = {word for label in labels_of(case.mine).values() for word in label.split()[1:]}
+    other = {word.strip("()") for label in labels_of(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""
     return (
         f"{config.data.name}, {config.data.train} examples, {model}, {fed.clients} clients, {fed.rounds} rounds, "
