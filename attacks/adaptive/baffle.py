@@ -25,8 +25,8 @@ from ppbench.federation.plan import Plan
 class BaffleSketch(DLG):
     """Gradient matching on sketches: minimize ||Z grad(x, y) - s||^2 / ||s||^2 over images, all rounds together.
 
-    Labels come from the same sketch first. At epoch level an update is projected on the directions where it is one
-    step along an estimate, and taken plainly otherwise; without sketches the attack is iDLG.
+    Labels come from the same sketch first. At epoch level an update is taken apart into its steps' sketches
+    where it is a plain sum of estimates; without sketches the attack is iDLG on what the defense's evidence is.
 
     Attributes:
         smoothness: weight of the total variation of images, in units of the relative mismatch: it fills in what fewer

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from ppbench.adversary.evidence import Evidence, Simulate
 from ppbench.adversary.view import Exchange, View
 from ppbench.defenses.baffle import Baffle
-from ppbench.defenses.baffle_directions import chunks
+from ppbench.defenses.baffle_directions import chunks, step_seeds
 from ppbench.defenses.baffle_evidence import answers
 from ppbench.defenses.perturbed_evidence import Shared
 from ppbench.federation.optim import Layout
@@ -29,7 +29,7 @@ from ppbench.federation.wire import Slot
 
 STACK = 256  # directions handled at a time
 KEPT = 200_000_000  # numbers of Z that are kept; a larger one is drawn again whenever it is needed
-INSIDE = 1e-3  # relative distance from the span of the directions up to which an update is one step's estimate
+INSIDE = 1e-3  # relative distance from the span of the directions up to which an update is a sum of estimates
 
 
 class Directions:
@@ -118,8 +118,8 @@ class Drawn:
 def sketches(view: View) -> list[Sketch]:
     """Return a sketch of every client's gradient, or of every cohort's where masks leave no more.
 
-    At epoch level the upload is an update. Where it is one step along an estimate, which lies in the span of the
-    directions, its coordinates there give the sketch; other updates give none.
+    At epoch level the upload is an update. Where it is a sum of estimates, which lies in the span of the directions,
+    its coordinates there give the sketch (see `_steps`); other updates give none.
     """
     defense = view.defense
     if not isinstance(defense, Baffle):
@@ -161,25 +161,41 @@ def _shares(view: View, exchange: Exchange, unit: tuple[Slot, ...]) -> tuple[flo
 
 
 def _steps(view: View, defense: Baffle, found: dict[Slot, list[Exchange]], drawn: Drawn) -> list[Sketch]:
-    """Return the sketches behind first updates that are Z^T s / count, by least squares; shorter than the gradient."""
-    known = []
+    """Return the sketches behind first updates, one round of equations for each local step.
+
+    Plain SGD on one batch, once an epoch, uploads the sum of its steps' estimates. Whether an update is such a sum
+    shows in its distance from the span of all steps' directions, which must be fewer than the model has entries. Of a
+    cohort's mean only a single step can be read: later ones start from other weights in each client.
+    """
+    known, local = [], view.plan.local
+    steps = local.epochs if local.upload == "delta" else 1
+    if steps > 1 and local.opt.momentum:  # in the span too, but steps would be weighted unequally
+        return []
     for e in view.defense.evidence(view):
         exchange = found[e.unit[0]][0]
-        params, update = exchange.asked.params, Layout.of(exchange.asked.params).pack(e.observed).double()
-        if defense.count >= len(update) or not bool(update.isfinite().all()):
+        params, layout = exchange.asked.params, Layout.of(exchange.asked.params)
+        total = steps * layout.pack(e.observed).double()
+        if steps * defense.count >= len(total) or (steps > 1 and len(e.unit) > 1) or not bool(total.isfinite().all()):
             continue
-        z = drawn.at(int(exchange.asked.seed), len(update), defense.count)
-        s = coordinates(z, update)
-        if float((z.transposed(s) / z.count - update).norm()) <= INSIDE * float(update.norm()):
-            known.append(Sketch(e.unit, (Equations(params, z, s),), _shares(view, exchange, e.unit)))
+        seeds = step_seeds(int(exchange.asked.seed), steps).tolist()
+        maps = [drawn.at(seed, len(total), defense.count) for seed in seeds]
+        slopes = coordinates(maps, total)
+        estimates = [z.transposed(s) / z.count for z, s in zip(maps, slopes, strict=True)]
+        if float((sum(estimates, -total)).norm()) > INSIDE * float(total.norm()):
+            continue
+        rounds, rate, flat = [], local.opt.rate(exchange.round), layout.pack(params)
+        for z, s, estimate in zip(maps, slopes, estimates, strict=True):
+            rounds.append(Equations(layout.unpack(flat), z, s))
+            flat = flat - rate * estimate.to(flat.dtype)
+        known.append(Sketch(e.unit, tuple(rounds), _shares(view, exchange, e.unit)))
     return known
 
 
-def coordinates(z: Directions, estimate: Tensor) -> Tensor:
-    """Return the s [K] float64 whose Stein estimate Z^T s / K is nearest to `estimate` [n]; K < n."""
-    gram = torch.cat([z(stack.T) for stack in z.stacks(torch.float64)], 1)
-    found: Tensor = z.count * torch.linalg.solve(gram, z(estimate.double()))
-    return found
+def coordinates(maps: Sequence[Directions], total: Tensor) -> tuple[Tensor, ...]:
+    """Return for each of T maps the s [K] float64 whose estimates Z^T s / K sum nearest to `total` [n]; T K < n."""
+    rows = torch.cat([stack for z in maps for stack in z.stacks(torch.float64)])
+    found: Tensor = torch.linalg.solve(rows @ rows.T, rows @ total.double())
+    return (maps[0].count * found).chunk(len(maps))
 
 
 def _entries(params: Params) -> int:
