@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +23,9 @@ from rich.table import Table
 
 from ppbench.controls import CONTROLS, NEAR, is_image
 from ppbench.evaluation import Evaluation
+from ppbench.leaderboard.costs import cost_sentence
 from ppbench.records.schema import Record
+from ppbench.records.times import time_of
 from ppbench.verdict.lines import Held, Line, attack_of, extraction_metric, held, lines
 
 
@@ -72,6 +75,8 @@ def report(result: Evaluation) -> None:
         console = Console(width=WIDTH)
     for table in tables(result.records):
         console.print(table)
+    if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
+        console.print(escape(said), highlight=False)
     for check in result.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         console.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
