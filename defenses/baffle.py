@@ -43,6 +43,7 @@ SETTING: Mapping[str, Any] = {
     "batch_size": 14,
     "rounds": 200,
     "decay_at": (),
+    "attack_batch": (1, 4),
 }
 
 

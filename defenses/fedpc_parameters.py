@@ -25,6 +25,7 @@ QUICK: Mapping[str, Any] = {
     "decay_at": (),
     "batch_size": 64,
     "partition": "imbalanced",
+    "attack_batch": (1, 4),
     "probe": "local",
     "probe_rounds": 2,
 }

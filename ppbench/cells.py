@@ -51,18 +51,22 @@ class Cell:
 
 
 def fitting(task: Task, config: EvaluateConfig) -> list[Attack]:
-    """Return the evaluation's attacks that can say something about the task's network and loss.
+    """Return the evaluation's attacks that can say something about the task's network and loss, and of the probes.
 
     Raises:
         UsageError: an attack that was named cannot.
     """
-    chosen = attacks(config)
-    found = [attack for attack in chosen if attack.suits(task.plan)]
-    if config.attacks != ("all",) and len(found) < len(chosen):
-        name = next(attack.name for attack in chosen if attack not in found)
-        raise UsageError(
-            f"Attack {name!r} has no use for model {config.model!r} with loss {config.loss!r}; leave it out."
-        )
+    found = []
+    for attack in attacks(config):
+        if attack.suits(task.plan) and config.probe in attack.probes:
+            found.append(attack)
+        elif config.attacks != ("all",):
+            why = (
+                f"model {config.model!r} with loss {config.loss!r}"
+                if config.probe in attack.probes
+                else (f"--probe {config.probe}")
+            )
+            raise UsageError(f"Attack {attack.name!r} has no use for {why}; leave it out.")
     return found
 
 

@@ -185,3 +185,16 @@ def test_bad_probe_options_are_refused():
     for option in ({"probe": "half"}, {"probe_rounds": 0}, {"beta2": 1.0}):
         with pytest.raises(UsageError, match=next(iter(option))):
             configure(defense="none", **option)
+
+
+def test_an_attack_on_local_training_is_not_run_on_single_gradients():
+    from ppbench.cells import fitting
+    from ppbench.config import configure
+    from ppbench.task.task import make_task
+
+    for probe, there in (("gradient", False), ("local", True)):
+        config = configure(defense="none", probe=probe)
+        assert ("fedavg_inversion" in {attack.name for attack in fitting(make_task(config), config)}) == there
+    config = configure(defense="none", attacks=("fedavg_inversion",))
+    with pytest.raises(UsageError, match="'fedavg_inversion' has no use for --probe gradient; leave it out"):
+        fitting(make_task(config), config)

@@ -78,6 +78,7 @@ class Attack:
         threats: threat models whose views it can use.
         adaptive: whether it knows the defense's mechanism.
         targets: defenses it is built for; None for all.
+        probes: what probed clients must do for it to say anything that others do not: "gradient", "local".
         general: whether an attack with targets is worth running on other defenses too, where it counts as plain.
         reference: where it comes from.
     """
@@ -88,6 +89,7 @@ class Attack:
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1")
     adaptive: ClassVar[bool] = False
     targets: ClassVar[frozenset[str] | None] = None
+    probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
     general: ClassVar[bool] = False
     reference: ClassVar[str] = ""
 
