@@ -86,8 +86,9 @@ def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
             for threat in sorted(visual) if stage != "iterate" else []:
                 if masked and threat.startswith("client/"):
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
-                # What a client learns is a sum over the others, whatever parts they play.
-                roles = ("",) if threat.startswith("client/") else every[index].defense.roles
+                # What a client learns is a sum over the others, and colluders are after one, whatever part it plays.
+                mixed = threat.startswith(("client/", "collusion/"))
+                roles = ("",) if mixed else every[index].defense.roles
                 for batch, role in itertools.product(config.attack_batch, roles):
                     yield Group(index, stage, threat, batch, False, role)
             if stage == "final" or (stage == "iterate" and masked):
