@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -19,7 +19,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.lbfgs import Settings
-from ppbench.attacks.reconstruction.matching import Matches
+from ppbench.attacks.reconstruction.matching import Matches, Prior
 from ppbench.attacks.reconstruction.search import Effort, search
 from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
 from ppbench.errors import UsageError
@@ -108,11 +108,12 @@ class DLG(Attack):
             )
         ]
 
-    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
-        """Return the best match of each victim, searched until the mismatch is `stop` [V]."""
+    def matched(self, victims: Sequence[Victim], stop: Tensor, prior: Prior | None = None) -> Matches:
+        """Return the best match of each victim, searched until the mismatch is `stop` [V], with a `prior`."""
         evidences = [victim.evidence for victim in victims if victim.evidence is not None]
         dtype, plan = torch.float64 if self.dtype == "float64" else torch.float32, victims[0].plan
-        return search(evidences, lambda: draw(victims, self.start, self.label, dtype), plan, self.effort(plan), stop)
+        effort = self.effort(plan) if prior is None else replace(self.effort(plan), prior=prior)
+        return search(evidences, lambda: draw(victims, self.start, self.label, dtype), plan, effort, stop)
 
     def effort(self, plan: Plan) -> Effort:
         """Return how hard to search. An attack with a prior overrides this."""

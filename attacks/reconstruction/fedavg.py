@@ -20,7 +20,7 @@ from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
-from ppbench.attacks.reconstruction.matching import Matches, match_gradients
+from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Prior, match_gradients
 from ppbench.attacks.reconstruction.search import merged
 from ppbench.attacks.reconstruction.starts import Label, Victim
 
@@ -35,14 +35,19 @@ class FedAvgInversion(DLG):
     On gradients, and on a single local step, it is iDLG. Under Adam, which sends hardly more than signs, it looks for
     images whose gradient has these signs. Parameters are those of `DLG`; an evaluation costs as many gradients as
     there are local steps.
+
+    Attributes:
+        tv: weight of the total variation where only signs are observed, which leave much of an image open.
     """
 
     name: ClassVar[str] = "fedavg_inversion"
+    probes: ClassVar[tuple[str, ...]] = ("local",)
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020; Dimitrov et al., TMLR 2022"
 
     label: Label = "inferred"
     budget: int = 600
     restarts: int = 1
+    tv: float = 0.001
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the whole local training as its simulation, see `trained_evidence`."""
@@ -52,12 +57,15 @@ class FedAvgInversion(DLG):
         """Return the guesses for victims that `batches` put together."""
         return super().attack([prepared(victim) for victim in victims])
 
-    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
+    def matched(self, victims: Sequence[Victim], stop: Tensor, prior: Prior | None = None) -> Matches:
         """Return the best match of each victim; of images in an unknown order, the better of relaxed and rounded."""
         evidences = [victim.evidence for victim in victims if victim.evidence is not None]
         training = evidences[0].simulate
+        if evidences[0].measure == "hinge" and len(victims[0].plan.spec.shape) == 3:
+            low, high = victims[0].plan.data_range
+            prior = ImagePrior(self.tv / (high - low), 1.0, 1e-2 * (high - low), low, high)
         if not evidences[0].nuisance or not isinstance(training, LocalTraining):
-            return super().matched(victims, stop)
+            return super().matched(victims, stop, prior)
         found = DLG.matched(replace(self, budget=max(1, int(RELAXED * self.budget))), victims, stop)
         rows = [i for i, spent in enumerate(found.evaluations.tolist()) if spent < self.budget]
         if not rows:

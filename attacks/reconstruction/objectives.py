@@ -37,10 +37,6 @@ class Mappable:
         """Return what makes two such simulations the same but for `params`."""
         raise NotImplementedError
 
-    def __call__(self, x: Tensor, y: Tensor, **nuisance: Tensor) -> Params:
-        """Return the simulated update, see `Evidence.simulate`."""
-        raise NotImplementedError
-
 
 class SimulatedObjective:
     """D through `Evidence.simulate` and `Evidence.discrepancy`, differentiated twice by autograd: for any network."""
@@ -72,7 +68,8 @@ class MappedObjective:
         self.first = evidences[0]
         self.observed = _stacked([e.observed for e in evidences])
         self.weight = _stacked([e.weight for e in evidences if e.weight is not None])
-        params = [e.simulate.params for e in evidences if isinstance(e.simulate, Mappable)]
+        simulations: list[object] = [e.simulate for e in evidences]
+        params = [s.params for s in simulations if isinstance(s, Mappable)]
         self.params = {} if all(p is params[0] for p in params) else _stacked(params)
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:

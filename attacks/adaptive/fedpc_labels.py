@@ -1,0 +1,113 @@
+"""Labels from FedPC's ternaries: the signs of the head's update, by class.
+
+The gradient of the head's bias is the mean of p - onehot(y): negative exactly for classes that are more frequent in the
+batch than the model predicts them on it. Of one example that is its label alone. A ternary that is not 0 tells the sign
+exactly, whatever the client's hyper-parameters (`signs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, noise_means, read_labels, single_label
+from ppbench.defenses.fedpc import FedPC, Ternary
+from ppbench.defenses.fedpc_evidence import model_of, signs, uploads
+from ppbench.federation.plan import Plan
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import Slot
+
+
+def class_signs(rounds: Sequence[Params]) -> Tensor:
+    """Return [C] float64, negative for classes that a client holds more of than predicted, from signs of its gradients.
+
+    The mean over rounds of the bias's sign, where it is known, else of the mean sign of the weights of the class, which
+    are those of the bias behind activations that are positive.
+
+    Args:
+        rounds: of each round the signs in {-1, 0, 1} by parameter, oriented as a gradient.
+    """
+    found = []
+    for known in rounds:
+        rows = known["head.weight"].double().mean(1)
+        bias = known["head.bias"].double() if "head.bias" in known else torch.zeros_like(rows)
+        found.append(torch.where(bias == 0, rows, bias))
+    return torch.stack(found).mean(0)
+
+
+def over_represented(rounds: Sequence[Params]) -> Tensor:
+    """Return [C] int8: 1 for classes more frequent with a client than the model predicts there, -1 less, 0 unknown.
+
+    For real rounds on all of a client's data; by the majority of the rounds in which the ternary tells.
+    """
+    return (-class_signs(rounds)).sign().to(torch.int8)
+
+
+def sign_labels(rounds: Sequence[Params], plan: Plan, params: Params, batch: int, generator: torch.Generator) -> Tensor:
+    """Return the labels [batch] int64 that signs tell, as a sorted multiset; drawn where they tell none.
+
+    Args:
+        rounds: signs by parameter, of each observed round; see `class_signs`.
+        plan: the public plan.
+        params: weights of the model that the rounds began with.
+        batch: number of examples.
+        generator: source of noise images and of labels that are not told.
+    """
+    signal = class_signs(rounds) if rounds else torch.zeros(plan.spec.classes, dtype=torch.float64)
+    if not signal.isfinite().all() or not bool((signal != 0).any()):
+        return torch.randint(0, plan.spec.classes, (batch,), generator=generator).sort().values
+    if batch == 1:
+        return single_label(signal)
+    prediction, _ = noise_means(plan, params, generator)
+    return greedy_multiset(batch * prediction - signal, signal < 0, batch)
+
+
+def known_signs(view: View) -> dict[Slot, list[tuple[Params, Params]]]:
+    """Return, by slot, the signs of each round whose ternary tells any, and the model that the round began with."""
+    found: dict[Slot, list[tuple[Params, Params]]] = {}
+    for exchange in uploads(view):
+        params = model_of(view, exchange.slot.probe, exchange.round)
+        known = signs(view, exchange) if isinstance(exchange.answer, Ternary) else None
+        if params is None or known is None or not all(bool(v.isfinite().all()) for v in known.values()):
+            continue
+        if any(bool((v != 0).any()) for v in known.values()):
+            found.setdefault(exchange.slot, []).append((known, params))
+    return found
+
+
+@dataclass(frozen=True)
+class FedPCLabels(LabelRecovery):
+    """Labels of a batch: of a pilot from the head's change, of others from the signs that their ternaries tell."""
+
+    name: ClassVar[str] = "fedpc_labels"
+    adaptive: ClassVar[bool] = True
+    targets: ClassVar[frozenset[str] | None] = frozenset({"fedpc"})
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
+    reference: ClassVar[str] = "this project; signs of the bias as in Zhao et al., iDLG, 2020"
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return the labels [U * B] int64 of every challenge, as a sorted multiset."""
+        if not isinstance(view.defense, FedPC):
+            return super().run(view, challenges, generator)
+        return [Guess(y=y, evaluations=1) for y in slot_labels(view, challenges, generator)]
+
+
+def slot_labels(view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Tensor]:
+    """Return the labels [U * B] int64 of each challenge about a FedPC client, from what it sent."""
+    pilots: dict[Slot, Evidence] = {e.unit[0]: e for e in view.defense.evidence(view) if e.channel == "pilot"}
+    told, labels = known_signs(view), []
+    for asked in challenges:
+        slot, batch = asked.unit[0], len(asked.unit) * asked.batch
+        rounds = told.get(slot)
+        if slot in pilots or rounds is None:
+            labels.append(read_labels(pilots.get(slot), view.plan, batch, generator))
+        else:
+            labels.append(sign_labels([known for known, _ in rounds], view.plan, rounds[-1][1], batch, generator))
+    return labels

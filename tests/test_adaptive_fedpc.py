@@ -1,0 +1,222 @@
+"""Attacks that know FedPC: pilots fall whatever they keep secret, ternaries tell labels, costs tell data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ppbench.adversary.evidence import at_truth
+from ppbench.adversary.score import score_images
+from ppbench.adversary.victims import choose_victims
+from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
+from ppbench.attacks.adaptive.fedpc_cost import cost_distances, mean_loss, reported_costs
+from ppbench.attacks.adaptive.fedpc_labels import FedPCLabels, class_signs, known_signs, over_represented, sign_labels
+from ppbench.attacks.adaptive.fedpc_pilot import observed_pilots, pilot_evidence, secrets
+from ppbench.attacks.adaptive.fedpc_ternary import ternary_evidence
+from ppbench.attacks.reconstruction.dlg import IDLG
+from ppbench.defenses.fedpc import FedPC, Weights
+from ppbench.defenses.none import NoDefense
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local
+from ppbench.federation.tree import tree_map
+from ppbench.federation.wire import SERVER
+from ppbench.seeds import Seeds
+from ppbench.task.net import net_spec
+
+MOMENTUM = Local("delta", epochs=1, batch=32, opt=Opt("sgd", lr=0.05, momentum=0.9))
+PLAIN = FedPC()
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def probed(federate, plan):
+    """Return a maker of a view, and the victims by the role that they played."""
+
+    def make(count, batch=1, kind="local", rounds=2, defense=PLAIN, model="dlnet", threat="server/1"):
+        run = federate(defense, replace(plan, local=MOMENTUM, spec=net_spec(model, (1, 8, 8), 10)))
+        victims = choose_victims(run.shards, "server/1", batch, count, Seeds(0), roles=2)
+        transcript = run.probe(victims.data, kind, rounds)
+        roles = transcript.roles()
+        return transcript.view(threat), {role: victims.playing(role, roles, count) for role in defense.roles}, run
+
+    return make
+
+
+def psnrs(attack, view, victims):
+    guesses = attack.run(view, victims.challenges(), seeded())
+    scored = score_images(victims, guesses, {}, {}, view.plan.data_range).victims
+    return [v.psnr or 0.0 for v in scored], [v.label for v in scored], guesses
+
+
+@pytest.mark.parametrize("kind", ["gradient", "local"])
+def test_pilots_are_inverted_with_the_hyper_parameters_that_they_keep_secret(probed, kind):
+    view, victims, run = probed(3, kind=kind, rounds=1)
+    assert len({(float(c.rate), int(c.epochs)) for c in run.parties.clients}) > 1  # there is something to find
+    blind, _, _ = psnrs(IDLG(restarts=0, budget=60), view, victims["pilot"])
+    found, labels, guesses = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
+    assert min(found) > 30 and all(labels)
+    assert sorted(blind)[1] < 15  # taken for one step at the nominal rate
+    assert all(g.confidence is not None and g.confidence < 1e-8 for g in guesses)
+
+
+def test_only_the_true_secret_explains_a_pilots_update(probed):
+    view, victims, run = probed(4, batch=2, rounds=1)
+    for slot, one in observed_pilots(view).items():
+        data, me = victims["pilot"].data[slot], run.parties.clients[slot.client]
+        tries = secrets(view.plan, view.defense, one.round, 2)
+        assert len(tries) == 6  # three rates, two numbers of epochs; all batch sizes exceed two images
+        gaps = {}
+        for secret in tries:
+            (evidence,) = pilot_evidence([one], view.plan, secret)
+            gaps[secret.rate, secret.epochs] = at_truth(evidence, data.x[None], data.y[None])
+        truth = gaps.pop((float(me.rate) * 0.05, int(me.epochs)))
+        assert truth < 1e-8 and min(gaps.values()) > 1e-6
+
+
+def test_a_linear_first_layer_gives_the_image_by_a_ratio(probed):
+    view, victims, _ = probed(3, model="mlp", rounds=1)
+    found, labels, guesses = psnrs(AdaptiveFedPC(), view, victims["pilot"])
+    assert min(found) > 40 and all(labels)
+    assert all(g.evaluations < 30 for g in guesses)
+
+
+def test_the_direction_of_one_step_is_exact_whatever_the_rate(probed):
+    view, victims, _ = probed(2, kind="gradient", rounds=1)
+    pilots = [e for e in AdaptiveFedPC().evidence(view) if e.channel == "pilot"]
+    assert len(pilots) == 2
+    for evidence in pilots:
+        data = victims["pilot"].data[evidence.unit[0]]
+        assert evidence.measure == "cosine"
+        assert at_truth(evidence, data.x[None], data.y[None]) < 1e-9
+
+
+def test_ternaries_tell_labels_and_something_of_the_image(probed):
+    """Labels are exact where one image makes few steps; images beat grey, and what plain matching makes of them."""
+    view, victims, _ = probed(4)
+    plain, _, _ = psnrs(IDLG(restarts=0, budget=60), view, victims["ternary"])
+    found, labels, guesses = psnrs(AdaptiveFedPC(sign_budget=80), view, victims["ternary"])
+    grey = [float(-10 * ((victims["ternary"].truth(u).x - 0.5) ** 2).mean().log10()) for u in victims["ternary"].units]
+    assert all(labels)
+    assert sum(found) > sum(grey) + 4 and sum(found) > sum(plain) + 4
+    assert all(g.evaluations <= 88 for g in guesses)
+
+
+def test_signs_of_ternaries_are_those_of_the_gradients_at_the_truth(probed):
+    view, victims, _ = probed(4)
+    found = {s: e for s, e in ternary_evidence(view).items() if s in {u[0] for u in victims["ternary"].units}}
+    assert len(found) == 4
+    for slot, evidence in found.items():
+        data = victims["ternary"].data[slot]
+        right = evidence.simulate(data.x[None].double(), data.y[None].double())
+        wrong = tree_map(lambda t: -t, right)
+        gaps = [float(evidence.discrepancy(tree).detach()) for tree in (right, wrong)]
+        assert gaps[0] < 0.02 < 0.2 < gaps[1]
+        assert known_signs(view)[slot] and set(evidence.observed) == set(evidence.simulate.params)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_labels_of_both_roles(probed, batch):
+    view, victims, _ = probed(6 * batch, batch=batch)
+    for role, some in victims.items():
+        guesses = FedPCLabels().run(view, some.challenges(), seeded())
+        hits = [
+            g.y.tolist() == sorted(some.truth(u).y.argmax(1).tolist()) for g, u in zip(guesses, some.units, strict=True)
+        ]
+        assert all(hits) if batch == 1 or role == "pilot" else sum(hits) >= 3
+
+
+def test_labels_from_signs_by_hand(plan):
+    signs = torch.tensor([1.0, -1, 1, 0, 1, 1, 1, 1, 1, 1])
+    rows = torch.ones(10, 192)
+    rows[3] = -1
+    known = {"head.bias": signs, "head.weight": rows}
+    assert class_signs([known]).tolist() == [1, -1, 1, -1, 1, 1, 1, 1, 1, 1]  # class 3 by its weights
+    assert over_represented([known]).tolist() == [-1, 1, -1, 1, -1, -1, -1, -1, -1, -1]
+    params = {"head.weight": torch.zeros(10, 48)}
+    nothing = {n: torch.zeros_like(v) for n, v in known.items()}
+    draws = {int(sign_labels([nothing], plan, params, 1, seeded(s))) for s in range(40)}
+    assert len(draws) > 5  # no sign: chance
+    only = {**known, "head.weight": torch.ones(10, 192)}
+    assert sign_labels([only], plan, params, 1, seeded()).tolist() == [1]
+
+
+def test_real_rounds_tell_which_classes_a_client_has_more_of(federate, plan, digits):
+    run = federate(FedPC(), replace(plan, local=MOMENTUM, spec=net_spec("mlp", (1, 8, 8), 10)))
+    order = digits.y.argmax(1)[:400].argsort(stable=True)  # clients of few classes
+    run.shards = {c: Data(digits.x[order[c * 100 :][:100]], digits.y[order[c * 100 :][:100]]) for c in range(4)}
+    run.run(2)
+    params, view, right = run.parties.server.params, run.observe().view("server/1"), []
+    for slot, ((signs, _),) in known_signs(view).items():
+        data = run.shards[slot.client]
+        truth = (data.y.mean(0) - run.plan.net(params, data.x).softmax(-1).mean(0)).sign()
+        told = over_represented([signs])
+        right += (told == truth)[told != 0].tolist()
+    assert len(right) > 20 and sum(right) / len(right) > 0.85
+
+
+def test_a_pilots_cost_tells_whose_data_it_is(federate, plan, digits):
+    run = federate(FedPC(), replace(plan, local=MOMENTUM))
+    for _ in range(2):
+        view = run.observe().view("server/1")
+        ((client, params),) = [(e.sender, e.message.params) for e in view.mail if isinstance(e.message, Weights)]
+        cost = reported_costs(view, client)[run.round + 1]
+        assert cost == pytest.approx(mean_loss(plan, params, run.shards[client]), abs=1e-5)
+        others = [Data(digits.x[a : a + 48], digits.y[a : a + 48]) for a in range(200, 1600, 50)]
+        distances = cost_distances(plan, [cost], [params], [*others, run.shards[client]])
+        assert int(distances.argmin()) == len(others)
+        run.run(run.round + 1)
+
+
+@pytest.mark.parametrize("threat", AdaptiveFedPC.threats)
+def test_who_reads_the_mail_can_attack(probed, threat):
+    view, victims, _ = probed(2, threat=threat)
+    slots = {u[0] for u in victims["pilot"].units}
+    assert slots <= set(observed_pilots(view))
+    labels = FedPCLabels().run(view, victims["ternary"].challenges(), seeded())
+    truth = [int(victims["ternary"].truth(u).y.argmax(1)) for u in victims["ternary"].units]
+    assert [int(g.y) for g in labels] == truth
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 0.0])
+@pytest.mark.parametrize("by_server", [False, True])
+def test_poisoned_mail_is_a_failed_guess(probed, value, by_server):
+    def poison(tensor):
+        return torch.full_like(tensor, value) if tensor.is_floating_point() else tensor
+
+    view, victims, _ = probed(1)
+    mail = [
+        replace(e, message=tree_map(poison, e.message)) if (e.sender == SERVER) is by_server else e for e in view.mail
+    ]
+    for seen in (replace(view, mail=tuple(mail)), replace(view, mail=())):
+        for role in view.defense.roles:
+            asked = victims[role].challenges()
+            for guess in AdaptiveFedPC(budget=4, sign_budget=2, restarts=0).run(seen, asked, seeded()):
+                assert (guess.x.shape == (1, 1, 8, 8) and guess.y is None) or 0 <= int(guess.y) < 10
+            for guess in FedPCLabels().run(seen, asked, seeded()):
+                assert guess.y.shape == (1,)
+
+
+def test_masked_ternaries_tell_nothing_about_one_client(probed):
+    view, victims, _ = probed(2, defense=FedPC(masks="ring"))
+    assert known_signs(view) == {} and ternary_evidence(view) == {}
+    guesses = AdaptiveFedPC().run(view, victims["ternary"].challenges(), seeded())
+    assert all(g.evaluations == 0 for g in guesses)
+    found, _, _ = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
+    assert min(found) > 30
+
+
+def test_without_fedpc_they_are_the_plain_attacks(federate, plan):
+    run = federate(NoDefense())
+    victims = choose_victims(run.shards, "server/1", 1, 2, Seeds(0))
+    view = run.probe(victims.data).view("server/1")
+    found, labels, _ = psnrs(AdaptiveFedPC(), view, victims)
+    assert min(found) > 30 and all(labels)
+    assert [int(g.y) for g in FedPCLabels().run(view, victims.challenges(), seeded())] == [
+        int(victims.truth(u).y.argmax(1)) for u in victims.units
+    ]
