@@ -158,7 +158,9 @@ def test_masks_leave_the_server_the_weighted_mean_of_all_and_nothing_of_one(shar
 
 
 @pytest.mark.parametrize("kind", ["gradient", "local"])
-@pytest.mark.parametrize(("masks", "threat"), [("none", "server/1"), ("ring64", "collusion/1")])
+@pytest.mark.parametrize(
+    ("masks", "threat"), [("none", "server/1"), ("none", "collusion/1"), ("ring64", "collusion/1")]
+)
 def test_an_update_of_one_step_is_its_sketch(kind: str, masks: str, threat: str, shards) -> None:
     view, victims = observed(Baffle(k=20, level="epoch", masks=masks), shards, 2, threat=threat, kind=kind, plan=STEPS)
     assert max(errors(view, victims)) < 1e-5
@@ -234,6 +236,17 @@ def test_labels_of_batches_and_of_cohorts_are_counted(shards) -> None:
 def test_parameters_out_of_range_are_refused(attack: Attack, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         attack.check()
+
+
+def test_label_attacks_suit_classes_of_images_only() -> None:
+    bare, regression = (
+        replace(PLAN, spec=net_spec(model, (1, 16, 16), classes, options))
+        for model, classes, options in (("mlp", 10, {"bias": False}), ("mlp", 1, {}))
+    )
+    assert [BaffleLabels(m).suits(PLAN) for m in ("cone", "stein")] == [True, True]
+    assert [BaffleLabels(m).suits(bare) for m in ("cone", "stein")] == [True, False]
+    assert not BaffleLabels().suits(regression)
+    assert not BaffleHistogram().suits(regression)
 
 
 # -- the histogram ---------------------------------------------------------------------------------------------------

@@ -56,10 +56,10 @@ class BaffleSketch(DLG):
         known = {sketch.unit: sketch for sketch in sketches(view)}
         if not known:
             return IDLG(label=self.label, budget=self.budget).run(view, challenges, generator)
-        asked = []
+        infer, asked = self.label == "inferred" and view.plan.spec.classes > 1, []
         for challenge in challenges:
             sketch, count = known.get(challenge.unit), len(challenge.unit) * challenge.batch
-            if sketch is not None and challenge.y is None and self.label == "inferred":
+            if sketch is not None and challenge.y is None and infer:
                 labels = sketched_labels(view.plan, sketch, count, generator)
                 if labels is not None:
                     y = one_hot(labels, view.plan.spec.classes).float()

@@ -25,10 +25,12 @@ from ppbench.errors import UsageError
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
 
+SMALL = 50  # numbers up to which the exact law of the statistic is taken
+
 
 @dataclass(frozen=True)
 class KS:
-    """Two-sample Kolmogorov-Smirnov test. statistic: in [0, 1]; p_value: asymptotic, of one law being so unlike."""
+    """Two-sample Kolmogorov-Smirnov test. statistic: in [0, 1]; p_value: of samples from one law being so unlike."""
 
     statistic: float
     p_value: float
@@ -49,7 +51,8 @@ def histogram_test(real: Tensor, noise: Tensor) -> KS:
     for name, sample in (("real", real), ("noise", noise)):
         if not len(sample) or not bool(sample.isfinite().all()):
             raise UsageError(f"The histogram test needs finite loss differences, at least one; {name!r} has others.")
-    found = stats.ks_2samp(real.double().numpy(), noise.double().numpy(), method="asymp")
+    method = "exact" if min(len(real), len(noise)) <= SMALL else "asymp"
+    found = stats.ks_2samp(real.double().numpy(), noise.double().numpy(), method=method)
     return KS(float(found.statistic), float(found.pvalue))
 
 
@@ -99,6 +102,10 @@ class BaffleHistogram(Attack):
         """Refuse fewer than one candidate."""
         if self.candidates < 1:
             raise UsageError(f"Attack {self.name!r}: candidates={self.candidates} is too small; it must be 1 or more.")
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether images have classes to tell apart."""
+        return super().suits(plan) and not plan.net.pixelwise
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""

@@ -30,6 +30,7 @@ from ppbench.federation.tree import Params
 NOISE_IMAGES = 64
 SPREAD = 0.1  # prior variance of an entry of p - y
 MEAN_ERRORS = (0.05, 0.2, 0.5, 1.0)
+NNLS_STEPS = 10_000
 HEAD_BIAS = "head.bias"
 
 
@@ -65,7 +66,7 @@ class Linear:
             uneven = torch.eye(classes - 1, dtype=torch.float64) - 1 / (classes - 1)
             rows = torch.cat([edges, uneven * edges.norm() / (classes - 1) ** 0.5])
             right = torch.cat([self.s, self.s.new_zeros(classes - 1)])
-            residuals.append(float(nnls(rows.numpy(), right.numpy())[1]))
+            residuals.append(float(nnls(rows.numpy(), right.numpy(), maxiter=NNLS_STEPS)[1]))
         return torch.tensor(residuals).argmin(keepdim=True)
 
 
@@ -85,13 +86,7 @@ def linearized(plan: Plan, rounds: Sequence[Equations], generator: torch.Generat
 
 
 def bias_signal(rounds: Sequence[Equations]) -> Tensor:
-    """Return Stein's estimate [C] float64 of the gradient of the head's bias, the mean over rounds.
-
-    Raises:
-        UsageError: the head has no bias.
-    """
-    if HEAD_BIAS not in rounds[0].params:
-        raise UsageError("Stein's estimate of the head's bias needs a head with bias; use method='cone'.")
+    """Return Stein's estimate [C] float64 of the gradient of the bias of a head that has one, the mean over rounds."""
     found = []
     for r in rounds:
         layout = Layout.of(r.params)
@@ -189,6 +184,10 @@ class BaffleLabels(Attack):
         """Refuse a method that does not exist."""
         if self.method not in ("cone", "stein"):
             raise UsageError(f"Attack {self.name!r}: method={self.method!r} is unknown; use 'cone' or 'stein'.")
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether images have classes, and the head a bias where it alone is looked at."""
+        return super().suits(plan) and not plan.net.pixelwise and (self.method == "cone" or plan.net.head_bias)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""

@@ -172,6 +172,8 @@ def _steps(view: View, defense: Baffle, found: dict[Slot, list[Exchange]], drawn
     if steps > 1 and local.opt.momentum:  # in the span too, but steps would be weighted unequally
         return []
     for e in view.defense.evidence(view):
+        if e.unit[0] not in found:  # a colluder's own
+            continue
         exchange = found[e.unit[0]][0]
         params, layout = exchange.asked.params, Layout.of(exchange.asked.params)
         total = steps * layout.pack(e.observed).double()
