@@ -16,10 +16,10 @@ from ppbench.attacks.adaptive.fedpc_labels import slot_labels
 from ppbench.attacks.adaptive.fedpc_pilot import (
     Given,
     Trials,
+    direction_evidence,
     invert_pilots,
     linear_pilots,
     observed_pilots,
-    scale_free,
     secrets,
 )
 from ppbench.attacks.adaptive.fedpc_ternary import ternary_evidence
@@ -34,7 +34,7 @@ class AdaptiveFedPC(FedAvgInversion):
     """Inverts whatever a client sent: its model as pilot, else its ternaries.
 
     Attributes:
-        sign_budget: gradient evaluations a victim where only signs are known; more of them gain little.
+        sign_budget: gradient evaluations a victim where only signs are known, as under Adam; more gain little.
     """
 
     budget: int = 1200
@@ -46,13 +46,17 @@ class AdaptiveFedPC(FedAvgInversion):
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
     reference: ClassVar[str] = "this project; local training simulated as in Geiping et al. 2020"
 
+    def suits(self, plan: Plan) -> bool:
+        """Return whether targets are classes of whole images."""
+        return plan.spec.classes > 1 and super().suits(plan)
+
     def evidence(self, view: View) -> list[Evidence]:
         """Return, of FedPC, what holds whatever the hyper-parameters: a pilot's direction, or signs of the others."""
         if not isinstance(view.defense, FedPC):
             return super().evidence(view)
         pilots = observed_pilots(view)
         signs = [e for slot, e in ternary_evidence(view).items() if slot not in pilots]
-        return scale_free(list(pilots.values()), view.plan) + signs
+        return direction_evidence(list(pilots.values()), view.plan) + signs
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; a start image where nothing can be read, as of masked ternaries."""
@@ -64,7 +68,8 @@ class AdaptiveFedPC(FedAvgInversion):
         sent = [i for i, asked in enumerate(challenges) if asked.unit[0] in pilots and len(asked.unit) == 1]
         if sent:
             asked = [challenges[i] for i in sent]
-            trials = Trials(self, view, [pilots[c.unit[0]] for c in asked], asked, first)
+            attack = replace(self, budget=self.sign_budget) if view.plan.local.opt.name == "adam" else self
+            trials = Trials(attack, view, [pilots[c.unit[0]] for c in asked], asked, first)
             guesses |= dict(zip(sent, self._pilots(trials, view.defense), strict=True))
         others = [i for i in range(len(challenges)) if i not in guesses]
         guesses |= dict(zip(others, self._others(view, [challenges[i] for i in others], generator), strict=True))
@@ -85,7 +90,9 @@ class AdaptiveFedPC(FedAvgInversion):
         found = tuple(ternary_evidence(view).values())
         inner = Given(budget=self.sign_budget, restarts=0, tv=self.tv, found=found)
         guesses = inner.run(view, known, generator)
-        return [g if g.y is not None else replace(g, y=y) for g, y in zip(guesses, labels, strict=True)]
+        spent = [max(1, g.evaluations) for g in guesses]  # reading the labels counts as one
+        named = [c.y.flatten(0, 1).argmax(-1) for c in known if c.y is not None]
+        return [replace(g, y=y, evaluations=n) for g, y, n in zip(guesses, named, spent, strict=True)]
 
 
 def linear(plan: Plan) -> bool:

@@ -116,8 +116,13 @@ def pilot_evidence(found: Sequence[Observed], plan: Plan, secret: Secret) -> lis
     return evidence
 
 
-def scale_free(found: Sequence[Observed], plan: Plan) -> list[Evidence]:
-    """Return evidence that holds whatever the learning rate: the direction of the update, taken for one gradient's."""
+def direction_evidence(found: Sequence[Observed], plan: Plan) -> list[Evidence]:
+    """Return evidence that holds whatever the learning rate: the direction of the update, taken for one gradient's.
+
+    Under Adam, its signs.
+    """
+    if plan.local.opt.name == "adam":
+        return pilot_evidence(found, plan, Secret(plan.local.opt.lr, 1, 2**31))
     return [Evidence((o.slot,), o.change, simulation(plan, o.params), measure="cosine", channel="pilot") for o in found]
 
 
