@@ -30,7 +30,7 @@ class BaffleSketch(DLG):
 
     Attributes:
         hopeless: of DLG; sketches are nearly exact, so a search that ends above it ended in a local minimum. Trained
-            networks have many: seven starts take the median of eight digits (300 numbers) from 25 to 54 dB.
+            networks have many: seven starts take the median of eight digits (300 numbers) from 18 to 54 dB.
         smoothness: weight of the total variation of images, in units of the relative mismatch: it fills in what fewer
             equations than pixels leave open, and costs little where there are more.
         box: weight of the mean squared distance of pixels from the data range.
