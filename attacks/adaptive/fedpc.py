@@ -7,24 +7,27 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
-from ppbench.attacks.adaptive.fedpc_labels import slot_labels
+from ppbench.attacks.adaptive.fedpc_labels import known_signs, slot_labels
 from ppbench.attacks.adaptive.fedpc_pilot import (
-    Given,
+    Secret,
     Trials,
     direction_evidence,
-    invert_pilots,
+    invert,
     linear_pilots,
     observed_pilots,
+    pilot_evidence,
     secrets,
 )
-from ppbench.attacks.adaptive.fedpc_ternary import ternary_evidence
+from ppbench.attacks.adaptive.fedpc_ternary import gain_of, ternary_evidence
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.rows import first_layer
+from ppbench.attacks.reconstruction.starts import Victim
 from ppbench.defenses.fedpc import FedPC
 from ppbench.federation.plan import Plan
 
@@ -55,7 +58,8 @@ class AdaptiveFedPC(FedAvgInversion):
         if not isinstance(view.defense, FedPC):
             return super().evidence(view)
         pilots = observed_pilots(view)
-        signs = [e for slot, e in ternary_evidence(view).items() if slot not in pilots]
+        told = known_signs(view, view.defense)
+        signs = [ternary_evidence(slot, rounds, view.plan) for slot, rounds in told.items() if slot not in pilots]
         return direction_evidence(list(pilots.values()), view.plan) + signs
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
@@ -63,36 +67,62 @@ class AdaptiveFedPC(FedAvgInversion):
         if not isinstance(view.defense, FedPC):
             return super().run(view, challenges, generator)
         self.check()
-        pilots, guesses = observed_pilots(view), dict[int, Guess]()
-        first = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        sent = [i for i, asked in enumerate(challenges) if asked.unit[0] in pilots and len(asked.unit) == 1]
-        if sent:
-            asked = [challenges[i] for i in sent]
-            attack = replace(self, budget=self.sign_budget) if view.plan.local.opt.name == "adam" else self
-            trials = Trials(attack, view, [pilots[c.unit[0]] for c in asked], asked, first)
-            guesses |= dict(zip(sent, self._pilots(trials, view.defense), strict=True))
-        others = [i for i in range(len(challenges)) if i not in guesses]
-        guesses |= dict(zip(others, self._others(view, [challenges[i] for i in others], generator), strict=True))
-        return [guesses[i] for i in range(len(challenges))]
+        pilots, told = observed_pilots(view), known_signs(view, view.defense)
+        labels = slot_labels(view, view.defense, challenges, generator)
+        named = [_with_labels(asked, y, view.plan) for asked, y in zip(challenges, labels, strict=True)]
+        guesses = [_grey(asked, view.plan, generator) for asked in named]
+        alone = [i for i, asked in enumerate(challenges) if len(asked.unit) == 1]
+        sent = [i for i in alone if challenges[i].unit[0] in pilots]
+        signed = [i for i in alone if challenges[i].unit[0] in told and i not in sent]
+        for rows, run, asked in ((sent, self._pilots, challenges), (signed, self._others, named)):
+            found = run(view, view.defense, [asked[i] for i in rows], generator) if rows else []
+            for i, guess in zip(rows, found, strict=True):
+                guesses[i] = guess if guess.y is not None else replace(guesses[i], evaluations=guess.evaluations)
+        return guesses
 
-    def _pilots(self, trials: Trials, defense: FedPC) -> list[Guess]:
-        if linear(trials.view.plan):
-            return linear_pilots(trials)
-        round_, batch = trials.found[0].round, trials.challenges[0].batch
-        return invert_pilots(trials, secrets(trials.view.plan, defense, round_, batch))
+    def _pilots(
+        self, view: View, defense: FedPC, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        plan, pilots = view.plan, observed_pilots(view)
+        found = [pilots[asked.unit[0]] for asked in challenges]
+        if linear(plan):
+            return linear_pilots(found, view, challenges, generator, self.budget)
 
-    def _others(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        labels = slot_labels(view, challenges, generator)
-        known = [
-            c if c.y is not None else replace(c, y=one_hot(y, view.plan.spec.classes)[None].float())
-            for c, y in zip(challenges, labels, strict=True)
-        ]
-        found = tuple(ternary_evidence(view).values())
-        inner = Given(budget=self.sign_budget, restarts=0, tv=self.tv, found=found)
-        guesses = inner.run(view, known, generator)
-        spent = [max(1, g.evaluations) for g in guesses]  # reading the labels counts as one
-        named = [c.y.flatten(0, 1).argmax(-1) for c in known if c.y is not None]
-        return [replace(g, y=y, evaluations=n) for g, y, n in zip(guesses, named, spent, strict=True)]
+        def suppose(rows: Sequence[int], secret: Secret) -> list[Evidence]:
+            return pilot_evidence([found[i] for i in rows], plan, secret)
+
+        attack = replace(self, budget=self.sign_budget) if plan.local.opt.name == "adam" else self
+        tries = secrets(plan, defense, found[0].round, challenges[0].batch)
+        return invert(Trials(attack, view, suppose, challenges, generator), tries)
+
+    def _others(
+        self, view: View, defense: FedPC, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        plan, told, count = view.plan, known_signs(view, defense), challenges[0].batch
+        slots = [asked.unit[0] for asked in challenges]
+
+        def suppose(rows: Sequence[int], secret: Secret) -> list[Evidence]:
+            gain = gain_of(plan, secret, count)
+            return [ternary_evidence(slots[i], told[slots[i]], plan, gain) for i in rows]
+
+        attack = replace(self, budget=self.sign_budget, restarts=0)
+        tries = secrets(plan, defense, told[slots[0]][-1].round, count)
+        return invert(Trials(attack, view, suppose, challenges, generator), tries)
+
+
+def _with_labels(asked: Challenge, labels: Tensor, plan: Plan) -> Challenge:
+    """Return the challenge with the labels [U * B] that it grants, or else these."""
+    if asked.y is not None:
+        return asked
+    y = one_hot(labels, plan.spec.classes).float().unflatten(0, (len(asked.unit), asked.batch))
+    return replace(asked, y=y)
+
+
+def _grey(asked: Challenge, plan: Plan, generator: torch.Generator) -> Guess:
+    """Return the guess of an attacker who knows labels only; reading them counts as one evaluation."""
+    victim = Victim(None, asked, plan, generator)
+    labels = victim.labels("inferred")
+    return Guess(x=victim.image("grey"), y=None if labels is None else labels.argmax(-1), evaluations=1)
 
 
 def linear(plan: Plan) -> bool:

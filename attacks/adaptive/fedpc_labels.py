@@ -19,7 +19,7 @@ from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
 from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, noise_means, read_labels, single_label
 from ppbench.defenses.fedpc import FedPC, Ternary
-from ppbench.defenses.fedpc_evidence import model_of, signs, uploads
+from ppbench.defenses.fedpc_evidence import before, model_of, signs, uploads
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import Slot
@@ -69,16 +69,36 @@ def sign_labels(rounds: Sequence[Params], plan: Plan, params: Params, batch: int
     return greedy_multiset(batch * prediction - signal, signal < 0, batch)
 
 
-def known_signs(view: View) -> dict[Slot, list[tuple[Params, Params]]]:
-    """Return, by slot, the signs of each round whose ternary tells any, and the model that the round began with."""
-    found: dict[Slot, list[tuple[Params, Params]]] = {}
+@dataclass(frozen=True)
+class Told:
+    """What one ternary tells of a client's step P - Q.
+
+    Attributes:
+        round: number of the round.
+        signs: its signs, 0 where not told; oriented as a gradient.
+        params: the model P that the round began with.
+        bounds: beta times the size of the last global step: |P - Q| is at least that where the ternary is not 0, else
+            less, and where the bound itself is 0 nothing is told. Empty in round 1.
+    """
+
+    round: int
+    signs: Params
+    params: Params
+    bounds: Params
+
+
+def known_signs(view: View, defense: FedPC) -> dict[Slot, list[Told]]:
+    """Return, by slot, what the ternaries tell in each round in which they tell any sign."""
+    found: dict[Slot, list[Told]] = {}
     for exchange in uploads(view):
         params = model_of(view, exchange.slot.probe, exchange.round)
         known = signs(view, exchange) if isinstance(exchange.answer, Ternary) else None
         if params is None or known is None or not all(bool(v.isfinite().all()) for v in known.values()):
             continue
         if any(bool((v != 0).any()) for v in known.values()):
-            found.setdefault(exchange.slot, []).append((known, params))
+            older = before(view, exchange) or {}
+            bounds = {n: defense.beta * (params[n] - v).abs() for n, v in older.items()}
+            found.setdefault(exchange.slot, []).append(Told(exchange.round, known, params, bounds))
     return found
 
 
@@ -96,18 +116,20 @@ class FedPCLabels(LabelRecovery):
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset."""
         if not isinstance(view.defense, FedPC):
             return super().run(view, challenges, generator)
-        return [Guess(y=y, evaluations=1) for y in slot_labels(view, challenges, generator)]
+        return [Guess(y=y, evaluations=1) for y in slot_labels(view, view.defense, challenges, generator)]
 
 
-def slot_labels(view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Tensor]:
+def slot_labels(
+    view: View, defense: FedPC, challenges: Sequence[Challenge], generator: torch.Generator
+) -> list[Tensor]:
     """Return the labels [U * B] int64 of each challenge about a FedPC client, from what it sent."""
     pilots: dict[Slot, Evidence] = {e.unit[0]: e for e in view.defense.evidence(view) if e.channel == "pilot"}
-    told, labels = known_signs(view), []
+    told, labels = known_signs(view, defense), []
     for asked in challenges:
         slot, batch = asked.unit[0], len(asked.unit) * asked.batch
         rounds = told.get(slot)
         if slot in pilots or rounds is None:
             labels.append(read_labels(pilots.get(slot), view.plan, batch, generator))
         else:
-            labels.append(sign_labels([known for known, _ in rounds], view.plan, rounds[-1][1], batch, generator))
+            labels.append(sign_labels([t.signs for t in rounds], view.plan, rounds[-1].params, batch, generator))
     return labels

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
@@ -128,19 +128,29 @@ def direction_evidence(found: Sequence[Observed], plan: Plan) -> list[Evidence]:
 
 @dataclass
 class Trials:
-    """The search of a view's pilots over hyper-parameters. best: each one's surest guess so far; spent: evaluations."""
+    """The search of a view's clients over hyper-parameters.
+
+    Attributes:
+        attack: options of the search.
+        view: gives the plan.
+        suppose: evidence about the clients of given places, supposed that given hyper-parameters are theirs.
+        challenges: what is asked, by place.
+        generator: source of starts.
+        best: each client's surest guess so far, with its mismatch and hyper-parameters.
+        spent: evaluations.
+    """
 
     attack: FedAvgInversion
     view: View
-    found: Sequence[Observed]
+    suppose: Callable[[Sequence[int], Secret], Sequence[Evidence]]
     challenges: Sequence[Challenge]
     generator: torch.Generator
     best: dict[int, tuple[float, Secret, Guess]] = field(default_factory=dict)
     spent: Counter[int] = field(default_factory=Counter)
 
-    def suppose(self, rows: Sequence[int], secret: Secret, budget: int) -> None:
-        """Attack the pilots `rows` as if `secret` were theirs, with `budget` evaluations each."""
-        evidence = pilot_evidence([self.found[i] for i in rows], self.view.plan, secret)
+    def attempt(self, rows: Sequence[int], secret: Secret, budget: int) -> None:
+        """Attack the clients `rows` as if `secret` were theirs, with `budget` evaluations each."""
+        evidence = self.suppose(rows, secret)
         options = {f.name: getattr(self.attack, f.name) for f in fields(FedAvgInversion)}
         inner = Given(**{**options, "budget": max(1, budget), "found": tuple(evidence)})
         guesses = inner.run(self.view, [self.challenges[i] for i in rows], self.generator)
@@ -151,37 +161,38 @@ class Trials:
                 self.best[i] = (mismatch, secret, guess)
 
     def unexplained(self) -> list[int]:
-        """Return the pilots whose update no guess explains yet, and who have evaluations left."""
+        """Return the clients whose update no guess explains yet, and who have evaluations left."""
         done = NEAR * self.attack.stop
-        every = range(len(self.found))
+        every = range(len(self.challenges))
         return [
             i for i in every if self.spent[i] < self.attack.budget and (i not in self.best or self.best[i][0] > done)
         ]
 
     def guesses(self) -> list[Guess]:
         """Return the surest guesses, with all evaluations spent."""
-        return [replace(self.best[i][2], evaluations=self.spent[i]) for i in range(len(self.found))]
+        return [replace(self.best[i][2], evaluations=self.spent[i]) for i in range(len(self.challenges))]
 
 
-def invert_pilots(trials: Trials, tries: Sequence[Secret]) -> list[Guess]:
-    """Return one guess a pilot: all `tries` with `SHARE` of the budget, then each one's best with the rest."""
+def invert(trials: Trials, tries: Sequence[Secret]) -> list[Guess]:
+    """Return one guess a client: all `tries` with `SHARE` of the budget, then each one's best with the rest."""
     budget = trials.attack.budget
     for secret in tries:
         if rows := trials.unexplained():
-            trials.suppose(rows, secret, int(SHARE * budget) // len(tries) if len(tries) > 1 else budget)
+            trials.attempt(rows, secret, int(SHARE * budget) // len(tries) if len(tries) > 1 else budget)
     left = trials.unexplained()
     for secret in dict.fromkeys(trials.best[i][1] for i in left):
         rows = [i for i in left if trials.best[i][1] == secret]
-        trials.suppose(rows, secret, min(budget - trials.spent[i] for i in rows))
+        trials.attempt(rows, secret, min(budget - trials.spent[i] for i in rows))
     return trials.guesses()
 
 
-def linear_pilots(trials: Trials) -> list[Guess]:
+def linear_pilots(
+    found: Sequence[Observed], view: View, challenges: Sequence[Challenge], generator: torch.Generator, budget: int
+) -> list[Guess]:
     """Return guesses where the first layer is linear with biases: the ratio of changes, free of learning rates.
 
     For one example it is the image after any number of steps of SGD, since the input of that layer never moves.
     """
-    plan = trials.view.plan
-    nominal = pilot_evidence(trials.found, plan, Secret(plan.local.opt.rate(trials.found[0].round), 1, 2**31))
+    nominal = pilot_evidence(found, view.plan, Secret(view.plan.local.opt.rate(found[0].round), 1, 2**31))
     gradients = tuple(e.simulate.as_gradient(e, 1) for e in nominal if isinstance(e.simulate, LocalTraining))
-    return Algebra(budget=trials.attack.budget, found=gradients).run(trials.view, trials.challenges, trials.generator)
+    return Algebra(budget=budget, found=gradients).run(view, challenges, generator)

@@ -80,15 +80,21 @@ class LocalTraining(Mappable):
         return [slice(i, min(i + size, count)) for _ in range(epochs) for i in range(0, count, size)]
 
     def as_gradient(self, evidence: Evidence, count: int) -> Evidence:
-        """Return `evidence` about `count` images a client as if its change were that many times one gradient.
+        """Return `evidence` about `count` images a client as if its change were a multiple of one gradient (`reach`).
 
-        A gradient taken t steps before the end moves the weights 1 + m + ... + m^t times the learning rate, m being
-        the momentum. Exact for one step; else what labels are read off.
+        Exact for one step; else what labels are read off.
         """
-        momentum, steps = self.plan.local.opt.momentum, len(self.steps(count))
-        gain = self.rate * sum(momentum**s for t in range(steps) for s in range(steps - t)) / self.divisor
+        gain = self.rate * reach(self.plan.local.opt.momentum, len(self.steps(count))) / self.divisor
         observed = {name: value / gain for name, value in evidence.observed.items()}
         return replace(evidence, observed=observed, simulate=self.once, params=self.params)
+
+
+def reach(momentum: float, steps: int) -> float:
+    """Return how far `steps` equal gradients move the weights, in units of one gradient times the learning rate.
+
+    A gradient taken t steps before the end moves them 1 + m + ... + m^t times, m being the momentum.
+    """
+    return sum(momentum**s for t in range(steps) for s in range(steps - t))
 
 
 def trained_evidence(view: View) -> list[Evidence]:
