@@ -1,8 +1,9 @@
-"""Make the records behind docs/claims.md, then the table itself: what PBPFL's and MP-DP's papers claim, checked.
+"""Make the records behind docs/claims.md, then the table itself: what papers claim about their defenses, checked.
 
 Run: PPBENCH_SHARED=FOLDER python benchmarks/make_claims.py OUT [PART ...]
-FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz; without it only `digits` is evaluated.
-Finished cells are found again. PART: some of `digits`, `bank`, `cifar`, `mnist`; all by default.
+FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz; without it only digits are evaluated.
+Finished cells are found again. PART: some of `digits`, `fedpc`, `baffle`, `bank`, `cifar`, `mnist`, `baffle_images`;
+all by default.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ppbench.defenses.fedpc import FedPC
 from ppbench.evaluation import evaluate
 from ppbench.leaderboard.claims.page import write_claims
 
 HERE = Path(__file__).resolve().parent
 BATCHES = (1,)
 MEMBERS = ("mia_loss", "mia_mentr", "mia_nn", "unmask_regression", "unmask_projection", "unmask_data_free")
+FAST = {"stages": ("init",), "attack_batch": (1,)}
+OF_FEDPC = {k: v for k, v in FedPC.setting["quick"].items() if k not in ("clients", "attack_batch")}
 MODELS = ("query", "extract_regression", "extract_data_free")
 
 
@@ -36,6 +40,15 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
             },
         ]
     }
+    found["fedpc"] = [
+        {"defense": "fedpc"},
+        *({"defense": "fedpc", "clients": n, "grid": (0.2,), **FAST} for n in (3, 10)),
+        *({"defense": name, "clients": n, **OF_FEDPC, **FAST} for name in ("phong", "central") for n in (3, 10)),
+    ]
+    found["baffle"] = [
+        {"defense": "baffle"},
+        {"defense": "baffle", "grid": (300.0,), "settings": {"masks": "ring64"}, "threats": ("collusion/1",), **FAST},
+    ]
     if data is None:
         return found
     table = f"csv:{data / 'bank-marketing.csv.gz'}?target=y&sep=;&split=8:1:1&task=regression"
@@ -80,6 +93,21 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
             **{"attacks": ("linear", "label_recovery", "adaptive_mpdp", "mpdp_histogram", *MEMBERS, *MODELS)},
         }
     ]
+    found["baffle_images"] = [
+        {
+            **{"defense": "baffle", "dataset": cifar, "model": model, "train": 640, "batch_size": 64, "rounds": 1},
+            **{"grid": (10.0,), "settings": {"scheme": "twice"}, "attacks": ("baffle_labels", "label_recovery")},
+            **{"stages": ("init",), "attack_batch": BATCHES},
+        }
+        for model in ("lenet_baffle", "wrn_10_2")
+    ]
+    found["baffle_images"].append(
+        {
+            **{"defense": "baffle", "dataset": mnist, "model": "lenet_baffle", "train": 640, "batch_size": 32},
+            **{"upload": "delta", "settings": {"scheme": "twice", "level": "epoch"}, "grid": (100.0,), "rounds": 20},
+            **{"attacks": ("label_recovery",), "stages": ("init",), "attack_batch": BATCHES},
+        }
+    )
     return found
 
 

@@ -44,6 +44,7 @@ SETTING: Mapping[str, Any] = {
     "rounds": 200,
     "decay_at": (),
     "attack_batch": (1, 4),
+    "victims": 12,
 }
 
 

@@ -57,7 +57,7 @@ class FedPC(Parameters):
     name: ClassVar[str] = "fedpc"
     control: ClassVar[str] = "beta"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
-        "quick": (0.2, 0.5, 0.8),
+        "quick": (0.2, 0.8),
         "paper": (0.1, 0.2, 0.35, 0.5, 0.8),
     }
     paper: ClassVar[str] = PAPER

@@ -87,9 +87,10 @@ class EvaluateConfig(Strict):
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
 
+SEARCHES = ("dlg", "idlg", "fedavg_inversion", "adaptive_fedpc")
 PRESETS: dict[str, dict[str, Any]] = {
     # One start a victim: on two cores the whole has to end within three minutes.
-    "quick": {"settings": {"dlg.restarts": 0, "idlg.restarts": 0}},
+    "quick": {"settings": {f"{attack}.restarts": 0 for attack in SEARCHES}},
     "paper": {
         "grid": "paper",
         "rounds": 300,

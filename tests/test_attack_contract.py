@@ -86,7 +86,9 @@ def plan_for(name: str, defense: Defense, plan: Plan) -> Plan:
     setting = defense.setting.get("quick", {})
     if "model" in setting:
         spec = net_spec(setting["model"], plan.spec.shape, plan.spec.classes, setting.get("model_options"))
-        return replace(plan, spec=spec, local=Local(setting["upload"], batch=16), loss=setting["loss"])
+        opt = Opt(setting.get("optimizer", "adam"), setting.get("lr", 1e-3), setting.get("momentum", 0.0))
+        local = Local(setting.get("upload", "delta"), batch=16, opt=opt)
+        return replace(plan, spec=spec, local=local, loss=setting.get("loss", plan.loss))
     if not ATTACKS[name]().suits(plan):
         return replace(plan, spec=net_spec("mlp", plan.spec.shape, plan.spec.classes))
     return plan
@@ -160,7 +162,7 @@ def mute(federate: Federate, name: str, defense: Defense, count: int, batch: int
 
     Where that takes keys, or more than one gradient, the numbers in the clients' own letters are drawn anew.
     """
-    if defense.masked:
+    if defense.masked or not defense.mappable:
         world, g = probe(federate(name, defense), count, batch), seeded(5)
 
         def draw(tensor: Tensor) -> Tensor:

@@ -18,12 +18,12 @@ from ppbench.attacks.reconstruction.search import Effort, search
 from ppbench.defenses.none import NoDefense
 from ppbench.errors import UsageError
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.task.net import initial, net_spec
 
-PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 1)
+PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient"))
 PARAMS = initial(PLAN.spec, 0)
 SIMULATE = simulation(PLAN, PARAMS)
 
