@@ -44,7 +44,6 @@ SETTING: Mapping[str, Any] = {
     "rounds": 200,
     "decay_at": (),
     "attack_batch": (1, 4),
-    "victims": 12,
 }
 
 

@@ -23,13 +23,13 @@ from ppbench.attacks.adaptive.head_features import System, class_starts, recover
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.task.net import initial, net_spec
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10)
-PLAN = Plan(SPEC, 8)
+PLAN = Plan(SPEC, 8, Local("gradient"))
 BITS = 64
 QUICK = AdaptiveSPN(inversion_budget=200, joint_budget=600)
 
@@ -119,7 +119,7 @@ def test_one_example_gives_its_features_exactly(alpha2: float, dtype: torch.dtyp
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
 def test_a_batch_of_distinct_labels_gives_every_feature(batch: int) -> None:
-    plan = Plan(net_spec("dlnet", (1, 16, 16), 10), 2)
+    plan = Plan(net_spec("dlnet", (1, 16, 16), 10), 2, Local("gradient"))
     for seed in range(4):
         params, g = initial(plan.spec, seed), generator(seed)
         x, y = torch.rand(batch, 1, 16, 16, generator=g), torch.arange(batch)
@@ -166,7 +166,7 @@ def test_jacobian_of_the_closed_system() -> None:
 def test_fast_objective_equals_double_backward(
     seed: int, victims: int, batch: int, masked: bool, activation: str
 ) -> None:
-    plan = Plan(net_spec("dlnet", (2, 8, 8), 4, {"activation": activation}), 2)
+    plan = Plan(net_spec("dlnet", (2, 8, 8), 4, {"activation": activation}), 2, Local("gradient"))
     params, g = initial(plan.spec, seed), generator(seed)
     width = plan.net.feature_count
     seen = [{n: torch.randn(v.shape, generator=g) for n, v in params.items()} for _ in range(victims)]
@@ -196,7 +196,7 @@ def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
 
 
 def test_networks_without_a_fast_form_take_double_backward() -> None:
-    plan = Plan(net_spec("alexnet", (3, 32, 32), 10), 2)
+    plan = Plan(net_spec("alexnet", (3, 32, 32), 10), 2, Local("gradient"))
     params = initial(plan.spec, 0)
     phi = torch.rand(1, 1, plan.net.feature_count)
     objective = backbone_objective(plan, params, [params], phi)
@@ -233,6 +233,13 @@ def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2: float) -> No
     assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) > 35
     assert all(torch.equal(guess.y, y) for guess, y in zip(guesses, scene.labels, strict=True))
     assert all(guess.confidence < 1e-3 and 0 < guess.evaluations <= 800 for guess in guesses)
+
+
+def test_a_network_without_a_fast_form_is_broken_too() -> None:
+    plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"}), 2, Local("gradient"))
+    scene = world_of(plan, initial(plan.spec, 0), [digits(1, 3)], 0.1)
+    (guess,) = QUICK.run(scene.view, scene.challenges, generator(0))
+    assert psnr(guess.x, scene.x[0])[0] > 30
 
 
 def test_batches_are_broken_too() -> None:
@@ -300,7 +307,7 @@ def test_cifar_victims_fall_at_the_strength_of_the_paper() -> None:
     pixels = [np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")) for row in rows]
     images = [torch.tensor(image).permute(2, 0, 1)[None].float() / 255 for image in pixels]
     batches = [(x, torch.tensor([row["label"]])) for x, row in zip(images, rows, strict=True)]
-    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 3)
+    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 3, Local("gradient"))
     scene = world_of(plan, initial(plan.spec, 0), batches, 0.1)
     guesses = AdaptiveSPN(joint_budget=1000).run(scene.view, scene.challenges, generator(0))
     assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, images, strict=True)]) > 25

@@ -20,13 +20,13 @@ from ppbench.attacks.label.squared import label_histogram
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.task.net import initial, net_spec
 
 SHAPE, CLASSES = (1, 16, 16), 10
-PLAN = Plan(net_spec("dlnet", SHAPE, CLASSES), 4)
+PLAN = Plan(net_spec("dlnet", SHAPE, CLASSES), 4, Local("gradient"))
 SLOT = Slot(0, 0)
 
 
@@ -175,7 +175,7 @@ def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int) -> t
 @each_net
 @pytest.mark.parametrize("loss", LOSSES)
 def test_planted_leak_any_head_at_random_weights(model: str, options: dict, loss: str, digits: Data) -> None:
-    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss=loss)
+    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
     params = initial(plan.spec, 1)
     assert rates(plan, params, digits, 1, 25)[0] >= 0.9
     found, chance = rates(plan, params, digits, 8, 12)
@@ -184,7 +184,7 @@ def test_planted_leak_any_head_at_random_weights(model: str, options: dict, loss
 
 @pytest.mark.parametrize(("model", "options"), [NETS[1], NETS[3]], ids=["mlp-bias", "cnn-activation"])
 def test_squared_loss_shows_labels_of_a_trained_model_too(model: str, options: dict, digits: Data) -> None:
-    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss="squared")
+    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss="squared")
     params = initial(plan.spec, 1)
     for _ in range(60):
         params = step(plan, params, Data(digits.x[:200], digits.y[:200]), 0.05)
@@ -197,7 +197,7 @@ def test_squared_loss_shows_labels_of_a_trained_model_too(model: str, options: d
 @pytest.mark.parametrize(("model", "options"), NETS[:4], ids=["mlp", "mlp-bias", "cnn-bias", "cnn"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_null_noise_in_place_of_any_heads_gradient(model: str, options: dict, loss: str) -> None:
-    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss=loss)
+    plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
     params, batch, tries = initial(plan.spec, 1), 2, 150
     right = chance = 0
     for seed in range(tries):
@@ -214,7 +214,7 @@ def test_null_noise_in_place_of_any_heads_gradient(model: str, options: dict, lo
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, 1e30])
 def test_poisoned_gradients_of_any_head_are_survived(model: str, options: dict, value: float) -> None:
     for loss in LOSSES:
-        plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, loss=loss)
+        plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
         params = initial(plan.spec, 1)
         for weights in (params, {name: torch.full_like(part, value) for name, part in params.items()}):
             weight = torch.full_like(params["head.weight"], value)
@@ -228,7 +228,7 @@ def test_poisoned_gradients_of_any_head_are_survived(model: str, options: dict, 
 
 def test_features_of_either_sign_do_not_turn_the_sign_rule_round() -> None:
     """Without a head bias the signal is multiplied by the sum of features, which tanh may make negative."""
-    plan = Plan(net_spec("mlp", (6,), 5, {"bias": False, "activation": "tanh"}), 4)
+    plan = Plan(net_spec("mlp", (6,), 5, {"bias": False, "activation": "tanh"}), 4, Local("gradient"))
     params, negative = initial(plan.spec, 0), 0
     for seed in range(40):
         g = generator(seed)
@@ -317,7 +317,7 @@ def test_identities_claim_nothing_where_they_do_not_hold() -> None:
 
 def test_noise_on_the_gradient_leaves_counts_against_noise_images(digits: Data) -> None:
     """The identities are gone, the signal is not."""
-    plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, loss="squared")
+    plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, Local("gradient"), loss="squared")
     params, right, chance = initial(plan.spec, 1), 0, 0
     for seed in range(20):
         g = generator(seed)
@@ -334,7 +334,7 @@ def test_noise_on_the_gradient_leaves_counts_against_noise_images(digits: Data) 
 
 
 def test_a_regression_has_no_labels_to_recover() -> None:
-    plan = Plan(net_spec("mlp", (6,), 1), 2, loss="squared")
+    plan = Plan(net_spec("mlp", (6,), 1), 2, Local("gradient"), loss="squared")
     assert not LabelRecovery().suits(plan) and LabelRecovery().suits(PLAN)
     params = initial(plan.spec, 0)
     g = gradient(lambda p: plan.objective(p, torch.rand(2, 6), torch.rand(2, 1), torch.ones(2)), params)

@@ -26,7 +26,7 @@ from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.tree import Params
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.seeds import Seeds
@@ -46,7 +46,7 @@ def color(count: int) -> Tensor:
 
 
 def plan_of(x: Tensor, loss: LossName = "cross_entropy", classes: int = 10, **options: Option) -> Plan:
-    return Plan(net_spec("mlp", tuple(x.shape[1:]), classes, options), 1, loss=loss)
+    return Plan(net_spec("mlp", tuple(x.shape[1:]), classes, options), 1, Local("gradient"), loss=loss)
 
 
 def targets(plan: Plan, count: int) -> Tensor:
@@ -358,7 +358,7 @@ def test_poisoned_messages_are_failed_guesses(poison: str, batch: int, bias: boo
 
 def test_without_evidence_or_on_a_convolution_the_answer_is_a_start_image() -> None:
     x = digits(1)
-    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1)
+    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient"))
     params, observed = gradient_of(plan, x, targets(plan, 1), torch.float32)
     assert is_grey(attack(seen(plan, params, observed)))
     flat = plan_of(x, hidden="8")

@@ -125,6 +125,7 @@ class AutogradBackbone:
         gradient, phi = torch.func.grad(scalar, has_aux=True)(self.params)
         return gradient, phi
 
+    @torch.enable_grad()  # optimizers search without gradients of their own
     def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
