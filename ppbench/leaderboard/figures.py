@@ -96,7 +96,8 @@ def _draw(ppc: Ppc) -> Figure:
     points = [point for line in ppc.lines for point in line.points]
     by_ratio = all(point.ratio is not None for point in points)
     grid = sorted({point.control for point in points})
-    figure = Figure(figsize=(5.4, 3.5), layout="constrained")
+    entries = (len(ppc.lines) + 2) // 2  # rows of the legend, which must not eat up the plot
+    figure = Figure(figsize=(5.4, 3.5 + 0.16 * max(0, entries - 3)), layout="constrained")
     left = figure.subplots()
     right = left.twinx()
 
