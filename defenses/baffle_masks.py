@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.view import Exchange, View
+from ppbench.defenses.colluders import others_masks
 from ppbench.errors import Overflow
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
@@ -81,10 +82,7 @@ def peeled(view: View, exchange: Exchange, answer: Tensor, masks: Masks) -> Tens
     keys = {c: state for c in others if isinstance(state := view.state_at(exchange, c), secagg.Keys)}
     if len(keys) < max(1, len(others)):
         return None
-    for other, known in keys.items():
-        session = f"probe-{exchange.slot.probe}"
-        ctx = Context(view.plan, exchange.round, session, other, torch.Generator())
-        total = total + secagg.zero_sum(known, ctx, PURPOSE, len(answer))
+    total = total + others_masks(view, exchange, keys, PURPOSE, len(answer))
     counts, ring = next(iter(keys.values())).counts, RINGS[masks]
     share = int(counts[client]) / int(counts.sum())
     return secagg.from_ring(total.to(ring.dtype), ring.fraction_bits) / share

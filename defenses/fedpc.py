@@ -219,8 +219,9 @@ class FedPC(Parameters):
         if isinstance(upload, Weights):
             return {name: value - upload.params[name] for name, value in like.items()}
         if isinstance(upload, Ternary):
-            count = len(layout.pack(like))
-            return layout.unpack(decoded(upload.packed, count, self.packing, self.padded).float())
+            flat = layout.pack(like)
+            trits = decoded(upload.packed, len(flat), self.packing, self.padded)
+            return layout.unpack(trits.to(flat.device, torch.float32))  # peeled ones are on the CPU
         raise ValueError(f"{type(upload).__name__} cannot be read by itself")
 
     def role_of(self, uploads: Sequence[Tree]) -> str:

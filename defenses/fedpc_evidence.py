@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ppbench.adversary.evidence import Evidence, as_gradient
 from ppbench.adversary.view import Exchange, View
 from ppbench.defenses.fedpc_messages import Ledger, Masked, Ternary, Weights
+from ppbench.defenses.fedpc_secure import peeled
+from ppbench.defenses.fedpc_ternary import encoded
 from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
 from ppbench.federation.contract import Server
 from ppbench.federation.messages import Model
@@ -21,8 +24,19 @@ if TYPE_CHECKING:
 
 
 def uploads(view: View) -> list[Exchange]:
-    """Return the answers to commands in `view`: models, ternaries and masked ternaries, in order of time."""
-    return [e for e in view.exchanges() if isinstance(e.answer, Weights | Ternary | Masked)]
+    """Return the answers to commands in `view`: models, ternaries and masked ternaries, in order of time.
+
+    Ternaries whose masks all other senders take off together are there without masks.
+    """
+    return [_bare(view, e) for e in view.exchanges() if isinstance(e.answer, Weights | Ternary | Masked)]
+
+
+def _bare(view: View, exchange: Exchange) -> Exchange:
+    trits = peeled(view, exchange) if isinstance(exchange.answer, Masked) else None
+    if trits is None:
+        return exchange
+    defense: FedPC = view.defense  # type: ignore[assignment]  # its own evidence
+    return replace(exchange, answer=Ternary(encoded(trits, defense.packing, defense.padded)))
 
 
 def pilots(view: View) -> dict[tuple[int, int], int]:
@@ -90,7 +104,8 @@ def evidence(view: View) -> list[Evidence]:
       client really used is its secret.
     - A ternary sender: the surrogate of its update that the server uses, -beta T (P^{t-1} - P^{t-2}), over the same; in
       the first round that has a last step, else -alpha0 T.
-    - Masked ternaries: the N_k-weighted mean of the surrogates of all that sent them, about all of them together.
+    - Masked ternaries: the N_k-weighted mean of the surrogates of all that sent them, about all of them together;
+      where colluders take a mask off, as any others.
     - A client: the change of the model in a round in which it was not the pilot itself, about all others together: the
       pilot's update, up to beta |P^{t-1} - P^{t-2}|.
     """
@@ -139,7 +154,7 @@ def _piece(view: View, exchange: Exchange, shared: Shared) -> Evidence | None:
 
 def _sum_piece(view: View, unit: list[Exchange], shared: Shared) -> Evidence | None:
     server = view.state_at(unit[0], SERVER)
-    if server is None:
+    if server is None or len(unit) < int(unit[0].asked.senders.sum()):  # masks cancel in the sum of all senders only
         return None
     defense: FedPC = view.defense  # type: ignore[assignment]  # its own evidence
     counts = server.counts[[e.slot.client for e in unit]].double()

@@ -7,9 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ppbench.adversary.view import Exchange, View
+from ppbench.defenses.colluders import others_masks
+from ppbench.defenses.fedpc_messages import Command, Worker
 from ppbench.errors import ProtocolError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
+
+PURPOSE = "ternary"  # of the masks' derivation: colluders derive theirs again under the same name
 
 
 def word(counts: Tensor) -> torch.dtype:
@@ -32,12 +37,35 @@ def masked(ctx: Context, keys: secagg.Keys, senders: Tensor, trits: Tensor) -> T
     """
     if senders.shape != keys.counts.shape or not bool(senders[ctx.party]) or int(senders.sum()) < 2:
         raise ProtocolError(f"The server asks client {ctx.party} to mask a ternary vector for itself alone.")
-    here = senders.to(keys.graph.device)
-    pairs = keys.graph & here[:, None] & here[None]
-    mask = secagg.zero_sum(replace(keys, graph=pairs), ctx, "ternary", len(trits))
+    mask = secagg.zero_sum(_among(keys, senders), ctx, PURPOSE, len(trits))
     return (int(keys.counts[ctx.party]) * trits.cpu().long() + mask).to(word(keys.counts))
 
 
 def wrapped(total: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the sum of masked words, int64, reduced to the range of `dtype`: the sum of what was masked."""
     return total.to(dtype).long()
+
+
+def peeled(view: View, exchange: Exchange) -> Tensor | None:
+    """Return one client's masked ternaries, int8 [M], as all other senders tell who pool keys; None where they do not.
+
+    Args:
+        view: of colluding parties.
+        exchange: the client's answer to its command, and when.
+    """
+    asked: Command = exchange.asked
+    client, senders = exchange.slot.client, asked.senders
+    others = [c for c in senders.nonzero()[:, 0].tolist() if c != client]
+    states = {c: state for c in others if isinstance(state := view.state_at(exchange, c), Worker)}
+    if len(states) < max(1, len(others)):
+        return None
+    keys = {c: _among(state.keys, senders) for c, state in states.items()}
+    masks = others_masks(view, exchange, keys, PURPOSE, len(exchange.answer.words))
+    vote = wrapped(exchange.answer.words.cpu().long() + masks, exchange.answer.words.dtype)  # N_k T_k
+    return vote.sign().to(torch.int8)
+
+
+def _among(keys: secagg.Keys, senders: Tensor) -> secagg.Keys:
+    """Return the keys with a graph of none but pairs of `senders` [N] bool."""
+    here = senders.to(keys.graph.device)
+    return replace(keys, graph=keys.graph & here[:, None] & here[None])

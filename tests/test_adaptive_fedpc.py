@@ -11,6 +11,7 @@ import torch
 from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import choose_victims
+from ppbench.adversary.view import TARGET
 from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
 from ppbench.attacks.adaptive.fedpc_cost import cost_distances, mean_loss, reported_costs
 from ppbench.attacks.adaptive.fedpc_labels import FedPCLabels, class_signs, known_signs, over_represented, sign_labels
@@ -224,6 +225,22 @@ def test_masked_ternaries_tell_nothing_about_one_client(probed):
     assert all(g.evaluations == 1 and g.confidence is None for g in guesses)
     found, _, _ = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
     assert min(found) > 30
+
+
+def test_colluders_read_a_masked_ternary_as_if_it_had_no_mask(probed):
+    bare, hidden = (probed(4, defense=FedPC(masks=m), threat="collusion/1")[0] for m in ("none", "ring"))
+    told, found = (
+        {slot: t for slot, t in known_signs(v, v.defense).items() if slot.client == TARGET} for v in (bare, hidden)
+    )
+    assert told and told.keys() == found.keys()
+    for slot, rounds in told.items():
+        assert [t.round for t in rounds] == [t.round for t in found[slot]]
+        for one, other in zip(rounds, found[slot], strict=True):
+            assert all(torch.equal(one.signs[n], other.signs[n]) for n in one.signs)
+    pieces = {e.unit: e for e in hidden.defense.evidence(hidden) if e.unit[0].client == TARGET}
+    assert pieces and {len(unit) for unit in pieces} == {1}
+    few = replace(hidden, states=tuple(s for s in hidden.states if s.party not in (1, 2)))  # one is no pilot
+    assert TARGET not in {slot.client for slot in known_signs(few, few.defense)}
 
 
 def test_without_fedpc_they_are_the_plain_attacks(federate, plan):

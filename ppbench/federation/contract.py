@@ -59,7 +59,8 @@ class Context:
     Attributes:
         plan: the public plan.
         round: round number; 0 at set-up.
-        session: "real" or "probe-K"; derive masks from it, or a probe re-uses the real round's stream.
+        session: "real", or of a fork ("probe-K", "observed", "cost"); derive masks from it, or a fork re-uses the real
+            round's stream.
         party: client index, or SERVER.
         generator: draws for this party in this step only.
     """

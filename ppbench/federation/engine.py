@@ -18,7 +18,7 @@ from ppbench.federation.contract import Context, Defense, Round, Server
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params, Tree, leaves, load, moved, save
-from ppbench.federation.wire import SERVER, Slot, Wire
+from ppbench.federation.wire import SERVER, Slot, Wire, session_of
 from ppbench.seeds import Seeds
 
 REAL = "real"
@@ -149,7 +149,7 @@ class Federation:
             data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
             parties = Parties(self.parties.server, list(self.parties.clients))
             for round_ in range(self.round + 1, self.round + rounds + 1):
-                drive = Drive(self, plan, f"probe-{probe}", probe, round_, wire, parties, data)
+                drive = Drive(self, plan, session_of(probe), probe, round_, wire, parties, data)
                 drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, sorted(data)))
                 states += drive.states
             _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
@@ -171,7 +171,7 @@ class Federation:
         What a curious client holds before the model is delivered: the broadcast that it trains on.
         """
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
-        drive = Drive(self, self.plan, "observed", -1, self.round + 1, wire, parties, self.shards)
+        drive = Drive(self, self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
         drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, range(self.plan.clients)))
         return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states))
 

@@ -18,6 +18,11 @@ class Slot(NamedTuple):
     client: int
 
 
+def session_of(probe: int) -> str:
+    """Return the session that masks of a kept transcript derive from: of a probe, or (-1) of the observed round."""
+    return f"probe-{probe}" if probe >= 0 else "observed"
+
+
 @dataclass(frozen=True)
 class Envelope:
     """One message as it travelled.
