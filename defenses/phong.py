@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ppbench.adversary.evidence import Evidence, as_gradient
+from ppbench.adversary.view import View
 from ppbench.defenses.cao2022 import claims
+from ppbench.defenses.perturbed_evidence import Shared
 from ppbench.federation.contract import Claim, Context, Defense, Round, Server
+from ppbench.federation.messages import Model
+from ppbench.federation.wire import Slot
 
 
 @dataclass(frozen=True)
@@ -35,3 +40,24 @@ class Phong(Defense):
         if ctx.plan.local.upload == "delta":
             ctx = replace(ctx, plan=replace(ctx.plan, schedule="round_robin"))
         return super().round(ctx, server, cohort)
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence; of a client that saw a pass, what the others made of the model that it handed on.
+
+        The next model that it gets is no mean over clients: the others trained one after another on what it uploaded.
+        """
+        if not view.threat.startswith("client/") or view.plan.local.upload == "gradient":
+            return super().evidence(view)
+        shared, me, found = Shared(view.plan), view.party or 0, []
+        for probe, _ in view.data:
+            sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
+            mine = next((e for e in view.exchanges() if e.slot == Slot(probe, me)), None)
+            others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != me)
+            if len(sent) < 2 or mine is None or not others:
+                continue
+            change = self.decode(mine.answer, sent[0])
+            handed = {name: value - change[name] for name, value in sent[0].items()}
+            divisor = len(others) * as_gradient(view.plan, mine.round)
+            observed = {name: (value - sent[1][name]) / divisor for name, value in handed.items()}
+            found.append(Evidence(others, observed, shared.at(handed), handed, channel="aggregate"))
+        return found

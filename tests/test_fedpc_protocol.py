@@ -617,6 +617,18 @@ def test_weight_transmission_hands_each_client_the_model_of_the_one_before(build
         assert at_truth(evidence, data.x[None], data.y[None]) < 1e-8
 
 
+def test_a_curious_client_sees_what_the_others_made_of_the_model_that_it_handed_on(build):
+    """Exactly the other one's update of two clients; of more the sum of steps taken one after another."""
+    for clients, error in ((2, 1e-6), (4, 0.02)):
+        run = build(Phong(), clients, local=Local(batch=16, opt=Opt("sgd", 0.01)))
+        found = choose_victims(run.shards, "client/1", 1, clients - 1, Seeds(0))
+        view = run.probe(found.data, "local").view("client/1", 0, own=found.own)
+        (evidence,) = run.defense.evidence(view)
+        assert evidence.unit == found.units[0]
+        truth = found.truth(evidence.unit)
+        assert at_truth(evidence, truth.x[:, None], truth.y[:, None]) < error
+
+
 def test_centralized_training_is_training_on_the_pool_with_one_optimizer(build):
     local = Local(batch=600, opt=SGD)  # the whole pool is one batch: no order matters
     run = build(Central(), local=local)
