@@ -109,6 +109,13 @@ def test_directions_are_the_matrix_of_the_public_seed_and_differentiate_as_it_do
     assert (z.kept is None) == (kept == 0)
 
 
+def test_all_directions_together_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baffle_sketch, "KEPT", 1_000)
+    drawn = baffle_sketch.Drawn()
+    kept = [drawn.at(seed, 30, 20).kept is not None for seed in (1, 2, 1, 3)]  # of 600 numbers each
+    assert kept == [True, False, True, False] and drawn.at(4, 30, 10).kept is not None
+
+
 # -- sketches --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("scheme", "numbers"), [("central", 20), ("twice", 40)])
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1"])

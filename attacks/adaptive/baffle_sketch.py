@@ -28,16 +28,19 @@ from ppbench.federation.tree import Params
 from ppbench.federation.wire import Slot
 
 STACK = 256  # directions handled at a time
-KEPT = 200_000_000  # numbers of Z that are kept; a larger one is drawn again whenever it is needed
+KEPT = 200_000_000  # numbers of all Z together that are kept; what is more is drawn again whenever it is needed
 INSIDE = 1e-3  # relative distance from the span of the directions up to which an update is a sum of estimates
 
 
 class Directions:
-    """The map Z [K, n] float32 of a seed, applied in any precision and differentiable once."""
+    """The map Z [K, n] float32 of a seed, applied in any precision and differentiable once.
 
-    def __init__(self, seed: int, entries: int, count: int) -> None:
+    Its K n numbers are kept where they are no more than `room` (None: `KEPT`).
+    """
+
+    def __init__(self, seed: int, entries: int, count: int, room: int | None = None) -> None:
         self.seed, self.entries, self.count = seed, entries, count
-        self.kept = list(self._drawn()) if entries * count <= KEPT else None
+        self.kept = list(self._drawn()) if entries * count <= (KEPT if room is None else room) else None
 
     def _drawn(self) -> Iterator[Tensor]:
         return chunks(self.seed, self.entries, self.count, STACK)
@@ -106,12 +109,14 @@ class Drawn:
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int, int], Directions] = {}
+        self.room = KEPT
 
     def at(self, seed: int, entries: int, count: int) -> Directions:
         """Return the directions of `seed`."""
         key = (seed, entries, count)
         if key not in self.known:
-            self.known[key] = Directions(*key)
+            self.known[key] = Directions(*key, self.room)
+            self.room -= entries * count if self.known[key].kept is not None else 0
         return self.known[key]
 
 
