@@ -56,9 +56,9 @@ class Parameters(Defense):
     beta: float = 0.2
     ternary_sign: Literal["plus", "minus", "none"] = "plus"
     alpha0: float = 0.01
-    batch_sizes: str = "128,64,32"
-    epochs: str = "1,2"
-    rates: str = "0.5,1,2"
+    batch_sizes: str | int | float = "128,64,32"
+    epochs: str | int | float = "1,2"
+    rates: str | int | float = "0.5,1,2"
     packing: Packing = "two_bits"
     padded: bool = False
     masks: Literal["none", "ring"] = "none"

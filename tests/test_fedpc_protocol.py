@@ -15,6 +15,7 @@ from torch import Tensor
 from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.victims import choose_victims
 from ppbench.adversary.view import Transcript
+from ppbench.config import make_defense
 from ppbench.defenses.cao2022 import saving
 from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc import (
@@ -589,6 +590,11 @@ def test_bad_parameters_are_refused_in_one_sentence(build, options, said):
     with pytest.raises(UsageError, match=said) as refusal:
         build(FedPC(**options))
     assert str(refusal.value).count(". ") == 0
+
+
+def test_a_menu_of_one_may_be_given_as_a_number():
+    made = make_defense("fedpc", {"rates": 1, "epochs": 2, "batch_sizes": 16})
+    assert [made.menu(field) for field in ("rates", "epochs", "batch_sizes")] == [[1.0], [2], [16]]
 
 
 def test_plans_that_the_protocol_cannot_follow_are_refused(build):
