@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 
 from ppbench.adversary.evidence import Evidence, at_truth, plain_evidence, simulation
 from ppbench.adversary.victims import choose_victims
+from ppbench.defenses.baffle import Baffle
 from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation.contract import Defense
-from ppbench.federation.messages import Update
+from ppbench.federation.messages import Hello, Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local
 from ppbench.federation.tree import leaves, tree_map
@@ -152,6 +154,21 @@ def test_a_broken_message_ends_the_round_and_changes_nothing(federate):
     with pytest.raises(ProtocolError, match="Client 1 "):
         run.run(2)
     assert run.parties is before and run.round == 1 and run.parties.clients == [()] * 4
+
+
+@pytest.mark.parametrize("defense", [Plain(), Baffle(masks="ring64")])
+@pytest.mark.parametrize("count", [0, -5, math.nan, 7.0, [1, 2], 2**41])
+def test_a_number_of_examples_that_is_none_is_refused_by_name(federate, plan, defense, count):
+    @dataclass(frozen=True)
+    class Liar(type(defense)):
+        def reply(self, ctx, me, message, result, data):
+            state, answer = super().reply(ctx, me, message, result, data)
+            told = ctx.party == 2 and isinstance(message, Hello)
+            return state, replace(answer, count=torch.tensor(count)) if told else answer
+
+    gradient = replace(plan, local=Local("gradient", batch=8))
+    with pytest.raises(ProtocolError, match=r"^Client 2 told .* examples, not one int64 from 1 to 2\^40\.$"):
+        federate(Liar(**asdict(defense)), gradient)
 
 
 MEASURES = ("cosine", "hinge")

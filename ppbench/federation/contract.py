@@ -18,7 +18,7 @@ from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation.autodiff import gradient
 from ppbench.federation.batching import all_at_once, shuffled
 from ppbench.federation.claim import Claim as Claim
-from ppbench.federation.messages import Hello, Join, Model, Update
+from ppbench.federation.messages import Hello, Join, Model, Update, count_of
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Noise, Plan
 from ppbench.federation.tree import Params, Tree, node, tree_map
@@ -164,7 +164,7 @@ class Defense:
         for client, answer in answers.items():
             if not isinstance(answer, Join):
                 raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Join.")
-            counts[client] = answer.count
+            counts[client] = count_of(client, answer.count)
         return Server(server.params, server.opt, counts, server.own)
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from ppbench.errors import ProtocolError
 from ppbench.federation.tree import Params, node
+
+MOST = 2**40
+"""Examples of one client, at most: sums over clients stay far from the end of int64."""
 
 
 @node
@@ -17,6 +22,16 @@ class Join:
     """Client to server at set-up. count: int64 scalar, the client's number of examples N_k (8 bytes)."""
 
     count: Tensor
+
+
+def count_of(client: int, count: Tensor) -> Tensor:
+    """Return a client's told number of examples, int64 scalar from 1 to `MOST`; ProtocolError for anything else.
+
+    Weights of the aggregate are made of it: a negative one would turn the others' updates round.
+    """
+    if count.dtype != torch.int64 or count.dim() or not 1 <= int(count) <= MOST:
+        raise ProtocolError(f"Client {client} told {count.tolist()} examples, not one int64 from 1 to 2^40.")
+    return count
 
 
 @node

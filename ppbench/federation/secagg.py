@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ppbench.errors import Overflow, ProtocolError
 from ppbench.federation.contract import Context, Server, Step
-from ppbench.federation.messages import Hello
+from ppbench.federation.messages import Hello, count_of
 from ppbench.federation.plan import Data
 from ppbench.federation.tree import Tree, node
 
@@ -81,12 +81,13 @@ def setup(
     for client, answer in answers.items():
         if not isinstance(answer, Announce):
             raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Announce.")
-        if answer.public.shape != (32,):
-            raise ProtocolError(f"Client {client} sent a public key of shape {tuple(answer.public.shape)}, not (32,).")
+        if (answer.public.dtype, answer.public.shape) != (torch.uint8, (32,)):
+            found = f"{answer.public.dtype} of shape {tuple(answer.public.shape)}"
+            raise ProtocolError(f"Client {client} sent a public key as {found}, not uint8 of shape (32,).")
     missing = [client for client in cohort if client not in answers]
     if missing:
         raise ProtocolError(f"Client {missing[0]} did not answer set-up; masks need everybody's public key.")
-    counts = torch.stack([answers[c].count for c in sorted(answers)])
+    counts = torch.stack([count_of(c, answers[c].count) for c in sorted(answers)])
     public = torch.stack([answers[c].public for c in sorted(answers)])
     server = Server(server.params, server.opt, counts, server.own)
     yield Step(server, dict.fromkeys(cohort, Roster(counts, public, graph)))
