@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 BATCHES = (1,)
 MEMBERS = ("mia_loss", "mia_mentr", "mia_nn", "unmask_regression", "unmask_projection", "unmask_data_free")
 FAST = {"stages": ("init",), "attack_batch": (1,)}
-OF_FEDPC = {k: v for k, v in FedPC.setting["quick"].items() if k not in ("clients", "attack_batch")}
+OF_FEDPC = {k: v for k, v in FedPC.setting["quick"].items() if k != "attack_batch"}
 MODELS = ("query", "extract_regression", "extract_data_free")
 
 
@@ -42,12 +42,22 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
     }
     found["fedpc"] = [
         {"defense": "fedpc"},
-        *({"defense": "fedpc", "clients": n, "grid": (0.2,), **FAST} for n in (3, 10)),
-        *({"defense": name, "clients": n, **OF_FEDPC, **FAST} for name in ("phong", "central") for n in (3, 10)),
+        *(
+            {"defense": "fedpc", "clients": n, "grid": (0.2,), "attacks": ("dlg", "adaptive_fedpc"), **FAST}
+            for n in (3, 10)
+        ),
+        *({"defense": name, **OF_FEDPC, "attacks": ("dlg",), **FAST} for name in ("phong", "central")),
     ]
     found["baffle"] = [
         {"defense": "baffle"},
-        {"defense": "baffle", "grid": (300.0,), "settings": {"masks": "ring64"}, "threats": ("collusion/1",), **FAST},
+        {
+            "defense": "baffle",
+            "grid": (300.0,),
+            "settings": {"masks": "ring64"},
+            "threats": ("collusion/1",),
+            **FAST,
+            "attacks": ("dlg", "label_recovery", "baffle_sketch", "baffle_labels"),
+        },
     ]
     if data is None:
         return found
