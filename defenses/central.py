@@ -95,5 +95,5 @@ class Central(Defense):
                 params, simulate = exchange.asked.params, shared.at(exchange.asked.params)
                 with torch.no_grad():
                     observed = simulate(exchange.answer.x[None], exchange.answer.y[None])
-                found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params)
+                found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params, channel="examples")
         return list(found.values())

@@ -113,6 +113,10 @@ class Bench:
             "attack", cell.attack.name, cell.follows or "", group.threat, group.stage, group.batch
         )
         try:
+            if cell.attack.kind in ("reconstruction", "label") and not (
+                cell.attack.evidence(view) or view.defense.evidence(view)
+            ):  # a blind guess must not pass for a defense that holds
+                return [], Scored([]), f"attack {cell.attack.name!r}: nothing in the view of {group.threat} can be read"
             guesses = cell.attack.run(view, asked, generator)
             if len(guesses) != len(asked):
                 raise ValueError(f"{len(guesses)} guesses to {len(asked)} questions")

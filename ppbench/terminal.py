@@ -84,9 +84,8 @@ def report(result: Evaluation) -> None:
         console.print("[bold red]EVALUATION UNRELIABLE[/]: a control failed or did not run; no conclusion is drawn.")
     for sentence in result.verdict if result.reliable else ():
         console.print(f"• {escape(sentence)}", highlight=False)
-    failed = [r for r in result.records if r.status == "failed"]
-    for record in failed:
-        console.print(f"[red]failed:[/] {escape(record.reason or '')}", highlight=False)
+    for reason in dict.fromkeys(r.reason or "" for r in result.records if r.status == "failed"):
+        console.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
     found = len(result.records) - result.computed
     console.print(f"{len(result.records)} cells ({found} found finished) in {result.out / 'leaderboard.html'}")
 

@@ -215,3 +215,16 @@ def test_an_attack_on_local_training_is_not_run_on_single_gradients():
     config = configure(defense="none", attacks=("fedavg_inversion",))
     with pytest.raises(UsageError, match="'fedavg_inversion' has no use for --probe gradient; leave it out"):
         fitting(make_task(config), config)
+
+
+def test_where_nothing_can_be_read_nothing_is_concluded(tmp_path):
+    from ppbench.evaluation import evaluate
+
+    found = evaluate(
+        defense="baffle", grid=(5.0,), rounds=1, stages=("init",), threats=("client/1",),
+        attacks=("dlg", "label_recovery"),
+        victims=4, clients=3, attack_batch=(1,), settings={"dlg.budget": 50}, out=tmp_path / "o", workers=1,
+    )  # fmt: skip
+    mine = [r for r in found.records if r.config.defense.id == "baffle"]
+    assert {r.status for r in mine} == {"failed"} and all("nothing in the view of client/1" in r.reason for r in mine)
+    assert not any("hide" in sentence or "Labels" in sentence for sentence in found.verdict)

@@ -100,7 +100,8 @@ def reach(momentum: float, steps: int) -> float:
 def trained_evidence(view: View) -> list[Evidence]:
     """Return the defense's plain evidence with the clients' whole local training as its simulation.
 
-    Where clients upload gradients it stays as it is. Under Adam only the signs of the changes are kept, see `signed`.
+    Where clients upload gradients, or examples, it stays as it is. Under Adam only the signs of the changes are kept,
+    see `signed`.
     """
     local, found = view.plan.local, view.defense.evidence(view)
     if local.upload == "gradient":
@@ -112,7 +113,7 @@ def trained_evidence(view: View) -> list[Evidence]:
     known: dict[int, LocalTraining] = {}  # one a model, not one a probe: attacks batch by identity
     changed = []
     for e in found:
-        if e.params is not None:
+        if e.params is not None and e.channel != "examples":
             simulate = known.setdefault(id(e.params), LocalTraining(e.params, view.plan, e.simulate, rate, divisor))
             e = replace(e, simulate=simulate, params=None)
         changed.append(e)
