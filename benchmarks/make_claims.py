@@ -20,7 +20,7 @@ from ppbench.leaderboard.claims.page import write_claims
 HERE = Path(__file__).resolve().parent
 BATCHES = (1,)
 MEMBERS = ("mia_loss", "mia_mentr", "mia_nn", "unmask_regression", "unmask_projection", "unmask_data_free")
-FAST = {"stages": ("init",), "attack_batch": (1,)}
+FAST = {"stages": ("init",), "attack_batch": (1,), "victims": 12}
 OF_FEDPC = {k: v for k, v in FedPC.setting["quick"].items() if k != "attack_batch"}
 MODELS = ("query", "extract_regression", "extract_data_free")
 
@@ -41,7 +41,7 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
         ]
     }
     found["fedpc"] = [
-        {"defense": "fedpc"},
+        {"defense": "fedpc", "victims": 12},
         *(
             {"defense": "fedpc", "clients": n, "grid": (0.2,), "attacks": ("dlg", "adaptive_fedpc"), **FAST}
             for n in (3, 10)
@@ -56,6 +56,7 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
             "settings": {"masks": "ring64"},
             "threats": ("collusion/1",),
             **FAST,
+            "victims": 20,
             "attacks": ("dlg", "label_recovery", "baffle_sketch", "baffle_labels"),
         },
     ]

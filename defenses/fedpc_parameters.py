@@ -26,7 +26,7 @@ QUICK: Mapping[str, Any] = {
     "batch_size": 64,
     "partition": "imbalanced",
     "attack_batch": (1, 4),
-    "victims": 12,
+    "victims": 8,
     "probe": "local",
     "probe_rounds": 2,
 }
