@@ -87,7 +87,7 @@ class EvaluateConfig(Strict):
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
 
-SEARCHES = ("dlg", "idlg", "fedavg_inversion", "adaptive_fedpc")
+SEARCHES = ("dlg", "idlg", "fedavg_inversion")
 PRESETS: dict[str, dict[str, Any]] = {
     # One start a victim: on two cores the whole has to end within three minutes.
     "quick": {"settings": {f"{attack}.restarts": 0 for attack in SEARCHES}},

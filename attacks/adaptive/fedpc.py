@@ -41,6 +41,7 @@ class AdaptiveFedPC(FedAvgInversion):
     """
 
     budget: int = 1200
+    restarts: int = 0
     sign_budget: int = 150
 
     name: ClassVar[str] = "adaptive_fedpc"
