@@ -52,7 +52,8 @@ def main() -> None:
     """Attack one round of it, without installing it."""
     from ppbench.adversary.victims import choose_victims
     from ppbench.attacks.label.recovery import LabelRecovery
-    from ppbench.config import Point, configure
+    from ppbench.choice import Point
+    from ppbench.config import configure
     from ppbench.task.task import make_task
     from ppbench.train import federation
 

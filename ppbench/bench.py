@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,17 +18,20 @@ from ppbench.adversary.score import Scored, score_images, score_labels, score_me
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.adversary.view import View
 from ppbench.cells import Cell, Group, cells, finished
-from ppbench.config import EvaluateConfig, points
+from ppbench.choice import points
+from ppbench.config import EvaluateConfig
 from ppbench.errors import Overflow
 from ppbench.federation.engine import Federation
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import (
     Environment,
     Record,
+    Tuned,
 )
 from ppbench.records.store import Store
 from ppbench.task.task import Task, make_task
 from ppbench.train import Trained, federation, train
+from ppbench.tuning import rehearsal, tuned
 
 
 @dataclass
@@ -59,7 +62,8 @@ class Bench:
         candidates = choose_candidates(self.task.shards, self.task.test, self.config.candidates, self.task.seeds)
         queries = self.task.test.x[: self.config.candidates]
         transcript = fed.observe() if self.group.stage == "iterate" else fed.release()
-        view = transcript.view(self.group.threat, own=((-1, self.task.shards[0]),))
+        own = ((-1, self.task.shards[0]),)
+        view = replace(transcript.view(self.group.threat, own=own), public=self.task.public)
         true = fed.outputs(queries)
         for cell in missing:
             began = time.perf_counter()
@@ -75,7 +79,7 @@ class Bench:
         group, needed = self.group, {c.follows for c in missing} - {None}
         victims = victims_of(self.task, self.config, group)
         transcript = fed.probe(victims.data, self.config.probe, self.config.probe_rounds)
-        view = transcript.view(group.threat, own=victims.own)
+        view = replace(transcript.view(group.threat, own=victims.own), public=self.task.public)
         if group.role:
             victims = victims.playing(group.role, transcript.roles(), self.config.victims)
         if not victims.units:
@@ -83,16 +87,22 @@ class Bench:
                 self._keep(cell, Scored([]), 0.0, f"no probed client acted as {group.role}")
             return
         found: dict[str, list[Guess]] = {}
-        wanted = {cell.id for cell in missing}
+        wanted, trial, choice = {cell.id for cell in missing}, None, None
         for cell in cells(self.task, self.config, group):
             if cell.id not in wanted and cell.attack.name not in needed:
                 continue
             began = time.perf_counter()
+            if cell.config.tuning:
+                trial = trial or rehearsal(fed, self.task, self.config, group)
+                label = (cell.attack.name, group.threat, group.stage, group.batch)
+                attack, choice = tuned(cell.attack, trial, self.task, label)
+                cell = replace(cell, attack=attack)
             asked = self._questions(cell, victims, found)
             guesses, scored, failure = self._attempt(cell, view, asked, partial(self._score, cell, view, victims))
             found[cell.attack.name] = guesses
             if cell.id in wanted:
-                self._keep(cell, scored, time.perf_counter() - began, failure)
+                self._keep(cell, scored, time.perf_counter() - began, failure, choice=choice)
+            choice = None
 
     def _questions(self, cell: Cell, victims: Victims, found: Mapping[str, list[Guess]]) -> list[Challenge]:
         if cell.attack.kind != "tracing":
@@ -141,6 +151,7 @@ class Bench:
         failure: str | None = None,
         status: str | None = None,
         reason: str | None = None,
+        choice: Tuned | None = None,
     ) -> None:
         task = self.task
         state = status or ("failed" if failure else "complete")
@@ -154,6 +165,7 @@ class Bench:
             cost=self.trained.cost,
             privacy=self.trained.privacy,
             played=self.trained.played,
+            tuned=choice,
             flags=list(scored.flags),
             status=state,  # type: ignore[arg-type]  # one of the three
             reason=failure or reason,

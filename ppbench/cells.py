@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from ppbench.adversary.attack import RECORD_KINDS, Attack
 from ppbench.adversary.view import THREATS
-from ppbench.config import EvaluateConfig, Stage, attacks, points, threats_of
+from ppbench.choice import attacks, points, threats_of
+from ppbench.config import EvaluateConfig, Stage
 from ppbench.errors import UsageError
 from ppbench.records.schema import (
     AttackInfo,
+    AuditInfo,
     CellConfig,
     Control,
     DefenseInfo,
@@ -60,7 +62,7 @@ def fitting(task: Task, config: EvaluateConfig) -> list[Attack]:
     for attack in attacks(config):
         if attack.suits(task.plan) and config.probe in attack.probes:
             found.append(attack)
-        elif config.attacks != ("all",):
+        elif attack.name in config.attacks:
             why = (
                 f"model {config.model!r} with loss {config.loss!r}"
                 if config.probe in attack.probes
@@ -74,16 +76,18 @@ def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
     """Yield the groups of an evaluation, point by point.
 
     Membership and extraction are asked of trained models only, and on iterates where the evaluated defense trains
-    clients on another model than it delivers; then of the controls too, to stand beside.
+    clients on another model than it delivers; then of the controls too, to stand beside. An audit has trainings of its
+    own, on which all membership attacks run.
     """
     chosen = fitting(task, config)
-    visual = {t for a in chosen if a.kind not in RECORD_KINDS for t in threats_of(a, config)}
-    record = {t for a in chosen if a.kind in RECORD_KINDS for t in threats_of(a, config)}
+    visual = {t for a in chosen if asked(a, "init", False) for t in threats_of(a, config)}
+    record = {t for a in chosen if asked(a, "final", True) for t in threats_of(a, config)}
+    audited = {t for a in chosen if asked(a, "audit", True) for t in threats_of(a, config)}
     every = points(config)
     masked = any(point.defense.masked for point in every)
     for index in range(len(every)):
         for stage in config.stages:
-            for threat in sorted(visual) if stage != "iterate" else []:
+            for threat in sorted(visual) if stage in ("init", "final") else []:
                 if masked and threat.startswith("client/"):
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
                 # What a client learns is a sum over the others, and colluders are after one, whatever part it plays.
@@ -94,6 +98,15 @@ def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
             if stage == "final" or (stage == "iterate" and masked):
                 for threat in sorted(record):
                     yield Group(index, stage, threat, RECORDS_BATCH, True)
+            for threat in sorted(audited) if stage == "audit" else []:
+                yield Group(index, stage, threat, RECORDS_BATCH, True)
+
+
+def asked(attack: Attack, stage: Stage, records: bool) -> bool:
+    """Return whether `attack` is run in groups of `stage` that ask about records, or about probes."""
+    if stage == "audit":
+        return attack.kind == "membership" or bool(attack.audit)
+    return not attack.audit and (attack.kind in RECORD_KINDS) == records
 
 
 def _scalars(value: object) -> dict[str, Scalar]:
@@ -118,12 +131,12 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
     chosen = [
         a
         for a in fitting(task, config)
-        if group.threat in threats_of(a, config) and (a.kind in RECORD_KINDS) == group.records
+        if group.threat in threats_of(a, config) and asked(a, group.stage, group.records)
     ]
     sources = [a for a in chosen if a.kind == "reconstruction"]
     found = []
     for attack in sorted(chosen, key=lambda a: a.kind == "tracing"):
-        for follows in sources if attack.kind == "tracing" else [None]:
+        for follows in sources if attack.kind == "tracing" and not attack.audit else [None]:
             cell = CellConfig(
                 suite="evaluate/1",
                 threat_model=ThreatModel(
@@ -150,6 +163,10 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                 probe="gradient" if group.records else config.probe,
                 probe_rounds=1 if group.records else config.probe_rounds,
                 role=group.role,
+                tuning=config.tuning if len(attack.variants()) > 1 else 0,
+                audit=AuditInfo(references=config.references, canaries=config.canaries)
+                if group.stage == "audit"
+                else None,
             )
             found.append(Cell(attack, follows.name if follows is not None else None, cell, cell.cell_id()))
     return found

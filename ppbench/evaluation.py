@@ -13,7 +13,8 @@ from pathlib import Path
 from ppbench.adversary.victims import choose_candidates
 from ppbench.bench import victims_of
 from ppbench.cells import Cell, Group, cells, finished, groups
-from ppbench.config import EvaluateConfig, attacks, configure, points
+from ppbench.choice import attacks, points
+from ppbench.config import EvaluateConfig, configure
 from ppbench.controls import Check, check_controls
 from ppbench.errors import UsageError
 from ppbench.leaderboard.board import up_to_date, write_board

@@ -20,7 +20,8 @@ import torch
 
 from ppbench.bench import run_group
 from ppbench.cells import Group
-from ppbench.config import EvaluateConfig, points
+from ppbench.choice import points
+from ppbench.config import EvaluateConfig
 from ppbench.errors import UsageError
 from ppbench.task.task import make_task
 from ppbench.train import train

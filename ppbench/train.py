@@ -15,7 +15,8 @@ import torch
 from safetensors import SafetensorError
 
 from ppbench import __version__
-from ppbench.config import EvaluateConfig, Point
+from ppbench.choice import Point
+from ppbench.config import EvaluateConfig
 from ppbench.cost import client_cost
 from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation

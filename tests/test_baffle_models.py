@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ppbench.config import make_defense
+from ppbench.choice import make_defense
 from ppbench.defenses.feng2023 import claims
 from ppbench.errors import UsageError
 from ppbench.federation.autodiff import gradient

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ppbench import cost
-from ppbench.config import configure, make_defense, points
+from ppbench.choice import make_defense, points
+from ppbench.config import configure
 from ppbench.cost import Client, client_cost, client_of, cut, median_interval, peak_bytes, peak_memory, relative_time
 from ppbench.errors import Overflow, UsageError
 from ppbench.federation.contract import Context, Defense, Job
@@ -132,7 +133,8 @@ def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name: str, federa
 
 def test_a_fresh_process_counts_the_same_bytes_and_says_nothing() -> None:
     code = """import torch; torch.set_num_threads(1)
-from ppbench import cost; from ppbench.config import configure, points
+from ppbench import cost; from ppbench.choice import points
+from ppbench.config import configure
 from ppbench.task.task import make_task; from ppbench.train import federation
 config = configure(defense="none", train=64, clients=2); task = make_task(config)
 fed = federation(task, points(config)[0], config); fed.start(task.params)

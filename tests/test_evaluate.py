@@ -178,10 +178,10 @@ class Crashing(Attack):
 
 
 def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, monkeypatch):
-    import ppbench.config as config
+    import ppbench.choice as choice
 
-    real = config.load
-    monkeypatch.setattr(config, "load", lambda group, name: Crashing if name == "crashing" else real(group, name))
+    real = choice.load
+    monkeypatch.setattr(choice, "load", lambda group, name: Crashing if name == "crashing" else real(group, name))
     small = {
         **TINY,
         "attacks": ("crashing", "label_recovery"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.victims import choose_victims
 from ppbench.adversary.view import Transcript
-from ppbench.config import make_defense
+from ppbench.choice import make_defense
 from ppbench.defenses.cao2022 import saving
 from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc import (

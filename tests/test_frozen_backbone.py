@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from ppbench.config import EvaluateConfig, configure, make_defense
+from ppbench.choice import make_defense
+from ppbench.config import EvaluateConfig, configure
 from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation
 from ppbench.federation.tree import Params

@@ -207,7 +207,7 @@ def entries(records: list[Record], kind: str = "reconstruction") -> dict[str, En
 
 def test_ranks_go_by_the_worst_case_and_overlapping_intervals_share_them() -> None:
     found = entries(board_records())
-    assert found["dp sigma = 0.1"].rank == "1"
+    assert found["dp sigma = 0.1"].rank.split("-")[0] == "1"
     worst = found["spn alpha2 = 0.5"]
     assert worst.worst.config.attack.id == "adaptive_spn" and worst.plain.config.attack.id == "dlg"
     assert "-" in worst.rank and int(worst.rank.split("-")[0]) > 1

@@ -19,7 +19,8 @@ from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.attacks.reconstruction.linear import LinearInversion
 from ppbench.attacks.tracing.nearest import NearestReconstruction
-from ppbench.config import configure, points
+from ppbench.choice import points
+from ppbench.config import configure
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params

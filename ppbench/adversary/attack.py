@@ -12,11 +12,32 @@ from torch import Tensor
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
 from ppbench.federation.plan import Plan
+from ppbench.federation.tree import node
 from ppbench.federation.wire import Slot
 
 Kind = Literal["reconstruction", "label", "membership", "tracing", "extraction"]
 RECORD_KINDS = ("membership", "extraction")
 """Kinds that ask about records through the model that a party holds, not about probes."""
+
+
+@node
+class References:
+    """Reference runs: federations that the adversary trained itself under the defense, and what their models answer.
+
+    Attributes:
+        keep: [R, Q] bool, which candidates each run was trained on; each candidate in half of the runs.
+        outputs: [R, A, Q, C] float64, the delivered models' outputs on A augmentations of each candidate, the first of
+            which is the candidate itself.
+        labels: [Z, C] one-hot labels of the population: public records that nobody trains on.
+        x: [Z, *shape] the population itself.
+        population: [R, Z, C] float64, the delivered models' outputs on it.
+    """
+
+    keep: Tensor
+    outputs: Tensor
+    labels: Tensor
+    x: Tensor
+    population: Tensor
 
 
 @dataclass(frozen=True)
@@ -32,6 +53,7 @@ class Challenge:
         labels: one-hot labels [Q, C] of the candidates, for membership.
         known: for membership, [Q] int8: 1 member, 0 not, -1 unknown (what is asked).
         reconstructions: for tracing, the adversary's own reconstructions [U * B, *shape], in the order of `unit`.
+        references: for membership, the adversary's reference runs over the same candidates; None where it has none.
     """
 
     unit: tuple[Slot, ...]
@@ -41,6 +63,7 @@ class Challenge:
     labels: Tensor | None = None
     known: Tensor | None = None
     reconstructions: Tensor | None = None
+    references: References | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +79,9 @@ class Guess:
         outputs: the true model's outputs [Q, C] on the queries, as far as the adversary can tell.
         confidence: the attacker's own figure of merit, smaller is surer (e.g. relative mismatch); None if it has none.
         evaluations: gradient evaluations spent.
+        path: for budget curves, (evaluations, x) in ascending order: what would have been answered after so many.
+        others: images like `x` of starts and hypotheses that the attacker rejected: what an oracle could choose from.
+        abstain: [Q] bool, membership candidates on which no guess is made (audits); None: guesses on all.
     """
 
     x: Tensor | None = None
@@ -66,6 +92,9 @@ class Guess:
     outputs: Tensor | None = None
     confidence: float | None = None
     evaluations: int = 0
+    path: tuple[tuple[int, Tensor], ...] = ()
+    others: tuple[Tensor, ...] = ()
+    abstain: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +109,9 @@ class Attack:
         targets: defenses it is built for; None for all.
         probes: what probed clients must do for it to say anything that others do not: "gradient", "local".
         general: whether an attack with targets is worth running on other defenses too, where it counts as plain.
+        standard: whether it belongs to the quick portfolio, `--attack standard`; others run when named, or by "all".
+        audit: what a membership or tracing attack needs that only an audit has: "references" (reference runs) or
+            "rounds" (the mail of all rounds of training); "" for nothing.
         reference: where it comes from.
     """
 
@@ -91,10 +123,19 @@ class Attack:
     targets: ClassVar[frozenset[str] | None] = None
     probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
     general: ClassVar[bool] = False
+    standard: ClassVar[bool] = True
+    audit: ClassVar[Literal["", "references", "rounds"]] = ""
     reference: ClassVar[str] = ""
 
     def check(self) -> None:
         """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence)."""
+
+    def variants(self) -> Sequence[Attack]:
+        """Return the settings, or hypotheses about the defense, that are tried on tuning victims; the best one is run.
+
+        Each has the budget of the attack itself. Default: this one alone, so that nothing is tuned.
+        """
+        return (self,)
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the attack can say anything under `plan` (its network, its loss).

@@ -65,6 +65,7 @@ def choose_victims(
     adversary: int = 0,
     sums: bool = False,
     roles: int = 1,
+    first: int = 0,
 ) -> Victims:
     """Draw victims' batches from the clients' own data.
 
@@ -82,6 +83,7 @@ def choose_victims(
         adversary: the curious client.
         sums: whether uploads can be read only as a sum over the cohort.
         roles: how many parts there are to play, see `Victims.playing`.
+        first: number of the first probe; noise and masks of a probe are drawn by its number.
 
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
@@ -90,10 +92,11 @@ def choose_victims(
 
     def draw(slot: Slot) -> Data:
         order = torch.randperm(len(shards[slot.client].x), generator=seeds.generator("victims", batch, slot.client))
-        pick = order[slot.probe * batch : (slot.probe + 1) * batch].to(shards[slot.client].x.device)
+        place = slot.probe - first
+        pick = order[place * batch : (place + 1) * batch].to(shards[slot.client].x.device)
         if len(pick) < batch:
             raise UsageError(
-                f"Client {slot.client} has {len(order)} examples, fewer than the {(slot.probe + 1) * batch} that "
+                f"Client {slot.client} has {len(order)} examples, fewer than the {(place + 1) * batch} that "
                 f"{count} victims in batches of {batch} need of it; use fewer --victims or another partition."
             )
         return Data(shards[slot.client].x[pick].cpu(), shards[slot.client].y[pick].cpu())
@@ -105,7 +108,8 @@ def choose_victims(
     if per_probe == 0:
         raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
     probes = -(-wanted // per_probe)
-    slots = [Slot(p, c) for p in range(probes) for c in clients]
+    numbers = range(first, first + probes)
+    slots = [Slot(p, c) for p in numbers for c in clients]
     if not cohort:
         slots = slots[:wanted] if per_probe == len(clients) else slots
         data = {slot: draw(slot) for slot in slots}
@@ -113,8 +117,8 @@ def choose_victims(
         return Victims(data, alone, (), batch)
     data = {slot: draw(slot) for slot in slots}
     asked = [s for s in slots if not curious or s.client != adversary]
-    units = tuple(tuple(s for s in asked if s.probe == p) for p in range(probes))
-    own = tuple((p, data[Slot(p, adversary)]) for p in range(probes)) if curious else ()
+    units = tuple(tuple(s for s in asked if s.probe == p) for p in numbers)
+    own = tuple((p, data[Slot(p, adversary)]) for p in numbers) if curious else ()
     return Victims(data, units, own, batch)
 
 

@@ -63,6 +63,7 @@ class View:
         mail: the messages that this party sent, received or overheard.
         states: its own states, and those of parties that collude with it.
         data: its own batches by probe (a client's), in the observed rounds.
+        public: examples that no client holds, which every adversary may use; None where none were set apart.
     """
 
     threat: str
@@ -72,6 +73,7 @@ class View:
     mail: tuple[Envelope, ...]
     states: tuple[StateRecord, ...]
     data: tuple[tuple[int, Data], ...] = ()
+    public: Data | None = None
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield every upload to the server that can be read, with the message that it answers."""
@@ -103,7 +105,7 @@ class View:
         folder.mkdir(parents=True, exist_ok=True)
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        tree.save((mail, states, [list(pair) for pair in self.data]), folder / "view.safetensors")
+        tree.save((mail, states, [list(pair) for pair in self.data], self.public), folder / "view.safetensors")
         about = {
             "threat": self.threat,
             "party": self.party,
@@ -120,7 +122,7 @@ class View:
         about: dict[str, Any] = json.loads((folder / "view.json").read_text())
         defense = load("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
         plan = TypeAdapter(Plan).validate_python(about["plan"])
-        mail, states, data = tree.load(folder / "view.safetensors")
+        mail, states, data, public = tree.load(folder / "view.safetensors")
         return View(
             about["threat"],
             about["party"],
@@ -129,6 +131,7 @@ class View:
             tuple(Envelope(*letter) for letter in mail),
             tuple(StateRecord(*record) for record in states),
             tuple((probe, own) for probe, own in data),
+            public,
         )
 
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from ppbench.records.scores import ImageScore, LabelScore, MemberScore, OutputScore, Strict, TraceScore, Victim
+from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
+from ppbench.records.scores import ImageScore, LabelScore, MemberScore, OutputScore, Scalar, Strict, TraceScore, Victim
 
 SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
-Scalar = str | int | float | bool | None
 
 
 class ThreatModel(Strict):
@@ -78,12 +78,13 @@ class FederationInfo(Strict):
 
 
 class DataInfo(Strict):
-    """Which data. sha256: digest of the tensors; sizes in examples."""
+    """Which data. sha256: digest of the tensors; sizes in examples; public: those set apart that no client holds."""
 
     name: str
     sha256: str
     train: int
     test: int
+    public: int = 0
 
 
 class ModelInfo(Strict):
@@ -97,13 +98,21 @@ class ModelInfo(Strict):
     loss: str
 
 
+class AuditInfo(Strict):
+    """An audit: how many reference runs were trained, and how many canaries of each family it had."""
+
+    references: int
+    canaries: int
+
+
 class CellConfig(Strict):
     """Everything that determines a cell.
 
-    stage: "init" (random weights), "iterate" (what clients train on) or "final" (after training); batch_size: examples
-    in a victim's batch; victims: number of victim images asked for, or of candidates or queries. probe, probe_rounds:
-    what a probed client did with the batch, and how often; role: the part that the victims played, "" where all do
-    the same.
+    stage: "init" (random weights), "iterate" (what clients train on), "final" (after training) or "audit" (after a
+    training with canaries); batch_size: examples in a victim's batch; victims: number of victim images asked for, or of
+    candidates or queries. probe, probe_rounds: what a probed client did with the batch, and how often; role: the part
+    that the victims played, "" where all do the same. tuning: images on which the attack's settings were tried.
+    perceptual: the feature network of LPIPS and feature errors with its digest, "" where there is none.
     """
 
     schema_: Literal["ppbench.run/1"] = Field(default=SCHEMA, alias="schema")
@@ -114,13 +123,16 @@ class CellConfig(Strict):
     federation: FederationInfo
     data: DataInfo
     model: ModelInfo
-    stage: Literal["init", "iterate", "final"]
+    stage: Literal["init", "iterate", "final", "audit"]
     batch_size: int
     victims: int
     seed: int
     probe: Literal["gradient", "local"] = "gradient"
     probe_rounds: int = 1
     role: str = ""
+    tuning: int = 0
+    perceptual: str = ""
+    audit: AuditInfo | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 
@@ -151,59 +163,6 @@ class Metric(Strict):
     reason: str | None = None
     chance: float | None = None
     realized_fpr: float | None = None
-
-
-class Utility(Strict):
-    """Accuracy of the delivered model on the test part, 95 % Clopper-Pearson interval, chance level.
-
-    curve: (round, accuracy) pairs measured during training, or (round, mse) where targets are numbers.
-    mse: mean squared error an output on the test part, with its 95 % interval, where the loss is the squared one.
-    dice: mean Dice coefficient an image, with its 95 % interval, where targets are masks; then accuracy is the share
-    of pixels, n the number of images, chance the best constant mask's accuracy, and both intervals resample images.
-    """
-
-    accuracy: float | None
-    low: float | None
-    high: float | None
-    n: int
-    chance: float
-    curve: list[tuple[int, float]]
-    reason: str | None = None
-    mse: float | None = None
-    mse_low: float | None = None
-    mse_high: float | None = None
-    dice: float | None = None
-    dice_low: float | None = None
-    dice_high: float | None = None
-
-
-class Cost(Strict):
-    """Bytes per client and round from the Wire, and of set-up in all.
-
-    memory_peak: most bytes at a time that the first client's computation in round 1 allocates beyond its inputs
-    (`ppbench.cost`); null in records of before it was measured, or where that round is out of range.
-    """
-
-    bytes_up: float
-    bytes_down: float
-    bytes_setup: int
-    memory_peak: int | None = None
-
-
-class Privacy(Strict):
-    """The formal guarantee over the whole training, or null with the reason."""
-
-    epsilon: float | None
-    delta: float | None
-    reason: str | None = None
-
-
-class Played(Strict):
-    """How many rounds of training each client played each role: rounds[role][client], beside its number of examples."""
-
-    roles: list[str]
-    rounds: list[list[int]]
-    examples: list[int]
 
 
 class Artifact(Strict):
@@ -245,6 +204,7 @@ class Record(Strict):
     cost: Cost
     privacy: Privacy
     played: Played | None = None
+    tuned: Tuned | None = None
     artifacts: list[Artifact] = Field(default_factory=list)
     flags: list[Flag] = Field(default_factory=list)
     status: Literal["complete", "diverged", "failed"]
@@ -260,6 +220,7 @@ __all__ = [
     "SCHEMA",
     "Artifact",
     "AttackInfo",
+    "AuditInfo",
     "CellConfig",
     "Control",
     "Cost",
@@ -281,6 +242,7 @@ __all__ = [
     "Strict",
     "ThreatModel",
     "TraceScore",
+    "Tuned",
     "Utility",
     "Victim",
 ]

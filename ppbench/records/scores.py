@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Scalar = str | int | float | bool | None
+
 
 class Strict(BaseModel):
     """Frozen, refuses unknown fields and NaN."""

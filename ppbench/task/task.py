@@ -32,6 +32,7 @@ class Task:
         test: held-out data.
         params: initial public weights.
         seeds: the master seed's derivations.
+        public: training examples that no client holds; None where none were set apart.
     """
 
     dataset: Dataset
@@ -40,6 +41,7 @@ class Task:
     test: Data
     params: Params
     seeds: Seeds
+    public: Data | None = None
 
     @property
     def classified(self) -> bool:
@@ -80,12 +82,14 @@ def _task(dataset_name: str, plan_config: str) -> Task:
     dataset = _dataset(dataset_name, seeds.seed("data"))
     plan = make_plan(config, dataset)
     check_fit(dataset, plan)
-    members, source = _members(dataset, config.train, seeds), dataset.train.domain
+    public, rest = _apart(dataset, config.public, seeds)
+    members, source = _members(dataset, rest, config.train, seeds), dataset.train.domain
     domain = source[members] if source is not None else None
     parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"), domain)
     shards = {client: dataset.train.take(members[index]) for client, index in enumerate(parts)}
     test = dataset.test.take(torch.arange(len(dataset.test.y)))
-    return Task(dataset, plan, shards, test, initial(plan.spec, seeds.seed("model")), seeds)
+    apart = dataset.train.take(public) if len(public) else None
+    return Task(dataset, plan, shards, test, initial(plan.spec, seeds.seed("model")), seeds, apart)
 
 
 def check_fit(dataset: Dataset, plan: Plan) -> None:
@@ -106,14 +110,22 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
         )
 
 
-def _members(dataset: Dataset, count: int | None, seeds: Seeds) -> Tensor:
-    """Return the training examples that take part: `count` drawn at random, ascending, or all."""
+def _apart(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor]:
+    """Return the training examples set apart as public, and the others; both ascending."""
     size = len(dataset.train)
+    order = torch.randperm(size, generator=seeds.generator("public")) if share else torch.arange(size)
+    count = int(share * size)
+    return order[:count].sort().values, order[count:].sort().values
+
+
+def _members(dataset: Dataset, rest: Tensor, count: int | None, seeds: Seeds) -> Tensor:
+    """Return those of the examples `rest` that take part: `count` drawn at random, ascending, or all."""
     if count is None:
-        return torch.arange(size)
-    if count > size:
-        raise UsageError(f"Option train={count} cannot be used: {dataset.name!r} has {size} training examples.")
-    return torch.randperm(size, generator=seeds.generator("train"))[:count].sort().values
+        return rest
+    if count > len(rest):
+        left = "training examples" if len(rest) == len(dataset.train) else "training examples that are not public"
+        raise UsageError(f"Option train={count} cannot be used: {dataset.name!r} has {len(rest)} {left}.")
+    return rest[torch.randperm(len(rest), generator=seeds.generator("train"))[:count].sort().values]
 
 
 def make_task(config: EvaluateConfig) -> Task:
@@ -128,8 +140,9 @@ def make_task(config: EvaluateConfig) -> Task:
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
     """Return the parts of a cell's configuration that a task determines."""
     dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
+    public = 0 if task.public is None else len(task.public.x)
     members, frozen = sum(len(shard.x) for shard in task.shards.values()), plan.net.frozen
-    data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=members, test=len(dataset.test.y))
+    data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=members, test=len(dataset.test.y), public=public)
     model = ModelInfo(
         id=plan.spec.model,
         # A file by what it holds, not by where it lies.

@@ -1,0 +1,83 @@
+"""Settings of an attack, tried on victims of its own: what is reported was tuned on others.
+
+An adversary who knows the mechanism can run it on public examples, whose truth it knows; so the choice among
+`Attack.variants` is honest, and one hypothesis about a defense (which layer is poisoned) is tried like another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+from ppbench.adversary.attack import Attack
+from ppbench.adversary.score import score_images
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.view import View
+from ppbench.cells import Group
+from ppbench.config import EvaluateConfig
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data
+from ppbench.records.schema import ImageScore, Tuned
+from ppbench.seeds import Seeds
+from ppbench.task.task import Task
+
+FIRST = 1_000_000
+"""Number of the first tuning probe: far from those of victims, whose noise and masks must not come twice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """The adversary's own victims, and what it sees of them."""
+
+    view: View
+    victims: Victims
+
+
+def rehearsal(fed: Federation, task: Task, config: EvaluateConfig, group: Group) -> Rehearsal:
+    """Return a probe of `config.tuning` images of the test part, which no client trains on and no cell reports.
+
+    Raises:
+        UsageError: the test part has too few examples.
+    """
+    seeds, roles = Seeds(task.seeds.seed("tuning")), len(fed.defense.roles) if group.role else 1
+    parts = {c: Data(task.test.x[c :: config.clients], task.test.y[c :: config.clients]) for c in range(config.clients)}
+    sums = fed.defense.sums
+    victims = choose_victims(
+        parts, group.threat, group.batch, config.tuning, seeds, sums=sums, roles=roles, first=FIRST
+    )
+    transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
+    view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=task.public)
+    if group.role:
+        victims = victims.playing(group.role, transcript.roles(), config.tuning)
+    return Rehearsal(view, victims)
+
+
+def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
+    """Return the variant of `attack` with the largest median PSNR on the tuning victims, and what each one gave.
+
+    A variant that fails scores 0 dB; of equals, and where there are no victims, the first is taken.
+
+    Args:
+        attack: a reconstruction attack with several variants.
+        trial: what `rehearsal` returned.
+        task: gives data range and seeds.
+        label: names the cell; part of the seed of the attack's draws.
+    """
+    variants = list(attack.variants())
+    scores = [_median(variant, trial, task, label) for variant in variants]
+    best = max(range(len(variants)), key=lambda i: (scores[i], -i))
+    settings = [dataclasses.asdict(variant) for variant in variants]
+    differ = [name for name in settings[0] if len({repr(s[name]) for s in settings}) > 1]
+    return variants[best], Tuned(variants=[{n: s[n] for n in differ} for s in settings], scores=scores, chosen=best)
+
+
+def _median(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> float:
+    victims = trial.victims
+    if not victims.units:
+        return 0.0
+    try:
+        guesses = attack.run(trial.view, victims.challenges(), task.seeds.generator("tuning", *label))
+        scored = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
+    except Exception:  # noqa: BLE001 - a variant that fails here is not chosen; the run itself will say why
+        return 0.0
+    return statistics.median([s.psnr or 0.0 for s in scored if isinstance(s, ImageScore)])
