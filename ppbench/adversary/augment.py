@@ -1,0 +1,46 @@
+"""Augmented copies of records, the same on both sides of an attack with reference runs (LiRA, Carlini et al. 2022).
+
+A record leaves its trace in a model also at its mirrored and shifted copies, so asking about several of them averages
+the signal. The copies are a fixed list: the adversary asks its reference models and the target about the very same ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ppbench.errors import UsageError
+
+SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
+"""Rows down and columns to the right; each with and without mirroring."""
+MOST = 2 * len(SHIFTS)
+"""Augmentations that an image has, the image itself included."""
+
+
+def augmentations(x: Tensor, count: int) -> Tensor:
+    """Return up to `count` augmentations [A, Q, *shape] of records x [Q, *shape], the records themselves first.
+
+    Images [Q, C, H, W]: the image, its mirror image (left and right), then shifts by one pixel to the four sides and
+    the four corners, each followed by its mirror image; the border row or column is repeated. A = min(count, 18).
+    Anything else (tables, feature vectors) has no copy that means the same: A = 1. dtype and device are those of x.
+
+    Raises:
+        UsageError: count is less than 1.
+    """
+    if count < 1:
+        raise UsageError(f"{count} augmentations were asked for; expected 1 (the record itself) or more.")
+    if x.dim() != 4:
+        return x[None].clone()
+    copies = []
+    for down, right in SHIFTS[: (count + 1) // 2]:
+        moved = shifted(x, down, right)
+        copies += [moved, moved.flip(-1)]
+    return torch.stack(copies[:count])
+
+
+def shifted(x: Tensor, down: int, right: int) -> Tensor:
+    """Return images x [..., H, W] moved by whole pixels; what comes in at a border repeats the border."""
+    height, width = x.shape[-2:]
+    rows = (torch.arange(height, device=x.device) - down).clamp(0, height - 1)
+    columns = (torch.arange(width, device=x.device) - right).clamp(0, width - 1)
+    return x[..., rows, :][..., columns]
