@@ -161,9 +161,11 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
         ValueError: an answer lacks scores or decisions, or a score is not finite.
     """
     scores: list[Victim] = []
+    families: Sequence[str] = getattr(candidates, "family", ())
     for half, guess in enumerate(guesses):
         if guess.score is None or guess.decision is None or not bool(guess.score.isfinite().all()):
             raise ValueError("a membership attack must answer finite scores and decisions for every candidate")
+        silent = guess.abstain if guess.abstain is not None else torch.zeros(len(guess.score), dtype=torch.bool)
         for index in (candidates.half == half).nonzero().flatten().tolist():
             scores.append(
                 MemberScore(
@@ -171,7 +173,8 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
                     half=half,
                     member=bool(candidates.member[index]),
                     score=float(guess.score[index]),
-                    decision=bool(guess.decision[index]),
+                    decision=None if silent[index] else bool(guess.decision[index]),
+                    family=families[index] if families else "average",
                 )
             )
     return Scored(scores)

@@ -213,7 +213,7 @@ def _members(scores: Sequence[MemberScore], seed: int) -> list[Metric]:
             Half(
                 np.array([score.member for score in half], dtype=bool),
                 np.array([score.score for score in half], dtype=np.float64),
-                np.array([score.decision for score in half], dtype=bool),
+                np.array([score.decision is True for score in half], dtype=bool),
             )
         )
     return [

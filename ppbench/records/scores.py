@@ -30,6 +30,13 @@ class ImageScore(Strict):
         cohort: whether one observation mixed all clients of the probe; then the probe is the independent unit.
         ratio: magnitude of the undefended gradient over that of the defense's perturbation, at the biases of
             the feature layers (x-axis of a PPC figure); null where nothing is perturbed or it is not known.
+        mse: mean squared error of the clipped reconstruction, in units of the data range ("Test-MSE" of MP-DP).
+        lpips: perceptual distance (Zhang et al. 2018) by the network that `CellConfig.perceptual` names; null without.
+        feat_mse: mean squared error of that network's last features ("Feat-MSE" of MP-DP); null without.
+        blind: PSNR in dB of the better of two guesses that see nothing: the public mean image, and grey. Null in
+            records of before it was measured, which have no `mse`, `oracle` and `path` either.
+        oracle: PSNR of the best among the answer and the reconstructions that the attack rejected; never a result.
+        path: (gradient evaluations, PSNR) of what the attack would have answered after so many, ascending.
     """
 
     kind: Literal["image"] = "image"
@@ -46,6 +53,12 @@ class ImageScore(Strict):
     evaluations: int
     ratio: float | None = None
     cohort: bool = False
+    mse: float | None = None
+    lpips: float | None = None
+    feat_mse: float | None = None
+    blind: float | None = None
+    oracle: float | None = None
+    path: list[tuple[int, float]] = Field(default_factory=list)
 
 
 class LabelScore(Strict):
@@ -60,8 +73,14 @@ class LabelScore(Strict):
 
 
 class MemberScore(Strict):
-    """One candidate of a membership attack. half: the one it was asked in; decision: by the other half's
-    fit.
+    """One candidate of a membership attack.
+
+    Attributes:
+        half: the one it was asked in.
+        score: higher is member.
+        decision: by the other half's fit; null where the attack abstained (audits guess on the surest only).
+        family: "average" for a record of the data, else the family of canaries that it belongs to; the scorer's, never
+            the attack's.
     """
 
     kind: Literal["member"] = "member"
@@ -69,7 +88,8 @@ class MemberScore(Strict):
     half: int
     member: bool
     score: float
-    decision: bool
+    decision: bool | None
+    family: str = "average"
 
 
 class TraceScore(Strict):
