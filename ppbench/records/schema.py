@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
 from ppbench.records.scores import ImageScore, LabelScore, MemberScore, OutputScore, Scalar, Strict, TraceScore, Victim
 
 SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
+
+
+def without_defaults(dumped: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Return `dumped` without the fields `later` at these values: names of older cells and trainings stay as they were.
+
+    Fields that came after the first records; a cell that does without them is the same cell.
+    """
+    return {name: value for name, value in dumped.items() if name not in later or value != later[name]}
 
 
 class ThreatModel(Strict):
@@ -86,6 +94,10 @@ class DataInfo(Strict):
     test: int
     public: int = 0
 
+    @model_serializer(mode="wrap")
+    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(dump(self), {"public": 0})
+
 
 class ModelInfo(Strict):
     """Which network. parameters: their number."""
@@ -135,6 +147,10 @@ class CellConfig(Strict):
     audit: AuditInfo | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    @model_serializer(mode="wrap")
+    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(dump(self), {"tuning": 0, "perceptual": "", "audit": None})
 
     def cell_id(self) -> str:
         """Return the name of the cell: the first 32 hex digits of the SHA-256 of its canonical JSON."""
