@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.controls import BROKEN, CONTROLS, NEAR, Check, best, check_controls, is_image, rebuilt_share
+from ppbench.controls import CONTROLS, Check, best, is_image, value
 from ppbench.leaderboard.ranks import order, ranked
+from ppbench.leaderboard.reliability import board_checks
 from ppbench.leaderboard.table import Claims
+from ppbench.portfolio import worst_case
 from ppbench.records.schema import DefenseInfo, Flag, Record, Scalar
 
 BoardKind = Literal["reconstruction", "membership", "extraction", "tracing"]
@@ -24,7 +26,7 @@ BOARD_OF: dict[str, BoardKind] = {
     "tracing": "tracing",
 }
 ORDER: tuple[BoardKind, ...] = ("reconstruction", "membership", "extraction", "tracing")
-STAGE_ORDER = ("init", "iterate", "final")
+STAGE_ORDER = ("init", "iterate", "final", "audit")
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Entry:
         role: a control, or one of the compared.
         sample: any of the row's records, for accuracy, cost and epsilon: they are the same in all.
         records: all of the row's records, failed ones too.
-        plain: the strongest plain attack, or None.
-        worst: the strongest of all attacks (no oracle), or None.
+        plain: the strongest plain attack, or None; of reconstructions the strongest on each victim (`portfolio`).
+        worst: the same of all attacks (no oracle), or None.
         labels: the highest label accuracy over all attacks, and by whom.
         rank: "1", "2-4", or "" where it is not ranked.
         badges: remarks, and what is missing.
@@ -206,7 +208,9 @@ def _board(setting: Setting, members: Sequence[Record], records: Sequence[Record
         rows[json.dumps(key)].append(record)
     name = headline_of(setting.kind, members[0])
     entries = [_entry(rows[key], name, records, claims) for key in sorted(rows)]
-    checks = _checks(setting, entries, records)
+    same = ("suite", "threat", "data_sha256", "train", "model", "model_options")
+    scope = [r for r in records if all(getattr(setting_of(r), k) == getattr(setting, k) for k in same)]
+    checks = board_checks(setting.kind, name, entries, scope)
     reliable = all(check.ok is True for check in checks)
     placed = ranked(entries, name) if reliable and not setting.intended else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: order(e, name))), checks, reliable)
@@ -223,14 +227,20 @@ def _entry(members: Sequence[Record], name: str, records: Sequence[Record], clai
         role="control" if defense.id in CONTROLS else "compared",
         sample=sample,
         records=tuple(sorted(members, key=lambda r: (r.config.attack.id, r.cell_id))),
-        plain=best((r for r in members if not adaptive(r, records)), name),
-        worst=best(members, name),
+        plain=_strongest([r for r in members if not adaptive(r, records)], name),
+        worst=_strongest(members, name),
         labels=best([r for r in members if r.config.model.classes > 1], "label_accuracy"),
         rank="",
         badges=tuple(_badges(members, records)),
         flags=tuple(flags[key] for key in sorted(flags)),
         claimed="; ".join(claimed),
     )
+
+
+def _strongest(members: Sequence[Record], name: str) -> Record | None:
+    """Return the worst case: of reconstructions victim by victim, of other kinds the cell that leaks most."""
+    images = [r for r in members if r.config.attack.kind == "reconstruction"]
+    return worst_case(images) if images else best(members, name)
 
 
 def _badges(members: Sequence[Record], records: Sequence[Record]) -> Iterable[Badge]:
@@ -240,6 +250,12 @@ def _badges(members: Sequence[Record], records: Sequence[Record]) -> Iterable[Ba
         yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
     elif not any(adaptive(r, records) and r.status == "complete" for r in members):
         yield Badge("plain attacks only", "warning", "No attack here knows this defense, so it is not ranked.")
+    if _weaker_when_knowing(members, records):
+        yield Badge(
+            "knows more, finds less",
+            "warning",
+            "Attacks that know the defense rebuild less than those that do not: they are not at full strength here.",
+        )
     for status, tone in (("diverged", "error"), ("failed", "error")):
         number = sum(record.status == status for record in members)
         if number:
@@ -249,47 +265,11 @@ def _badges(members: Sequence[Record], records: Sequence[Record]) -> Iterable[Ba
         yield Badge("accuracy at chance", "warning", "The model is no better than guessing; its privacy is cheap.")
 
 
-def _checks(setting: Setting, entries: Sequence[Entry], records: Sequence[Record]) -> tuple[Check, ...]:
-    """Return the controls' verdict on one board.
-
-    The harness's checks are made over the data set, model and threat model; a board adds its own condition:
-    where the attacks do not break `none` on this very board (batch size, stage), its ranks would order the
-    attacks' failures.
-    """
-    same = ("suite", "threat", "data_sha256", "train", "model", "model_options")
-    scope = [r for r in records if all(getattr(setting_of(r), k) == getattr(setting, k) for k in same)]
-    found = {check.control: check for check in check_controls(scope)}
-    own = _none_falls(setting, entries, found["none"])
-    # Uploads of noise hide no model from who is sent it: extraction has one control only.
-    return (own,) if setting.kind == "extraction" else (own, found["full_noise"])
-
-
-def _none_falls(setting: Setting, entries: Sequence[Entry], general: Check) -> Check:
-    undefended = [e for e in entries if e.defense.id == "none"]
-    if not undefended:
-        return Check("none", None, "The undefended model is not on this board.")
-    if setting.kind == "reconstruction" and all(e.worst is None for e in undefended):
-        return general  # only labels were attacked
-    broken = [any(_broken(record, setting.kind) for record in entry.records) for entry in undefended]
-    if all(broken) and (general.ok is not False or setting.kind != "reconstruction"):
-        return Check("none", True, "The attacks break the undefended model on this board.")
-    if not all(broken):
-        return Check("none", False, "The attacks do NOT break the undefended model on this board.")
-    return general
-
-
-def _broken(record: Record, kind: BoardKind) -> bool:
-    """Return whether an attack breaks the undefended model: half of the victims rebuilt, its outputs read, or a figure
-    above chance.
-    """
-    if record.status != "complete" or record.config.attack.oracle:
-        return False
-    if kind == "reconstruction":
-        share = rebuilt_share(record)
-        return share is not None and (share.value or 0.0) >= BROKEN
-    metric = record.metric(headline_of(kind, record))
-    if metric is None or metric.value is None:
-        return False
-    if metric.name == "output_error":
-        return metric.value <= NEAR
-    return metric.low is not None and metric.low > (metric.chance or 0.0)
+def _weaker_when_knowing(members: Sequence[Record], records: Sequence[Record]) -> bool:
+    """Return whether every attack that knows the defense is over a dB worse than a plain one (AutoAttack's flag)."""
+    images = [r for r in members if r.config.attack.kind == "reconstruction"]
+    knowing, plain = (
+        value(best([r for r in images if adaptive(r, records) == knows], "psnr_median"), "psnr_median")
+        for knows in (True, False)
+    )
+    return knowing is not None and plain is not None and is_image(members[0]) and knowing < plain - 1

@@ -227,7 +227,7 @@ class Store:
         """
         if not record.artifacts:
             return None
-        path = self.folder / f"{record.config.cell_id()}.safetensors"
+        path = self.folder / f"{record.cell_id}.safetensors"  # of a portfolio, those of its best cell
         try:
             found = safe.load(path.read_bytes())
             guess, truth = found["guess"], found["truth"]

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ppbench.adversary.attack import RECORD_KINDS
-from ppbench.controls import best, rebuilding
+from ppbench.controls import best
+from ppbench.portfolio import worst_case
 from ppbench.records.schema import Record, Utility
 
-STAGES = {"init": "at random weights", "iterate": "of what clients train on", "final": "after training"}
-ORDER = ("init", "iterate", "final")
+STAGES = {
+    "init": "at random weights",
+    "iterate": "of what clients train on",
+    "final": "after training",
+    "audit": "after a training with canaries",
+}
+ORDER = ("init", "iterate", "final", "audit")
 
 
 class Key(NamedTuple):
@@ -61,7 +67,7 @@ class Strongest:
 class Line:
     """What uploads give away: a defense at one control value, stage and batch size, over all attacks on it.
 
-    plain, worst: the reconstruction cells that rebuild best, among attacks that do not know the defense and among all;
+    plain, worst: what attacks that do not know the defense, and all, rebuild of each victim at best (`worst_case`);
     labels, tracing: the strongest cell of each kind; targets that are numbers have no labels. role: the part that the
     victims played.
     """
@@ -82,7 +88,7 @@ class Line:
     @property
     def adaptive(self) -> bool:
         """Whether an attack that knows the defense was the strongest of those tried."""
-        return self.worst is not None and self.worst is not self.plain
+        return self.worst is not None and self.worst.config.attack.adaptive
 
 
 @dataclass(frozen=True)
@@ -151,12 +157,11 @@ def held(records: Sequence[Record]) -> list[Held]:
 def _line(key: Key, records: Sequence[Record]) -> Line:
     images = [r for r in records if r.config.attack.kind == "reconstruction"]
     labelled = [r for r in records if r.config.attack.kind != "tracing" and r.config.model.classes > 1]
-    metric = rebuilding(records[0])
     return Line(
         *key,
         records[0].utility,
-        best([r for r in images if not r.config.attack.adaptive], metric),
-        best(images, metric),
+        worst_case([r for r in images if not r.config.attack.adaptive]),
+        worst_case(images),
         best(labelled, "label_accuracy"),
         best([r for r in records if r.config.attack.kind == "tracing"], "tracing_accuracy"),
         _status(records),

@@ -1,0 +1,58 @@
+"""The strength of a defense: for each victim the attack that hurts it most, over all attacks that were run.
+
+An attacker who tries a portfolio keeps what worked; which attack that is differs from victim to victim. Choosing by the
+truth is the scorer's right, as in AutoAttack (Croce and Hein 2020): what is judged is the defense, not one attack.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ppbench.controls import best, rebuilding
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import ImageScore, Record
+
+Place = tuple[int, int, int]
+
+
+def worst_case(records: Sequence[Record]) -> Record | None:
+    """Return the strongest reconstruction cell, with each victim's score by the attack that rebuilt it best.
+
+    The cells must be about the same victims: one defense, control value, stage, threat model, batch size and role. A
+    result of several attacks is called "portfolio (NAME)" after the attack that is best on most victims; it has the
+    configuration, the images and the flags of the single cell with the best median. Where that cell is best on every
+    victim, it is returned as it is. Oracles, and cells that are not complete, are left out; None where none is left.
+    """
+    told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
+    told = sorted((r for r in told if _images(r)), key=lambda r: (r.config.attack.id, r.cell_id))
+    first = best(told, rebuilding(told[0])) if told else None
+    if first is None:
+        return None
+    names: Counter[str] = Counter()
+    merged = []
+    everyone = [(first.config.attack.id, _images(first)), *((r.config.attack.id, _images(r)) for r in told)]
+    for place, score in _images(first).items():
+        name, top = max(
+            ((name, own.get(place, score)) for name, own in everyone), key=lambda pair: _leak(pair[1], first)
+        )
+        names[name] += 1
+        merged.append(top)
+    if merged == list(_images(first).values()):
+        return first
+    most = max(sorted(names), key=lambda name: names[name])
+    attack = first.config.attack.model_copy(update={"id": f"portfolio ({most})"})
+    metrics = aggregate(merged, classes=first.config.model.classes, seed=first.config.seed)
+    config = first.config.model_copy(update={"attack": attack})
+    return first.model_copy(update={"config": config, "victims": merged, "metrics": metrics})
+
+
+def _images(record: Record) -> dict[Place, ImageScore]:
+    return {(v.probe, v.client, v.index): v for v in record.victims if isinstance(v, ImageScore)}
+
+
+def _leak(score: ImageScore, record: Record) -> float:
+    """Return how much of a victim came out, larger being more: dB of an image, minus the error of a table row."""
+    if rebuilding(record) == "psnr_median":
+        return -1.0 if score.psnr is None else score.psnr
+    return -float("inf") if score.rmse is None else -score.rmse
