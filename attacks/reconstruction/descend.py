@@ -66,6 +66,21 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """How far S searches were after a number of evaluations each.
+
+    Attributes:
+        evaluations: of each row.
+        z: [S, n] the best iterates so far.
+        score: [S] float64 their scores.
+    """
+
+    evaluations: int
+    z: Tensor
+    score: Tensor
+
+
+@dataclass(frozen=True)
 class Found:
     """Where S searches ended.
 
@@ -74,14 +89,14 @@ class Found:
         score: [S] float64 its score; inf where no iterate had a finite one.
         end: [S, n] the last iterate: where a next stage goes on.
         evaluations: [S] int64 gradient evaluations.
-        trail: (evaluations, best iterates [S, n]) at each mark that was reached.
+        trail: what was best at each mark that was reached.
     """
 
     z: Tensor
     score: Tensor
     end: Tensor
     evaluations: Tensor
-    trail: tuple[tuple[int, Tensor], ...]
+    trail: tuple[Mark, ...]
 
 
 def descend(
@@ -115,7 +130,7 @@ def descend(
         rows = live[better]
         score[rows], best[rows] = value.score.double()[better], z[rows]
         if step + 1 in marks:
-            trail.append((step + 1, best.clone()))
+            trail.append(Mark(step + 1, best.clone(), score.clone()))
         fine = value.loss.isfinite() & value.gradient.isfinite().all(1)
         live = live[fine]
         if not len(live):

@@ -1,0 +1,43 @@
+"""Inverting gradients (Geiping, Bauermeister, Droege and Moeller, NeurIPS 2020).
+
+Minimize 1 - cos(grad loss(net(x), y), g*) over all parameters + tv * TV(x) by signed Adam with a decaying step, x kept in
+the data's range, y recovered beforehand. The cosine does not mind an unknown scale, the sign not a badly scaled slope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ppbench.adversary.attack import Attack
+from ppbench.adversary.evidence import Evidence
+from ppbench.attacks.reconstruction.descend import Schedule
+from ppbench.attacks.reconstruction.inversion import Inversion
+from ppbench.federation.plan import Plan
+
+SMOOTH = (0.0, 1e-4, 1e-3, 1e-2)
+"""Weights of the total variation that are tried on tuning victims."""
+
+
+@dataclass(frozen=True)
+class IG(Inversion):
+    """Inverting gradients: cosine of the gradients, total variation, signed Adam, a box.
+
+    Parameters are those of `Inversion`.
+    """
+
+    name: ClassVar[str] = "ig"
+    reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020"
+
+    def matched(self, evidence: Evidence) -> Evidence:
+        """Return `evidence` compared by the cosine; signs alone stay compared as signs."""
+        return evidence if evidence.measure == "hinge" else replace(evidence, measure="cosine")
+
+    def schedule(self, steps: int, plan: Plan) -> Schedule:
+        """Return signed steps of cosine-decayed length."""
+        return replace(super().schedule(steps, plan), signed=True)
+
+    def variants(self) -> Sequence[Attack]:
+        """Return this attack with several weights of the total variation, its own first."""
+        return [self, *(replace(self, tv=tv) for tv in SMOOTH if tv != self.tv)]

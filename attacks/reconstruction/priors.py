@@ -1,0 +1,69 @@
+"""What images are like before anything is observed: penalties with their slopes, for rows of images at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class Penalty(Protocol):
+    """A function of images that is added to what is minimized."""
+
+    def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the penalties [S] of images x [S, N, *shape], and their slopes by x.
+
+        Args:
+            x: the images, N of each row.
+            index: [S] int64, which start each row came from: rows that have stopped are missing.
+        """
+
+
+@dataclass(frozen=True)
+class TotalVariation:
+    """Weight times the mean of |dx| + |dy| over the pixels (Geiping et al. 2020); nothing for inputs without a grid."""
+
+    weight: float
+
+    def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return penalties [S] and slopes [S, N, channels, height, width]."""
+        if x.dim() != 5:
+            return x.new_zeros(len(x)), torch.zeros_like(x)
+        down, right = x.diff(dim=-2), x.diff(dim=-1)
+        tall, wide = (max(1, part[0].numel()) for part in (down, right))
+        value = down.abs().flatten(1).sum(1) / tall + right.abs().flatten(1).sum(1) / wide
+        down, right = down.sign() / tall, right.sign() / wide
+        slope = pad(down, (0, 0, 1, 0)) - pad(down, (0, 0, 0, 1)) + pad(right, (1, 0)) - pad(right, (0, 1))
+        return self.weight * value, self.weight * slope
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Weight times the mean squared distance of pixels to `middle`, the middle of the data range."""
+
+    weight: float
+    middle: float = 0.0
+
+    def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return penalties [S] and slopes [S, N, *shape]."""
+        away = x - self.middle
+        return self.weight * away.square().flatten(1).mean(1), (2 * self.weight / away[0].numel()) * away
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Several penalties together."""
+
+    parts: Sequence[Penalty]
+
+    def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return penalties [S] and slopes [S, N, *shape]."""
+        value, slope = x.new_zeros(len(x)), torch.zeros_like(x)
+        for part in self.parts:
+            more, steeper = part(x, index)
+            value, slope = value + more, slope + steeper
+        return value, slope
