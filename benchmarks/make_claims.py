@@ -66,7 +66,7 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
     found["bank"] = [
         {
             **{"defense": "pbpfl", "dataset": table, "grid": (10.0,), "clients": clients, "rounds": 1500},
-            **{"model_options": {"hidden": 64, "layers": layers}, "attacks": ("linear",), "victims": 10},
+            **{"model_options": {"hidden": 64, "layers": layers}, "attacks": ("analytic",), "victims": 10},
             **{"stages": ("final",), "attack_batch": BATCHES, "lr": 1e-3},
         }
         for layers in (3, 5, 7)
@@ -79,7 +79,7 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
             **common,
             **{"defense": "pbpfl", "dataset": cifar, "train": 1000, "clients": 5, "grid": (10.0, 100.0)},
             **{"model_options": {"hidden": "256,128"}, "rounds": 600, "lr": 1e-3},
-            **{"attacks": ("linear", *MEMBERS, *MODELS)},
+            **{"attacks": ("analytic", *MEMBERS, *MODELS)},
         },
         {
             **common,
@@ -93,7 +93,7 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
                 "lr": 0.01,
             },
             **{"model_options": {"hidden": "64,64", "bias": False}, "stages": ("init",)},
-            **{"attacks": ("linear", "label_recovery", "adaptive_mpdp", "mpdp_histogram")},
+            **{"attacks": ("analytic", "label_recovery", "adaptive_mpdp", "mpdp_histogram")},
         },
     ]
     found["mnist"] = [
@@ -101,7 +101,7 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
             **common,
             **{"defense": "mpdp", "dataset": mnist, "train": 300, "clients": 20, "grid": (10.0,)},
             **{"model_options": {"hidden": 32, "bias": False}, "rounds": 300},
-            **{"attacks": ("linear", "label_recovery", "adaptive_mpdp", "mpdp_histogram", *MEMBERS, *MODELS)},
+            **{"attacks": ("analytic", "label_recovery", "adaptive_mpdp", "mpdp_histogram", *MEMBERS, *MODELS)},
         }
     ]
     found["baffle_images"] = [

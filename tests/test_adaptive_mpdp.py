@@ -20,7 +20,7 @@ from ppbench.attacks.adaptive.euler import noiseless_moments
 from ppbench.attacks.adaptive.gauge import canonical, scales_from_law
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
-from ppbench.attacks.reconstruction.linear import LinearInversion
+from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.defenses.mpdp import MPDP
 from ppbench.defenses.mpdp_base import ModelPerturbation
 from ppbench.defenses.mpdp_net import expanded, fold
@@ -159,7 +159,7 @@ def test_every_image_and_label_of_one_example_is_read(defense: Defense, threat: 
         truth = victims.truth(one.unit)
         assert at_truth(one, truth.x[None], truth.y[None]) < 1e-18
     if defense.noise_variance(view.plan, None):
-        plain = scored(victims, LinearInversion().run(view, victims.challenges(), seeded()))
+        plain = scored(victims, AnalyticInversion().run(view, victims.challenges(), seeded()))
         assert sorted(psnr for psnr, _ in plain)[4] < 20
 
 

@@ -268,10 +268,10 @@ def test_only_a_masked_defense_is_called_fedsgd(fabricate: Make) -> None:
 
 def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabricate: Make) -> None:
     numbers = dict(classes=1, shape=(16,), accuracy=None)
-    records = [fabricate("none", None, "linear", "reconstruction", 90.0, error=1e-4, mse=0.0601, **numbers)]
+    records = [fabricate("none", None, "analytic", "reconstruction", 90.0, error=1e-4, mse=0.0601, **numbers)]
     records += [
         fabricate("dp", 0.1, attack, "reconstruction", db, error=error, mse=0.0702, control="sigma", **numbers)
-        for attack, db, error in (("linear", 34.0, 0.8), ("dlg", 33.0, 0.3))
+        for attack, db, error in (("analytic", 34.0, 0.8), ("dlg", 33.0, 0.3))
     ]
     (row,) = [r for r in lines(records) if r.defense == "dp"]
     assert row.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
@@ -360,8 +360,8 @@ def test_members_found_under_pure_noise_are_an_alarm(fabricate: Make) -> None:
 
 
 def test_a_table_row_is_rebuilt_within_a_tenth_whatever_its_decibels(fabricate: Make) -> None:
-    near = fabricate("none", None, "linear", "reconstruction", 5.0, error=0.09, shape=(16,))
-    far = fabricate("none", None, "linear", "reconstruction", 45.0, error=0.2, shape=(16,))
+    near = fabricate("none", None, "analytic", "reconstruction", 5.0, error=0.09, shape=(16,))
+    far = fabricate("none", None, "analytic", "reconstruction", 45.0, error=0.2, shape=(16,))
     assert rebuilt_share(near).value == 1 and rebuilt_share(far).value == 0
     assert rebuilt_share(images(fabricate, "none", None, 35.0)).value == 1
     assert rebuilt_share(fabricate("none", None, "mia_loss", "membership")) is None
@@ -402,7 +402,7 @@ def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate: Make) -
 
 def test_a_model_of_numbers_shows_its_mse_and_no_agreement(fabricate: Make) -> None:
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.0601)
-    records = [fabricate("pbpfl", 1.0, "linear", "reconstruction", 30.0, error=0.25, **numbers)]
+    records = [fabricate("pbpfl", 1.0, "analytic", "reconstruction", 30.0, error=0.25, **numbers)]
     records += outputs(fabricate, 1.0, 1.0, **numbers)
     text = "\n".join(printed(records))
     assert "MSE" in text and "0.0601" in text and "0.25" in text and "error" in text

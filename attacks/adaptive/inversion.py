@@ -16,7 +16,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.evidence import Evidence, Simulate
 from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import DLG
-from ppbench.attacks.reconstruction.linear import LinearInversion
+from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.defenses.perturbation import Surrogates, surrogates
 from ppbench.federation.plan import Batch
@@ -45,7 +45,7 @@ class Search(DLG):
 
 
 @dataclass(frozen=True)
-class Algebra(LinearInversion):
+class Algebra(AnalyticInversion):
     """Analytic inversion of given evidence."""
 
     found: tuple[Evidence, ...] = ()
@@ -65,7 +65,7 @@ def invert(
     """Return one guess a challenge from evidence about its unit; a start image where there is none.
 
     A network that begins with a linear layer is inverted analytically: one example always, a batch where that layer has
-    biases (see `LinearInversion`). Where that fails on one example, and for all other networks, batches are matched.
+    biases (see `AnalyticInversion`). Where that fails on one example, and for all other networks, batches are matched.
 
     Args:
         found: evidence about the challenges' units.

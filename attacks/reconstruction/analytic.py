@@ -27,7 +27,7 @@ from ppbench.federation.plan import Plan
 
 
 @dataclass(frozen=True)
-class LinearInversion(Attack):
+class AnalyticInversion(Attack):
     """Analytic inversion of a first `nn.Linear` on the flattened input.
 
     What it can do, from an observation that is the gradient of some scalar of the network:
@@ -47,7 +47,7 @@ class LinearInversion(Attack):
         budget: gradient evaluations a victim for labels and scale.
     """
 
-    name: ClassVar[str] = "linear"
+    name: ClassVar[str] = "analytic"
     kind: ClassVar[Kind] = "reconstruction"
     reference: ClassVar[str] = (
         "Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, IEEE TIFS 2018; "

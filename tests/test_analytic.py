@@ -18,7 +18,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.adversary.victims import choose_victims
 from ppbench.adversary.view import View
-from ppbench.attacks.reconstruction.linear import LinearInversion
+from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.rows import Rows, direction, first_layer, mean_image, recurring_rows
 from ppbench.defenses.none import NoDefense
 from ppbench.errors import UsageError
@@ -74,7 +74,7 @@ def seen(plan: Plan, params: Params, observed: Params) -> View:
 
 def attack(view: View, batch: int = 1, seed: int = 0, budget: int = 2000, y: Tensor | None = None) -> Guess:
     challenge = Challenge((SLOT,), batch, y=y)
-    (guess,) = LinearInversion(budget=budget).run(view, [challenge], torch.Generator().manual_seed(seed))
+    (guess,) = AnalyticInversion(budget=budget).run(view, [challenge], torch.Generator().manual_seed(seed))
     assert guess.x.shape == (batch, *view.plan.spec.shape)
     assert guess.x.dtype == torch.float32
     assert guess.y.shape == (batch,)
@@ -101,10 +101,10 @@ def exact(guess: Tensor, truth: Tensor, least: float = 100.0) -> int:
     return sum(any(psnr(found, image) > least for found in guess) for image in truth)
 
 
-def told(evidence: Evidence, budget: int = 2000) -> LinearInversion:
+def told(evidence: Evidence, budget: int = 2000) -> AnalyticInversion:
     """Return the attack with `evidence` in place of what it would read from a view."""
 
-    class Told(LinearInversion):
+    class Told(AnalyticInversion):
         def evidence(self, view: View) -> list[Evidence]:
             return [evidence]
 
@@ -374,10 +374,10 @@ def test_without_evidence_or_on_a_convolution_the_answer_is_a_start_image() -> N
 # -- which networks, budget, determinism -----------------------------------------------------------------------------
 def test_it_suits_networks_that_begin_with_a_linear_layer() -> None:
     x = digits(1)
-    assert LinearInversion().suits(plan_of(x, hidden="8"))
-    assert LinearInversion().suits(plan_of(x, hidden=""))
-    assert not LinearInversion().suits(Plan(net_spec("dlnet", (1, 8, 8), 10), 1))
-    assert not LinearInversion().suits(Plan(net_spec("lenet", (1, 28, 28), 10), 1))
+    assert AnalyticInversion().suits(plan_of(x, hidden="8"))
+    assert AnalyticInversion().suits(plan_of(x, hidden=""))
+    assert not AnalyticInversion().suits(Plan(net_spec("dlnet", (1, 8, 8), 10), 1))
+    assert not AnalyticInversion().suits(Plan(net_spec("lenet", (1, 28, 28), 10), 1))
     assert first_layer(plan_of(x, hidden="8", bias=False)).bias is None
     assert first_layer(plan_of(x, hidden="")).weight == "head.weight"
 
@@ -407,8 +407,8 @@ def test_evaluations_are_counted_and_limited(budget: int, bias: bool, classes: i
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'linear'.*budget=0.*1 or more"):
-        LinearInversion(budget=0).check()
+    with pytest.raises(UsageError, match=r"'analytic'.*budget=0.*1 or more"):
+        AnalyticInversion(budget=0).check()
 
 
 def test_one_view_one_guess_in_memory_and_from_disk(tmp_path: Path) -> None:
@@ -434,5 +434,5 @@ def test_one_curious_client_finds_the_others_in_the_aggregate(federate: Callable
     run = federate(defense, wide)
     victims = choose_victims(run.shards, "client/1", 1, 3, Seeds(0))
     view = run.probe(victims.data).view("client/1", own=victims.own)
-    (guess,) = LinearInversion().run(view, victims.challenges(), torch.Generator())
+    (guess,) = AnalyticInversion().run(view, victims.challenges(), torch.Generator())
     assert exact(guess.x, victims.truth(victims.units[0]).x, 30) >= 2

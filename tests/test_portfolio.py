@@ -1,0 +1,141 @@
+"""The worst case over attacks, victim by victim, and settings that are tuned on other victims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from ppbench.adversary.attack import Attack, Guess
+from ppbench.cells import Group
+from ppbench.config import configure
+from ppbench.defenses.none import NoDefense
+from ppbench.federation.engine import Federation
+from ppbench.leaderboard.boards import boards
+from ppbench.leaderboard.table import no_claims
+from ppbench.portfolio import worst_case
+from ppbench.records.schema import Record
+from ppbench.task.task import Task, make_task
+from ppbench.tuning import FIRST, rehearsal, tuned
+
+Make = Callable[..., Record]
+
+
+def changed(record: Record, **decibels: float | None) -> Record:
+    """Return the record with other PSNR for some victims, named v0, v1, ..."""
+    victims = list(record.victims)
+    for name, db in decibels.items():
+        victims[int(name[1:])] = victims[int(name[1:])].model_copy(update={"psnr": db})
+    return record.model_copy(update={"victims": victims})
+
+
+def test_each_victim_counts_by_the_attack_that_hurts_it_most(fabricate: Make) -> None:
+    one = changed(fabricate("spn", 0.1, "dlg", "reconstruction", 10.0), v0=40.0)
+    two = changed(fabricate("spn", 0.1, "ig", "reconstruction", 20.0, adaptive=True), v0=5.0, v1=None)
+    found = worst_case([one, two])
+    assert found is not None
+    assert [v.psnr for v in found.victims[:3]] == [40.0, 11.0, 22.0]
+    assert found.config.attack.id == "portfolio (ig)" and found.config.attack.adaptive
+    assert found.metric("psnr_max").value == 40.0
+    for record in (one, two):
+        assert found.metric("psnr_median").value >= record.metric("psnr_median").value
+    assert worst_case([two, one]) == found  # whatever the order
+
+
+def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabricate: Make) -> None:
+    weak, strong = (fabricate("spn", 0.1, a, "reconstruction", db) for a, db in (("dlg", 10.0), ("ig", 20.0)))
+    assert worst_case([weak, strong]) is strong
+    assert worst_case([weak]) is weak
+    assert worst_case([]) is None
+
+
+def test_oracles_and_broken_cells_are_left_out(fabricate: Make) -> None:
+    sound = fabricate("spn", 0.1, "dlg", "reconstruction", 10.0)
+    oracle = fabricate("spn", 0.1, "ig", "reconstruction", 50.0)
+    attack = oracle.config.attack.model_copy(update={"oracle": True})
+    oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
+    broken = fabricate("spn", 0.1, "gifd", "reconstruction", 50.0, status="failed")
+    assert worst_case([sound, oracle, broken]) is sound
+
+
+def test_table_rows_are_compared_by_their_error(fabricate: Make) -> None:
+    near = fabricate("dp", 0.1, "analytic", "reconstruction", 5.0, error=0.01, shape=(16,))
+    far = fabricate("dp", 0.1, "dlg", "reconstruction", 45.0, error=0.4, shape=(16,))
+    assert worst_case([far, near]) is near
+
+
+@pytest.mark.parametrize(("knowing", "flagged"), [(10.0, True), (19.5, False), (30.0, False)])
+def test_attacks_that_know_more_and_find_less_are_flagged(fabricate: Make, knowing: float, flagged: bool) -> None:
+    records = [
+        fabricate("spn", 0.1, "dlg", "reconstruction", 20.0),
+        fabricate("spn", 0.1, "adaptive_spn", "reconstruction", knowing, adaptive=True),
+    ]
+    (board,) = boards(records, no_claims)
+    assert ("knows more, finds less" in {b.text for b in board.entries[0].badges}) == flagged
+
+
+# -- tuning ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Told(Attack):
+    """Answers what it is told: the truth of the victims `seen`, times `gain`."""
+
+    name = "told"
+    kind = "reconstruction"
+    gain: float = 0.0
+    log: tuple[str, ...] = ()
+
+    def variants(self) -> list[Attack]:
+        return [replace(self, gain=gain) for gain in (0.0, 0.5, 1.0, -1.0)]
+
+    def run(self, view, challenges, generator):  # type: ignore[no-untyped-def]
+        if self.gain < 0:
+            raise ZeroDivisionError("planted")
+        return [Guess(x=self.gain * ANSWERS[c.unit]) for c in challenges]
+
+
+ANSWERS: dict[object, torch.Tensor] = {}
+GROUP = Group(0, "init", "server/1", 2, False)
+
+
+@pytest.fixture
+def prepared() -> tuple[Task, Federation]:
+    task = make_task(configure(defense="none", clients=3, train=60))
+    federation = Federation(NoDefense(), task.plan, task.shards, task.seeds)
+    federation.start(task.params)
+    return task, federation
+
+
+def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared: tuple[Task, Federation]) -> None:
+    task, federation = prepared
+    trial = rehearsal(federation, task, configure(defense="none", clients=3, train=60, tuning=4), GROUP)
+    ANSWERS.update({unit: trial.victims.truth(unit).x for unit in trial.victims.units})
+    attack, choice = tuned(Told(), trial, task, ("told",))
+    assert attack == Told(gain=1.0) and choice.chosen == 2
+    assert choice.variants == [{"gain": g} for g in (0.0, 0.5, 1.0, -1.0)]
+    assert choice.scores[2] == 100.0 and choice.scores[0] < choice.scores[1] < 100.0
+    assert choice.scores[3] == 0.0  # a variant that fails is never the best
+
+
+def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared: tuple[Task, Federation]) -> None:
+    task, federation = prepared
+    before = [leaf.clone() for leaf in federation.parties.server.params.values()]
+    trial = rehearsal(federation, task, configure(defense="none", clients=3, train=60, tuning=4), GROUP)
+    slots = [slot for unit in trial.victims.units for slot in unit]
+    assert all(slot.probe >= FIRST for slot in slots) and len(slots) == 2
+    held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
+    mine = torch.cat([trial.victims.truth(unit).x for unit in trial.victims.units])
+    assert not held & {row.numpy().tobytes() for row in mine}
+    assert all(torch.equal(a, b) for a, b in zip(before, federation.parties.server.params.values(), strict=True))
+
+
+def test_public_examples_are_held_by_no_client_and_known_to_every_view() -> None:
+    task = make_task(configure(defense="none", clients=3, public=0.5))
+    assert task.public is not None
+    held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
+    sizes = len(task.public.x), sum(len(shard.x) for shard in task.shards.values())
+    assert sizes[0] == (sum(sizes)) // 2
+    twins = sum(row.numpy().tobytes() in held for row in task.public.x)
+    assert twins == 0
+    assert make_task(configure(defense="none", clients=3)).public is None
