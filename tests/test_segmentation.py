@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 from ppbench.adversary.victims import choose_candidates, choose_victims
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.membership.loss import LossThreshold
-from ppbench.attacks.reconstruction.linear import LinearInversion
+from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.tracing.nearest import NearestReconstruction
 from ppbench.choice import points
 from ppbench.config import configure
@@ -181,7 +181,7 @@ def test_defenses_that_scale_channels_and_attacks_on_labels_have_no_use_for_it()
     with pytest.raises(UsageError):
         channels(UNET)
     plan = Plan(UNET, 2, loss="bce")
-    for attack in (LabelRecovery(), LinearInversion(), NearestReconstruction()):
+    for attack in (LabelRecovery(), AnalyticInversion(), NearestReconstruction()):
         assert not attack.suits(plan), attack.name
     assert LossThreshold().suits(plan)
 
