@@ -39,12 +39,14 @@ class ImageFigures:
         rmse: ||clip(guess) - x|| / ||x|| ("recon/1").
         rmse_raw: ||guess - x|| / ||x||, at most RMSE_RAW_CAP.
         ssim: mean structural similarity, clipped, in [-1, 1].
+        mse: mean squared error, clipped, in units of the data range: 0 to 1 (the MP-DP paper's Test-MSE).
     """
 
     psnr: float | None
     rmse: float | None
     rmse_raw: float | None
     ssim: float | None
+    mse: float | None = None
 
 
 def _array(image: Tensor) -> Floats:
@@ -77,8 +79,29 @@ def psnr(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> float 
 
     Returns:
         At most PSNR_CAP (identical images); None where `guess` is not finite.
+
+    Raises:
+        ValueError: the shapes differ.
     """
-    return image_figures(guess, truth, data_range).psnr
+    mse = _mse(*_pair(guess, truth), data_range)
+    return None if mse is None else _decibel(mse)
+
+
+def _pair(guess: Tensor, truth: Tensor) -> tuple[Floats, Floats]:
+    if guess.shape != truth.shape:
+        raise ValueError(f"reconstruction of shape {tuple(guess.shape)} for an image of {tuple(truth.shape)}")
+    return _array(guess), _array(truth)
+
+
+def _mse(raw: Floats, target: Floats, data_range: Range) -> float | None:
+    """Return the mean squared error of the clipped reconstruction over the squared range; None if not finite."""
+    if not np.isfinite(raw).all():
+        return None
+    return float(np.mean((raw.clip(*data_range) - target) ** 2)) / (data_range[1] - data_range[0]) ** 2
+
+
+def _decibel(mse: float) -> float:
+    return PSNR_CAP if mse == 0 else min(-10 * math.log10(mse), PSNR_CAP)
 
 
 def rmse_unit(rmse: float) -> float:
@@ -99,19 +122,17 @@ def image_figures(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) 
     Raises:
         ValueError: the shapes differ.
     """
-    if guess.shape != truth.shape:
-        raise ValueError(f"reconstruction of shape {tuple(guess.shape)} for an image of {tuple(truth.shape)}")
-    raw, target = _array(guess), _array(truth)
-    if not np.isfinite(raw).all():
+    raw, target = _pair(guess, truth)
+    mse = _mse(raw, target, data_range)
+    if mse is None:
         return ImageFigures(None, None, None, None)
     clipped, span = raw.clip(*data_range), data_range[1] - data_range[0]
-    mse = float(np.mean((clipped - target) ** 2))
-    decibel = PSNR_CAP if mse == 0 else min(10 * math.log10(span**2 / mse), PSNR_CAP)
     return ImageFigures(
-        decibel,
+        _decibel(mse),
         _relative(clipped, target, data_range),
         _relative(raw, target, data_range),
         _ssim(clipped, target, span),
+        mse,
     )
 
 

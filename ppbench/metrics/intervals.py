@@ -22,7 +22,7 @@ _BLOCK = 4_000_000  # resampled values held in memory at a time
 _TAILS = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
 
 Floats = NDArray[np.float64]
-Statistic = Literal["mean", "median", "p95"]
+Statistic = Literal["mean", "median", "p95", "worst_decile"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,12 @@ def _effective_size(hits: Floats, sizes: Floats, share: float) -> float:
 
 
 def statistic(values: Floats, name: Statistic) -> Floats:
-    """Return the statistic over the last axis of `values`, NaN entries (padding) left out."""
+    """Return the statistic over the last axis of `values`, NaN entries (padding) left out.
+
+    "worst_decile" is the mean of the largest tenth of the values, of at least one.
+    """
+    if name == "worst_decile":
+        return _largest_tenth(values)
     padded = bool(np.isnan(values).any())
     if name == "mean":
         return np.asarray(np.nanmean(values, axis=-1) if padded else values.mean(axis=-1))
@@ -124,12 +129,20 @@ def statistic(values: Floats, name: Statistic) -> Floats:
     return np.asarray((np.nanpercentile if padded else np.percentile)(values, rank, axis=-1))
 
 
+def _largest_tenth(values: Floats) -> Floats:
+    falling = -np.sort(-values, axis=-1)  # NaN goes last
+    count = np.ceil((~np.isnan(values)).sum(axis=-1, keepdims=True) / 10).astype(np.intp)
+    total = np.take_along_axis(np.nan_to_num(falling).cumsum(axis=-1), count - 1, axis=-1)
+    return np.asarray((total / count)[..., 0])
+
+
 def bootstrap(units: Sequence[Floats], name: Statistic, seed: int) -> Estimate:
     """Return a statistic over all victims with the percentile bootstrap over units (2000 replicates).
 
     Args:
         units: one float64 array a unit (its victims' figures, finite), none empty; at least one unit.
-        name: which statistic; "p95" is the 95th percentile (linear interpolation).
+        name: which statistic; "p95" is the 95th percentile (linear interpolation), "worst_decile" the mean of the
+            largest tenth.
         seed: seed of the resampling; equal seeds give equal intervals.
     """
     value, n = float(statistic(np.concatenate(units), name)), sum(map(len, units))

@@ -1,0 +1,213 @@
+"""LPIPS and feature errors: how close two images are in the eyes of a network (Zhang et al. 2018).
+
+The network is AlexNet's convolutions as torchvision trained them on ImageNet; LPIPS' linear layers ship inside the
+`lpips` package. Nothing is ever downloaded: the convolutions come from a file of the user's, and without one both
+figures are null. Records name the network by the file's SHA-256, never by its path.
+
+Sizes: AlexNet pools away anything below 31 pixels. Images of 28 to 31 pixels a side (MNIST) are framed to 32 with
+the darkest value, reconstruction and original alike; smaller ones have no LPIPS, because enlarging them would measure
+the enlargement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppbench.errors import UsageError
+from ppbench.vision import lpips
+
+VARIABLE = "PPBENCH_WEIGHTS"
+"""Environment variable that names the file of weights where no option does."""
+SMALLEST = 28
+"""Smallest side, in pixels, of images that are measured."""
+FRAME = 32
+"""Side, in pixels, that smaller images are framed to."""
+SHAPES: dict[str, tuple[int, ...]] = {
+    "features.0": (64, 3, 11, 11),
+    "features.3": (192, 64, 5, 5),
+    "features.6": (384, 192, 3, 3),
+    "features.8": (256, 384, 3, 3),
+    "features.10": (256, 256, 3, 3),
+}
+"""AlexNet's convolutions: name and shape of each weight; a bias has the first size."""
+_BLOCK = 64  # images measured at a time
+
+
+@dataclass(frozen=True)
+class Perceived:
+    """Perceptual figures of one reconstruction.
+
+    Attributes:
+        lpips: LPIPS with AlexNet, version 0.1; 0 for equal images, about .7 for unlike ones.
+        feat_mse: mean squared error of the last convolution's output (after its ReLU).
+    """
+
+    lpips: float
+    feat_mse: float
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The feature network, ready to compare images. name: what records call it."""
+
+    name: str
+    model: nn.Module
+
+    def compare(self, guess: Tensor, truth: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> list[Perceived]:
+        """Return the figures of every pair; a reconstruction that is not finite is measured as mid-grey.
+
+        Args:
+            guess: reconstructions [N, C, H, W], any float dtype; clipped here. C is 1 (repeated) or 3; N >= 0.
+            truth: originals, of the same shape.
+            data_range: smallest and largest value that an input may take.
+
+        Raises:
+            ValueError: the shapes differ, or are none that `measurable` accepts.
+        """
+        if guess.shape != truth.shape or guess.dim() != 4 or not measurable(tuple(guess.shape[1:])):
+            raise ValueError(f"no perceptual figures of {tuple(guess.shape)} for images of {tuple(truth.shape)}")
+        finite = guess.flatten(1).isfinite().all(1).reshape(-1, 1, 1, 1)
+        known = torch.where(finite, guess, sum(data_range) / 2)
+        found: list[Perceived] = []
+        for start in range(0, len(guess), _BLOCK):
+            pair = [_prepared(x[start : start + _BLOCK], data_range) for x in (known, truth)]
+            found += _compared(self.model, *pair)
+        return found
+
+
+def measurable(shape: tuple[int, ...]) -> bool:
+    """Return whether examples of `shape` are images that have perceptual figures: 1 or 3 channels, 28 pixels a side."""
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= SMALLEST
+
+
+def _prepared(images: Tensor, data_range: tuple[float, float]) -> Tensor:
+    """Return images in [-1, 1] with three channels, at least FRAME pixels a side, float32 on the CPU."""
+    low, high = data_range
+    scaled = (images.detach().cpu().double().clamp(low, high) - low) / (high - low) * 2 - 1
+    down, across = (max(0, FRAME - side) for side in scaled.shape[2:])
+    frame = (across // 2, across - across // 2, down // 2, down - down // 2)
+    return nn.functional.pad(scaled.float().expand(-1, 3, -1, -1), frame, value=-1.0)
+
+
+@torch.no_grad()
+def _compared(model: Any, guess: Tensor, truth: Tensor) -> list[Perceived]:
+    distance = model(guess, truth).flatten().double()
+    last = [model.net(model.scaling_layer(x)).relu5.double() for x in (guess, truth)]
+    error = (last[0] - last[1]).square().flatten(1).mean(1)
+    pairs = zip(distance.tolist(), error.tolist(), strict=True)
+    return [Perceived(max(d, 0.0), e) for d, e in pairs]
+
+
+def located(weights: str | None) -> Path | None:
+    """Return the file of AlexNet's weights, or None: `weights`, else `PPBENCH_WEIGHTS`, else torchvision's cache.
+
+    Raises:
+        UsageError: a file that was named is not there.
+    """
+    for source, name in (("option weights", weights), (f"the environment's {VARIABLE}", os.environ.get(VARIABLE))):
+        if name:
+            path = Path(name).expanduser()
+            if not path.is_file():
+                raise UsageError(f"There is no file {path}, which {source} names; give a file of AlexNet's weights.")
+            return path
+    cached = sorted((Path(torch.hub.get_dir()) / "checkpoints").glob("alexnet-owt-*.pth"))
+    return cached[0] if cached else None
+
+
+def identity(weights: str | None) -> str:
+    """Return what records call the feature network, "alexnet sha256:DIGEST", or "" where there is no file of weights.
+
+    The file is read and checked; afterwards it is known by path, size and time of change.
+
+    Raises:
+        UsageError: a file that was named is not there, or is no file of AlexNet's convolutions.
+    """
+    path = located(weights)
+    return "" if path is None else _checked(*_stamp(path))
+
+
+def network(weights: str | None) -> Network | None:
+    """Return the feature network, or None where there is no file of weights; raises as `identity` does."""
+    path = located(weights)
+    return None if path is None else _network(*_stamp(path))
+
+
+def _stamp(path: Path) -> tuple[Path, int, int]:
+    status = path.stat()
+    return path.absolute(), status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _checked(path: Path, size: int, changed: int) -> str:
+    """Return the network's name, after its tensors were checked; size and time only tell files apart."""
+    tensors(path)
+    return f"alexnet sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+@lru_cache(maxsize=1)
+def _network(path: Path, size: int, changed: int) -> Network:
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):  # its random start must move no one's draws
+        warnings.simplefilter("ignore")
+        package = lpips()
+        model = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False).eval()
+    linear = torch.load(
+        Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth", map_location="cpu", weights_only=True
+    )
+    backbone = {name: value.float() for name, value in tensors(path).items()}
+    # lpips cuts AlexNet into five slices and keeps torchvision's numbers within them.
+    slices = {layer: f"net.slice{i}.{layer.removeprefix('features.')}" for i, layer in enumerate(SHAPES, start=1)}
+    state = {name.replace(layer, slices[layer]): value for name, value in backbone.items() for layer in [_layer(name)]}
+    if not set(linear) | set(state) >= {name for name, _ in model.named_parameters()}:
+        raise UsageError("This release of lpips keeps AlexNet in another form; install lpips 0.1.4.")
+    model.load_state_dict({**linear, **state}, strict=False)
+    return Network(_checked(path, size, changed), model.requires_grad_(False))
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def tensors(path: Path) -> Mapping[str, Tensor]:
+    """Return the ten tensors of AlexNet's convolutions in a .safetensors file or a torchvision checkpoint.
+
+    Raises:
+        UsageError: the file is damaged, or a tensor is missing, of another shape, or not finite.
+    """
+    state = _read(path)
+    found = {}
+    for layer, shape in SHAPES.items():
+        for name, wanted in ((f"{layer}.weight", shape), (f"{layer}.bias", shape[:1])):
+            value = state.get(name)
+            if not isinstance(value, Tensor):
+                raise UsageError(f"{path} has no tensor {name!r}; give AlexNet's convolutions (features.0 to .10).")
+            if tuple(value.shape) != wanted:
+                raise UsageError(f"{path}: tensor {name!r} has shape {tuple(value.shape)}, AlexNet's has {wanted}.")
+            if not value.is_floating_point() or not bool(value.isfinite().all()):
+                raise UsageError(f"{path}: tensor {name!r} holds values that are no finite numbers.")
+            found[name] = value
+    return found
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as cause:  # noqa: BLE001 - a damaged file makes its reader raise anything
+        reason = " ".join(str(cause).split()).rstrip(".")[:160]
+        raise UsageError(f"{path} is no file of weights that can be read ({reason}).") from cause
+    if not isinstance(state, Mapping):
+        raise UsageError(f"{path} holds no tensors by name; give a .safetensors file or a torchvision checkpoint.")
+    return state
