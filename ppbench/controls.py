@@ -24,7 +24,7 @@ NEAR = 0.1  # relative error within which a table row, or a model's output, coun
 class Check:
     """One control's outcome. ok: None where the controls were not run."""
 
-    control: Literal["none", "full_noise"]
+    control: Literal["none", "full_noise", "harness"]
     ok: bool | None
     sentence: str
 

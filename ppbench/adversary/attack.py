@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -129,6 +129,16 @@ class Attack:
 
     def check(self) -> None:
         """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence)."""
+
+    def check_held(self, held: Mapping[int, Tensor]) -> None:
+        """Refuse, before anything runs, knowledge that the attack must not have: what it learned from clients' data.
+
+        Args:
+            held: the clients' inputs [N_k, *shape], by client. An attack must not keep them.
+
+        Raises:
+            UsageError: one sentence that names the file and what would be right. Default: never.
+        """
 
     def variants(self) -> Sequence[Attack]:
         """Return the settings, or hypotheses about the defense, that are tried on tuning victims; the best one is run.
