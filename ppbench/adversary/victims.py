@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge
+from ppbench.adversary.attack import Challenge, References
 from ppbench.adversary.view import TARGET
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Data
@@ -124,17 +124,31 @@ def choose_victims(
 
 @dataclass(frozen=True)
 class Candidates:
-    """Membership candidates: equal members and non-members. known halves are asked about crosswise."""
+    """Membership candidates: equal members and non-members. Known halves are asked about crosswise.
+
+    Attributes:
+        x, labels: the records [Q, *shape] and their targets [Q, C].
+        member: [Q] bool, whether the target was trained on it.
+        half: [Q] int64, 0 or 1: in which of the two questions its membership is asked.
+        family: in an audit what each candidate is, "average" or a family of canaries; empty where all are average.
+    """
 
     x: Tensor
     labels: Tensor
     member: Tensor
     half: Tensor
+    family: tuple[str, ...] = ()
 
-    def challenge(self, unknown_half: int) -> Challenge:
-        """Return the question about one half, the other half's membership being known to the adversary."""
+    def challenge(self, unknown_half: int, references: References | None = None) -> Challenge:
+        """Return the question about one half, the other half's membership being known to the adversary.
+
+        Args:
+            unknown_half: 0 or 1, which half is asked about.
+            references: the adversary's reference runs over these candidates, if it has any.
+        """
         known = torch.where(self.half == unknown_half, -1, self.member.to(torch.int64)).to(torch.int8)
-        return Challenge((), 1, x=self.x.clone(), labels=self.labels.clone(), known=known)
+        x, labels = self.x.clone(), self.labels.clone()
+        return Challenge((), 1, x=x, labels=labels, known=known, references=references)
 
 
 def choose_candidates(

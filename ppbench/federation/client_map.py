@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Hashable, Mapping
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ppbench.federation.tree import Tree, leaves, tree_map
 from ppbench.task.net import build
 
 Backend = Literal["auto", "loop", "vmap"]
+K = TypeVar("K", bound=Hashable)
 
 
 def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop", "vmap"]:
@@ -31,16 +32,17 @@ def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop"
     return "vmap" if device.type == "cuda" or values <= 2048 else "loop"
 
 
-def client_map(
-    backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, jobs: Mapping[int, Job]
-) -> dict[int, Tree]:
-    """Return what each client computes, by client. Equal on equal inputs, to float tolerance, on both backends."""
+def client_map(backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:
+    """Return what each client computes, by client, or by run and client where several federations train side by side.
+
+    Equal on equal inputs, to float tolerance, on both backends.
+    """
     build(plan.spec)  # here, because a constructor draws, which vmap forbids
     with torch.no_grad():
         if backend == "loop":
             return {client: defense.compute(plan, channels_last(job)) for client, job in jobs.items()}
-        results: dict[int, Tree] = {}
-        groups: dict[object, list[int]] = defaultdict(list)
+        results: dict[K, Tree] = {}
+        groups: dict[object, list[K]] = defaultdict(list)
         for client, job in jobs.items():
             groups[_signature(job)].append(client)
         for clients in groups.values():
@@ -62,7 +64,7 @@ def _signature(job: Job) -> object:
     return str(spec), tuple((tuple(v.shape), v.dtype) for v in values)
 
 
-def _mapped(defense: Defense, plan: Plan, jobs: Mapping[int, Job]) -> dict[int, Tree]:
+def _mapped(defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:
     """Run a group of jobs of one shape. What all share (a broadcast) is mapped once; a group of one takes the loop."""
     if len(jobs) == 1:
         return {client: defense.compute(plan, job) for client, job in jobs.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from ppbench.adversary.view import StateRecord, Transcript
 from ppbench.errors import Overflow, UsageError
-from ppbench.federation.client_map import Backend, choose, client_map
-from ppbench.federation.contract import Context, Defense, Round, Server
+from ppbench.federation.client_map import Backend
+from ppbench.federation.contract import Context, Defense
+from ppbench.federation.drive import Drive as Drive
+from ppbench.federation.drive import Parties as Parties
+from ppbench.federation.drive import Working, together
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.tree import Params, Tree, leaves, load, moved, save
@@ -23,14 +26,6 @@ from ppbench.seeds import Seeds
 
 REAL = "real"
 ProbeKind = Literal["gradient", "local"]
-
-
-@dataclass
-class Parties:
-    """The states of all parties at one moment."""
-
-    server: Server
-    clients: list[Tree]
 
 
 def stored(shard: Data, device: torch.device) -> Data:
@@ -52,8 +47,10 @@ class Federation:
         device: where tensors live; draws are made on CPU.
         backend: how a cohort is computed.
         round: last finished round; 0 after set-up.
-        wire: byte counts of the real run; `setup_up` and `setup_down` of set-up alone.
+        wire: byte counts of the real run; `setup_up` and `setup_down` of set-up alone. Where `wire.keep` is set, the
+            mail of rounds stays in it, and `states` holds the parties' states of each of their steps.
         seconds: wall time spent in rounds (never part of a result).
+        session: what masks of the rounds derive from, see `session_of`.
     """
 
     defense: Defense
@@ -67,6 +64,8 @@ class Federation:
     setup_up: int = 0
     setup_down: int = 0
     seconds: float = 0.0
+    session: str = REAL
+    states: list[StateRecord] = field(default_factory=list)
 
     def start(self, params: Params) -> None:
         """Create every party's state from initial public `params` and run set-up.
@@ -80,13 +79,12 @@ class Federation:
         self.defense.check_data(self.plan, [len(self.shards[c].x) for c in range(self.plan.clients)])
         params = moved(params, self.device)
         self.shards = {client: stored(shard, self.device) for client, shard in self.shards.items()}
-        server = self.defense.init_server(self._context(REAL, 0, 0, SERVER, "init"), params)
-        clients = [
-            self.defense.init_client(self._context(REAL, 0, 0, c, "init"), params) for c in range(self.plan.clients)
-        ]
+        server = self.defense.init_server(self._context(self.session, 0, 0, SERVER, "init"), params)
+        cohort = range(self.plan.clients)
+        clients = [self.defense.init_client(self._context(self.session, 0, 0, c, "init"), params) for c in cohort]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
-        drive = Drive(self, self.plan, REAL, -1, 0, self.wire, self.parties, self.shards)
-        drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, range(self.plan.clients)))
+        drive = Drive(self, self.plan, self.session, -1, 0, self.wire, self.parties, self.shards)
+        drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, cohort))
         self.setup_up, self.setup_down = self.wire.up, self.wire.down
 
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
@@ -98,16 +96,21 @@ class Federation:
         Raises:
             ProtocolError: a party broke the protocol; server and clients stay as they were before that round.
         """
+        return together([self.training(last, after)])[0]
+
+    def training(self, last: int, after: Callable[[int], None] | None = None) -> Working[bool]:
+        """Train as `run` does, but hand out what clients compute: see `run_many`."""
         while self.round < last:
             began = time.perf_counter()
             parties = Parties(self.parties.server, list(self.parties.clients))
-            drive = Drive(self, self.plan, REAL, -1, self.round + 1, self.wire, parties, self.shards)
+            drive = Drive(self, self.plan, self.session, -1, self.round + 1, self.wire, parties, self.shards)
             cohort = range(self.plan.clients)
             try:
-                drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, cohort))
+                yield from drive.working(self.defense.round(drive.context(SERVER, 0), parties.server, cohort))
             except Overflow:
                 return False
             self.parties = parties
+            self.states += drive.states
             self.round += 1
             self.seconds += time.perf_counter() - began
             if not all(bool(leaf.isfinite().all()) for leaf in leaves(self.parties.server.params)):
@@ -202,69 +205,15 @@ class Federation:
         return Context(self.plan, round_, session, party, generator)
 
 
-@dataclass
-class Drive:
-    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back."""
+def run_many(federations: Sequence[Federation], last: int, after: Callable[[int], None] | None = None) -> list[bool]:
+    """Train several started federations round by round in lockstep, and return what `Federation.run` returns of each.
 
-    federation: Federation
-    plan: Plan
-    session: str
-    probe: int
-    round: int
-    wire: Wire
-    parties: Parties
-    data: Mapping[int, Data]
-    step: int = 0
-    states: list[StateRecord] = field(default_factory=list)
+    Their clients go through one `client_map`: under vmap all runs' clients are computed at once, in a loop one by one,
+    with the same bits as alone.
 
-    def context(self, party: int, step: int) -> Context:
-        """Return the context of `party` in `step`."""
-        base = self.federation._context(self.session, self.round, step, party)
-        return replace(base, plan=self.plan)
-
-    def run(self, coroutine: Round) -> None:
-        """Drive `coroutine` to its end and keep the states that it leaves."""
-        replies: Mapping[int, Tree] | None = None
-        while True:
-            try:
-                request = coroutine.send(replies)  # type: ignore[arg-type]  # None starts a coroutine
-            except StopIteration as stop:
-                self.parties.server = stop.value
-                return
-            if self.wire.keep:
-                self.states.append(StateRecord(self.probe, self.round, self.step, SERVER, request.server))
-            replies = self._answers(request.out)
-            self.step += 1
-
-    def _answers(self, out: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Post the server's messages, run the clients that got one, and return their answers."""
-        received: dict[int, Tree] = {}
-        for message in {id(m): m for m in out.values()}.values():
-            to = [client for client, m in out.items() if m is message]
-            copy = self.wire.post(self.probe, self.round, self.step, SERVER, to, message)
-            received.update(dict.fromkeys(to, copy))
-        chosen = self.federation.backend if self.federation.defense.mappable else "loop"
-        backend = choose(chosen, self.federation.device, self.plan)
-        # A loop needs one client's noise at a time, vmap everybody's.
-        size = 1 if backend == "loop" else len(received)
-        order, answers = sorted(received), {}
-        for first in range(0, len(order), max(size, 1)):
-            answers.update(self._some(backend, {c: received[c] for c in order[first : first + size]}))
-        return answers
-
-    def _some(self, backend: Backend, received: Mapping[int, Tree]) -> dict[int, Tree]:
-        defense, states = self.federation.defense, self.parties.clients
-        contexts = {c: self.context(c, self.step) for c in received}
-        jobs = {c: defense.prepare(contexts[c], states[c], m, self.data[c]) for c, m in received.items()}
-        busy = {c: moved(job, self.federation.device) for c, job in jobs.items() if job is not None}
-        results = client_map(backend, defense, self.plan, busy)  # type: ignore[arg-type]  # chosen above
-        answers: dict[int, Tree] = {}
-        for client, message in received.items():
-            if self.wire.keep:
-                self.states.append(StateRecord(self.probe, self.round, self.step, client, states[client]))
-            states[client], answer = defense.reply(
-                contexts[client], states[client], message, results.get(client, ()), self.data[client]
-            )
-            if answer is not None:
-                answers[client] = self.wire.post(self.probe, self.round, self.step, client, [SERVER], answer)
-        return answers
+    Args:
+        federations: on one device; those of one defense and plan are computed together.
+        last: the round up to which each trains.
+        after: called with each finished round of each federation.
+    """
+    return together([federation.training(last, after) for federation in federations])

@@ -1,0 +1,163 @@
+"""Runs one coroutine of a defense, and several federations side by side, so that their clients compute together."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from ppbench.adversary.view import StateRecord
+from ppbench.federation.client_map import choose, client_map
+from ppbench.federation.contract import Context, Defense, Job, Round, Server
+from ppbench.federation.plan import Data, Plan
+from ppbench.federation.tree import Tree, moved
+from ppbench.federation.wire import SERVER, Wire
+
+if TYPE_CHECKING:
+    from ppbench.federation.engine import Federation
+
+T = TypeVar("T")
+
+
+@dataclass
+class Parties:
+    """The states of all parties at one moment."""
+
+    server: Server
+    clients: list[Tree]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What some clients of one federation compute next: jobs by client, on their device."""
+
+    backend: Literal["loop", "vmap"]
+    defense: Defense
+    plan: Plan
+    jobs: Mapping[int, Job]
+
+
+Working = Generator[Work, Mapping[int, Tree], T]
+"""A part of a federation's run that hands out its clients' computations and is sent the results."""
+
+
+def together(parts: Sequence[Working[T]]) -> list[T]:
+    """Run several parts side by side and return what each returns, in order.
+
+    What they hand out at the same time is computed in one call where clients are mapped (`vmap` over runs and clients);
+    in a loop every client is computed by itself, so that a part gives the same bits alone and beside others.
+    """
+    waiting: dict[int, Work] = {}
+    ended: dict[int, T] = {}
+
+    def go_on(index: int, results: Mapping[int, Tree] | None) -> None:
+        try:
+            waiting[index] = parts[index].send(results)  # type: ignore[arg-type]  # None starts a generator
+        except StopIteration as stop:
+            ended[index] = stop.value
+
+    for index in range(len(parts)):
+        go_on(index, None)
+    while waiting:
+        asked = dict(waiting)
+        waiting.clear()
+        for index, results in computed(asked).items():
+            go_on(index, results)
+    return [ended[index] for index in range(len(parts))]
+
+
+def computed(asked: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
+    """Return the results of each piece of work, by its key and client; mapped ones of one defense and plan at once."""
+    results: dict[int, dict[int, Tree]] = {}
+    mapped: list[tuple[Work, dict[tuple[int, int], Job]]] = []
+    for key, work in asked.items():
+        results[key] = {}
+        if work.backend == "loop":
+            results[key] = client_map("loop", work.defense, work.plan, work.jobs)
+            continue
+        alike = (jobs for one, jobs in mapped if one.defense == work.defense and one.plan == work.plan)
+        jobs = next(alike, None)
+        if jobs is None:
+            jobs = {}
+            mapped.append((work, jobs))
+        jobs.update({(key, client): job for client, job in work.jobs.items()})
+    for work, jobs in mapped:
+        for (key, client), result in client_map("vmap", work.defense, work.plan, jobs).items():
+            results[key][client] = result
+    return results
+
+
+@dataclass
+class Drive:
+    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back."""
+
+    federation: Federation
+    plan: Plan
+    session: str
+    probe: int
+    round: int
+    wire: Wire
+    parties: Parties
+    data: Mapping[int, Data]
+    step: int = 0
+    states: list[StateRecord] = field(default_factory=list)
+
+    def context(self, party: int, step: int) -> Context:
+        """Return the context of `party` in `step`."""
+        base = self.federation._context(self.session, self.round, step, party)
+        return replace(base, plan=self.plan)
+
+    def run(self, coroutine: Round) -> None:
+        """Drive `coroutine` to its end and keep the states that it leaves."""
+        together([self.working(coroutine)])
+
+    def working(self, coroutine: Round) -> Working[None]:
+        """Drive `coroutine` to its end; what its clients compute is handed out."""
+        replies: Mapping[int, Tree] | None = None
+        while True:
+            try:
+                request = coroutine.send(replies)  # type: ignore[arg-type]  # None starts a coroutine
+            except StopIteration as stop:
+                self.parties.server = stop.value
+                return
+            if self.wire.keep:
+                self.states.append(StateRecord(self.probe, self.round, self.step, SERVER, request.server))
+            replies = yield from self._answers(request.out)
+            self.step += 1
+
+    def _answers(self, out: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
+        """Post the server's messages, have the clients that got one compute, and return their answers."""
+        received: dict[int, Tree] = {}
+        for message in {id(m): m for m in out.values()}.values():
+            to = [client for client, m in out.items() if m is message]
+            copy = self.wire.post(self.probe, self.round, self.step, SERVER, to, message)
+            received.update(dict.fromkeys(to, copy))
+        chosen = self.federation.backend if self.federation.defense.mappable else "loop"
+        backend = choose(chosen, self.federation.device, self.plan)
+        # A loop needs one client's noise at a time, vmap everybody's.
+        size = 1 if backend == "loop" else len(received)
+        order = sorted(received)
+        answers: dict[int, Tree] = {}
+        for first in range(0, len(order), max(size, 1)):
+            some = {client: received[client] for client in order[first : first + size]}
+            answers.update((yield from self._some(backend, some)))
+        return answers
+
+    def _some(self, backend: Literal["loop", "vmap"], received: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
+        defense, states = self.federation.defense, self.parties.clients
+        contexts = {c: self.context(c, self.step) for c in received}
+        jobs = {c: defense.prepare(contexts[c], states[c], m, self.data[c]) for c, m in received.items()}
+        busy = {c: moved(job, self.federation.device) for c, job in jobs.items() if job is not None}
+        results: Mapping[int, Tree] = {}
+        if busy:
+            results = yield Work(backend, defense, self.plan, busy)
+        answers: dict[int, Tree] = {}
+        for client, message in received.items():
+            if self.wire.keep:
+                self.states.append(StateRecord(self.probe, self.round, self.step, client, states[client]))
+            states[client], answer = defense.reply(
+                contexts[client], states[client], message, results.get(client, ()), self.data[client]
+            )
+            if answer is not None:
+                answers[client] = self.wire.post(self.probe, self.round, self.step, client, [SERVER], answer)
+        return answers
