@@ -209,6 +209,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> list[Client]:
 def test_the_ratio_is_the_median_over_pairs_in_turn(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
     monkeypatch.setattr(cost, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     acted = clock(monkeypatch, 4.0, 2.0, 9.0, 3.0, 60.0, 20.0)
     found = relative_time(client, beside)
     assert [c is client for c in acted] == [True, False] * 10
@@ -226,8 +227,11 @@ def test_one_pair_is_measured_whatever_it_takes_and_has_no_interval(
     assert (found.ratio, found.pairs, found.low, found.high) == (3.0, 1, None, None)
 
 
-def test_what_is_timed_is_the_whole_part_of_the_client_once_a_pair(federate: Federate) -> None:
+def test_what_is_timed_is_the_whole_part_of_the_client_once_a_pair(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
+    monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     Counted.did.clear()
     found = relative_time(client, beside)
     assert Counted.did == ["prepare", "compute", "upload"] * (found.pairs + 1)
