@@ -35,6 +35,43 @@ class Half:
     decision: NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class Roc:
+    """A ROC curve at the thresholds that the scores have, ties being one threshold; from (0, 0) to (1, 1).
+
+    fpr, tpr: [P] float64, ascending; between two of its points no threshold exists, so it is drawn in steps.
+    members, others: numbers of candidates.
+    """
+
+    fpr: Floats
+    tpr: Floats
+    members: int
+    others: int
+
+
+def roc(half: Half) -> Roc | None:
+    """Return the ROC curve of a half, or of several made one by `together`; None where a class is missing."""
+    if _one_class([half]) is not None:
+        return None
+    false, true, _ = roc_curve(half.member, half.score, drop_intermediate=False)
+    members = int(half.member.sum())
+    return Roc(np.asarray(false), np.asarray(true), members, len(half.member) - members)
+
+
+def together(halves: Sequence[Half]) -> Half:
+    """Return all candidates as one half, at least one: their scores then share ONE threshold.
+
+    An attack's answer for the half that it was asked about is its score of a candidate, whatever it was fitted on, so
+    one threshold for all is an attack like any other, with an exact false-positive rate. Where scores of the halves lie
+    on different scales it is a weaker one.
+    """
+    return Half(
+        np.concatenate([half.member for half in halves]),
+        np.concatenate([half.score for half in halves]),
+        np.concatenate([half.decision for half in halves]),
+    )
+
+
 def _one_class(halves: Sequence[Half]) -> str | None:
     """Return why no figure can be given, or None: every half needs members and non-members."""
     if not halves or any(half.member.all() or not half.member.any() for half in halves):
@@ -74,7 +111,7 @@ def operating_point(half: Half, fpr: float) -> tuple[float, float]:
     return float(true[best]), float(false[best])
 
 
-def tpr_at(halves: Sequence[Half], fpr: float) -> Estimate:
+def tpr_at(halves: Sequence[Half], fpr: float, pooled: bool = False) -> Estimate:
     """Return the mean over the halves of the TPR at a false-positive rate, with the mean realized FPR.
 
     Refused (null, with the reason) where a half has fewer than 1 / fpr non-members: then not even one false
@@ -84,16 +121,21 @@ def tpr_at(halves: Sequence[Half], fpr: float) -> Estimate:
     Args:
         halves: the candidates.
         fpr: the rate, e.g. .01.
+        pooled: where a half has too few non-members, take one threshold for both halves (`together`), if all together
+            suffice; the method then says so.
     """
     reason, size = _one_class(halves), _size(halves)
     if reason is not None:
         return refused(size, reason, fpr)
-    fewest = min(int((~half.member).sum()) for half in halves)
+    fewest, method = min(int((~half.member).sum()) for half in halves), "Clopper-Pearson"
+    if fpr * fewest < 1 and pooled:
+        halves, method = [together(halves)], "Clopper-Pearson, one threshold for both halves"
+        fewest = int((~halves[0].member).sum())
     if fpr * fewest < 1:
-        needed = int(np.ceil(1 / fpr))
-        return refused(size, f"{fewest} non-members a half, FPR {fpr:.1%} needs {needed}", fpr)
+        where = "in both halves" if pooled else "a half"
+        return refused(size, f"{fewest} non-members {where}, FPR {fpr:.1%} needs {int(np.ceil(1 / fpr))}", fpr)
     points = [operating_point(half, fpr) for half in halves]
     members = sum(int(half.member.sum()) for half in halves)
     value = float(np.mean([true for true, _ in points]))
     realized = float(np.mean([false for _, false in points]))
-    return Estimate(value, clopper_pearson(value * members, members), size, None, fpr, realized)
+    return Estimate(value, clopper_pearson(value * members, members, method), size, None, fpr, realized)

@@ -205,7 +205,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as cause:  # noqa: BLE001 - a damaged file makes its reader raise anything
+    except Exception as cause:
         reason = " ".join(str(cause).split()).rstrip(".")[:160]
         raise UsageError(f"{path} is no file of weights that can be read ({reason}).") from cause
     if not isinstance(state, Mapping):

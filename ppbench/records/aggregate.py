@@ -1,14 +1,14 @@
 """From per-victim scores to a cell's metrics: a pure function, so that `ppbench verify` can recompute every
 figure.
 
-Failures count as failures: a reconstruction without figures is 0 dB, relative RMSE 1 and SSIM 0, an image
-without a label is a wrong label; no victim drops out of a mean. Figures keep 12 significant digits, so that a
-last bit that differs between processors does not read as a forged record.
+Failures count as failures: a reconstruction without figures is 0 dB, relative RMSE 1, MSE 1 and SSIM 0 (for LPIPS and
+feature errors, which have no upper end, the scorer measures it as mid-grey), an image without a label is a wrong label;
+no victim drops out of a mean. Figures keep 12 significant digits, so that a last bit that differs between processors
+does not read as a forged record.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
@@ -18,29 +18,33 @@ from numpy.typing import NDArray
 from ppbench.errors import UsageError
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
 from ppbench.metrics.labels import multiset_chance
-from ppbench.metrics.membership import Half, asr, auc, tpr_at
 from ppbench.metrics.tracing import tracing_accuracy
+from ppbench.records.figure import metric_of, seed_of
+from ppbench.records.members import members_metrics
 from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, OutputScore, TraceScore, Victim
 
 BROKEN_DB = 20.0
 """A reconstruction above this PSNR in dB counts as broken: the subject is plain to see."""
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
+PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 
 Figure = Callable[[ImageScore], float]
 
 
-def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Metric]:
+def aggregate(victims: Sequence[Victim], *, classes: int, seed: int, delta: float | None = None) -> list[Metric]:
     """Return a cell's metrics, each with n, a 95 % interval and its method.
 
     Image cells: psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean,
-    share_above_20db, label_accuracy, at_truth_median, ratio_median. Label cells: label_accuracy. Member
-    cells: asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr. Trace cells: tracing_accuracy. Output cells:
-        agreement, output_error. No victims: no metrics.
+    share_above_20db, label_accuracy, at_truth_median, ratio_median, and where scores hold what they are made from:
+    psnr_worst_decile, test_mse_mean, lpips_mean, feat_mse_mean, blind_median, oracle_median. Label cells:
+    label_accuracy. Member cells: see `members_metrics`. Trace cells: tracing_accuracy. Output cells: agreement,
+    output_error. No victims: no metrics.
 
     Args:
         victims: the per-victim scores, all of one kind.
         classes: number of classes C, for the chance level of labels.
         seed: the cell's seed; every bootstrap draws from (seed, name of the metric).
+        delta: of the guarantee that the defense claims, for the lower bound on epsilon; None: it claims none.
 
     Raises:
         UsageError: scores of different kinds.
@@ -56,12 +60,12 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Met
     if images:
         return _images(images, classes, seed)
     if labels:
-        return [_metric("label_accuracy", _label_cell(labels, classes), False)]
+        return [metric_of("label_accuracy", _label_cell(labels, classes), False)]
     if members:
-        return _members(members, seed)
+        return members_metrics(members, seed, delta)
     if traces:
         figure = tracing_accuracy([v.owner for v in traces], [v.guess for v in traces])
-        return [_metric("tracing_accuracy", figure, False)]
+        return [metric_of("tracing_accuracy", figure, False)]
     if answers:
         return _outputs(answers, classes, seed)
     return []
@@ -70,31 +74,6 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int) -> list[Met
 def unit_of(score: ImageScore | LabelScore) -> tuple[int, int]:
     """Return what a victim was observed with: (probe, client), or (probe, -1) for a whole cohort."""
     return score.probe, -1 if score.cohort else score.client
-
-
-def rounded(value: float | None) -> float | None:
-    """Return `value` with 12 significant digits: what records keep."""
-    return None if value is None else float(f"{value:.12g}")
-
-
-def _metric(name: str, figure: Estimate, safer: bool) -> Metric:
-    """Return the record's form of a figure. safer: whether a higher value means less leakage."""
-    return Metric(
-        name=name,
-        value=rounded(figure.value),
-        low=rounded(figure.interval.low),
-        high=rounded(figure.interval.high),
-        method=figure.interval.method,
-        n=figure.n,
-        higher_is_safer=safer,
-        reason=figure.reason,
-        chance=rounded(figure.chance),
-        realized_fpr=rounded(figure.realized_fpr),
-    )
-
-
-def _seed(seed: int, name: str) -> int:
-    return (seed % 2**32) << 32 | zlib.crc32(name.encode())
 
 
 def _units(scores: Sequence[ImageScore], figure: Figure) -> list[Floats]:
@@ -107,7 +86,7 @@ def _units(scores: Sequence[ImageScore], figure: Figure) -> list[Floats]:
 
 def _images(scores: Sequence[ImageScore], classes: int, seed: int) -> list[Metric]:
     def of(name: str, figure: Figure, statistic: Statistic, safer: bool) -> Metric:
-        return _metric(name, bootstrap(_units(scores, figure), statistic, _seed(seed, name)), safer)
+        return metric_of(name, bootstrap(_units(scores, figure), statistic, seed_of(seed, name)), safer)
 
     def psnr(score: ImageScore) -> float:
         return 0.0 if score.psnr is None else score.psnr
@@ -118,20 +97,49 @@ def _images(scores: Sequence[ImageScore], classes: int, seed: int) -> list[Metri
     def raw(score: ImageScore) -> float:
         return 1.0 if score.rmse_raw is None else score.rmse_raw
 
-    worst = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
+    largest = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
     return [
         of("psnr_median", psnr, "median", False),
         of("psnr_p95", psnr, "p95", False),
-        _metric("psnr_max", Estimate(max(map(psnr, scores)), worst, len(scores)), False),
+        metric_of("psnr_max", Estimate(max(map(psnr, scores)), largest, len(scores)), False),
         of("rmse_mean", rmse, "mean", True),
         of("rmse_raw_mean", raw, "mean", True),
         of("rmse_unit_mean", lambda score: min(rmse(score), 1.0), "mean", True),
         _ssim(scores, seed),
-        _metric("share_above_20db", _share(scores, lambda score: psnr(score) > BROKEN_DB), False),
+        metric_of("share_above_20db", _share(scores, lambda score: psnr(score) > BROKEN_DB), False),
         _image_labels(scores, classes),
         _known(scores, "at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", seed),
         _known(scores, "ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known", seed),
+        *(_later(scores, seed) if any(score.blind is not None for score in scores) else []),
     ]
+
+
+def _later(scores: Sequence[ImageScore], seed: int) -> list[Metric]:
+    """Return the metrics that records before `ImageScore.blind` do not have: those must still verify."""
+
+    def psnr(score: ImageScore) -> float:
+        return 0.0 if score.psnr is None else score.psnr
+
+    old = "scores of before it was measured"
+    decile = bootstrap(_units(scores, psnr), "worst_decile", seed_of(seed, "psnr_worst_decile"))
+    return [
+        metric_of("psnr_worst_decile", decile, False),
+        _mean(scores, "test_mse_mean", lambda s: 1.0 if s.psnr is None else s.mse, old, seed),
+        _mean(scores, "lpips_mean", lambda s: s.lpips, PERCEPTUAL_REASON, seed),
+        _mean(scores, "feat_mse_mean", lambda s: s.feat_mse, PERCEPTUAL_REASON, seed),
+        _known(scores, "blind_median", lambda s: s.blind, old, seed),
+        _known(scores, "oracle_median", lambda s: s.oracle, old, seed),
+    ]
+
+
+def _mean(
+    scores: Sequence[ImageScore], name: str, pick: Callable[[ImageScore], float | None], reason: str, seed: int
+) -> Metric:
+    """Return the mean of a distance that every victim has; refused with `reason` where one has none."""
+    if any(pick(score) is None for score in scores):
+        return metric_of(name, refused(len(scores), reason), True)
+    units = _units(scores, lambda score: float(pick(score) or 0.0))
+    return metric_of(name, bootstrap(units, "mean", seed_of(seed, name)), True)
 
 
 def _share(scores: Sequence[ImageScore], hit: Callable[[ImageScore], bool]) -> Estimate:
@@ -144,9 +152,9 @@ def _ssim(scores: Sequence[ImageScore], seed: int) -> Metric:
     """
     small = any(score.ssim is None and score.psnr is not None for score in scores)
     if small or all(score.ssim is None for score in scores):
-        return _metric("ssim_mean", refused(len(scores), SSIM_REASON), False)
+        return metric_of("ssim_mean", refused(len(scores), SSIM_REASON), False)
     units = _units(scores, lambda score: 0.0 if score.ssim is None else score.ssim)
-    return _metric("ssim_mean", bootstrap(units, "mean", _seed(seed, "ssim_mean")), False)
+    return metric_of("ssim_mean", bootstrap(units, "mean", seed_of(seed, "ssim_mean")), False)
 
 
 def _image_labels(scores: Sequence[ImageScore], classes: int) -> Metric:
@@ -158,7 +166,7 @@ def _image_labels(scores: Sequence[ImageScore], classes: int) -> Metric:
     else:
         units = [unit > 0 for unit in _units(scores, lambda score: float(score.label is True))]
         figure = proportion(units, _chance(units, classes))
-    return _metric("label_accuracy", figure, False)
+    return metric_of("label_accuracy", figure, False)
 
 
 def _known(
@@ -171,9 +179,9 @@ def _known(
     """Return the median of a diagnostic over the victims that have it: it describes evidence, not success."""
     known = [score for score in scores if pick(score) is not None]
     if not known:
-        return _metric(name, refused(len(scores), reason), True)
+        return metric_of(name, refused(len(scores), reason), True)
     units = _units(known, lambda score: float(pick(score) or 0.0))
-    return _metric(name, bootstrap(units, "median", _seed(seed, name)), name == "at_truth_median")
+    return metric_of(name, bootstrap(units, "median", seed_of(seed, name)), name == "at_truth_median")
 
 
 def _label_cell(scores: Sequence[LabelScore], classes: int) -> Estimate:
@@ -200,25 +208,6 @@ def _outputs(scores: Sequence[OutputScore], classes: int, seed: int) -> list[Met
     agreement = proportion([np.array([score.agree]) for score in scores], chance)
     units = [np.array([score.error]) for score in scores]
     return [
-        _metric("agreement", agreement, False),
-        _metric("output_error", bootstrap(units, "mean", _seed(seed, "output_error")), True),
-    ]
-
-
-def _members(scores: Sequence[MemberScore], seed: int) -> list[Metric]:
-    halves = []
-    for number in sorted({score.half for score in scores}):
-        half = [score for score in scores if score.half == number]
-        halves.append(
-            Half(
-                np.array([score.member for score in half], dtype=bool),
-                np.array([score.score for score in half], dtype=np.float64),
-                np.array([score.decision is True for score in half], dtype=bool),
-            )
-        )
-    return [
-        _metric("asr", asr(halves, _seed(seed, "asr")), False),
-        _metric("auc", auc(halves, _seed(seed, "auc")), False),
-        _metric("tpr_at_1pct_fpr", tpr_at(halves, 0.01), False),
-        _metric("tpr_at_0.1pct_fpr", tpr_at(halves, 0.001), False),
+        metric_of("agreement", agreement, False),
+        metric_of("output_error", bootstrap(units, "mean", seed_of(seed, "output_error")), True),
     ]
