@@ -1,18 +1,23 @@
 """The gradient-matching loss and its gradient without a double-backward graph, for plain chains of layers.
 
-D(x, y) = sum_l w_l (g_l(x, y) - g*_l)^2 has the gradient of the scalar <g(x, y), r> with r = 2 w (g - g*) held fixed.
-That scalar is the derivative of the training loss along r in weight space, so one forward, one backward and the two
-passes of the R-operator (Pearlmutter 1994) give it: about four passes, for many victims in one set of matrix products.
+D(g(x, y)) of a simulated gradient g has the gradient of the scalar <g(x, y), r> with r = dD/dg held fixed (`compare`:
+for squared distances 2 w (g - g*), for the cosine a combination of g and g*). That scalar is the derivative of the
+training loss along r in weight space, so one forward, one backward and the two passes of the R-operator (Pearlmutter
+1994) give it: about four passes, for many victims in one set of matrix products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ppbench.attacks.reconstruction.compare import Target, cosine, gap
+from ppbench.attacks.reconstruction.compare import residual as residual
+from ppbench.attacks.reconstruction.compare import target as target
 from ppbench.attacks.reconstruction.layers import (
     Activation,
     Affine,
@@ -21,8 +26,9 @@ from ppbench.attacks.reconstruction.layers import (
     Dense,
     Direction,
     Flatten,
+    LeakyReLU,
+    MaxPool,
     Memo,
-    Outer,
     ReLU,
     Sigmoid,
     Step,
@@ -33,8 +39,6 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params
 
 ACTIVATIONS: dict[type[nn.Module], type[Activation]] = {nn.Sigmoid: Sigmoid, nn.Tanh: Tanh, nn.ReLU: ReLU}
-RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ OUTPUTS = {
 def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] | None:
     """Return the network's layers with `params` in `dtype`, or None where it has a layer that has no fast form.
 
-    Known are Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, AvgPool2d and Flatten in an
-    `nn.Sequential`, cross-entropy and squared loss.
+    Known are Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, LeakyReLU, AvgPool2d, MaxPool2d
+    and Flatten in an `nn.Sequential`, cross-entropy and squared loss.
     """
     features = plan.net.module.features
     if not isinstance(features, nn.Sequential) or plan.loss not in OUTPUTS:
@@ -91,6 +95,8 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] 
 def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple[int, ...]) -> Step | None:
     if type(module) in ACTIVATIONS:
         return ACTIVATIONS[type(module)]()
+    if type(module) is nn.LeakyReLU:
+        return LeakyReLU(module.negative_slope)
     weight, bias = params.get(f"{key}.weight"), params.get(f"{key}.bias")
     if type(module) is nn.Linear and weight is not None and len(shape) == 1:
         return Dense(key, weight, bias, first)
@@ -99,6 +105,8 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     if len(shape) != 3:
         return None
     size = (shape[1], shape[2])
+    if type(module) is nn.MaxPool2d and not module.ceil_mode and module.dilation in (1, (1, 1)):
+        return MaxPool(module, size)
     if type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad:
         return AveragePool(module, size) if module.divisor_override is None else None
     if not isinstance(module, nn.Conv2d) or weight is None or isinstance(module.padding, str):
@@ -108,76 +116,6 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     return None
 
 
-@dataclass(frozen=True)
-class Target:
-    """What one layer's gradient is compared with, for V victims.
-
-    rows: [V, O, K] observed weight gradient, or None where it is `left @ right` up to rounding.
-    left, right: [V, O, 1] and [V, 1, K], or None.
-    bias: [V, O] or None.  weight, bias_weight: entries' precisions in the same shapes, or None for 1.
-    """
-
-    rows: Tensor | None
-    left: Tensor | None
-    right: Tensor | None
-    bias: Tensor | None
-    weight: Tensor | None
-    bias_weight: Tensor | None
-
-    def at(self, index: Tensor) -> Target:
-        """Return the targets of the victims `index` [S]."""
-        parts = (self.rows, self.left, self.right, self.bias, self.weight, self.bias_weight)
-        return Target(*(None if part is None else part[index] for part in parts))
-
-
-def target(layer: Affine, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int) -> Target:
-    """Return the observed gradients of `layer`, stacked, in the dtype of its weight.
-
-    A dense layer's gradient on one example is an outer product, cotangent x input; compared as such (an identity, no
-    approximation) it costs O + K instead of O K.
-    """
-    dtype = layer.weight.rows.dtype
-
-    def stack(parts: Sequence[Params], name: str) -> Tensor:
-        return torch.stack([part[name] for part in parts]).detach().to(dtype)
-
-    rows = layer.pack(stack(observed, f"{layer.name}.weight"))
-    bias = None if layer.bias is None else stack(observed, f"{layer.name}.bias")
-    if weights is not None:
-        weight = layer.pack(stack(weights, f"{layer.name}.weight"))
-        return Target(rows, None, None, bias, weight, None if bias is None else stack(weights, f"{layer.name}.bias"))
-    if batch == 1 and isinstance(layer, Dense) and bias is not None:
-        left = bias[:, :, None]
-        right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=1e-30)[:, None, None]
-        if bool(((rows - left @ right).norm(dim=(1, 2)) <= RANK_ONE[dtype] * rows.norm(dim=(1, 2))).all()):
-            return Target(None, left, right, bias, None, None)
-    return Target(rows, None, None, bias, None, None)
-
-
-def residual(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor]:
-    """Return r = 2 w (g - g*) of one layer and its part of D [V], after the backward pass."""
-    loss: Tensor | float = 0.0
-    r_bias = None
-    if goal.bias is not None:
-        gap = layer.bias_gradient(memo) - goal.bias
-        r_bias, loss = _weighted(gap, goal.bias_weight)
-    if goal.rows is not None:
-        rows, part = _weighted(layer.weight_gradient(memo) - goal.rows, goal.weight)
-        return Direction(layer.direction(rows), r_bias), loss + part
-    cotangent, inputs = kept(memo.cotangent).transpose(1, 2), kept(memo.inputs)
-    # cot in - left right = (cot - left) in + left (in - right): no cancellation near the solution
-    left = torch.cat([cotangent - kept(goal.left), kept(goal.left)], 2)
-    right = torch.cat([inputs, inputs - kept(goal.right)], 1)
-    part = ((left.transpose(1, 2) @ left) * (right @ right.transpose(1, 2))).sum((1, 2))
-    return Direction(Outer(2 * left, right), r_bias), loss + part
-
-
-def _weighted(gap: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return 2 w gap and sum w gap^2 [V]."""
-    r = 2 * (gap if weight is None else gap * weight)
-    return r, 0.5 * (r * gap).flatten(1).sum(1)
-
-
 class ChainObjective:
     """D and its gradient for V victims that share the network's weights.
 
@@ -185,14 +123,21 @@ class ChainObjective:
         steps: what `compile_chain` returned.
         loss: name of the training loss.
         observed: the victims' observed gradients, V of them.
-        weights: precisions of their entries, V of them, or None.
+        weights: their precisions, V of them, or None; see `compare.target`.
         batch: examples B of each victim.
+        measure: "squares" or "cosine".
     """
 
     def __init__(
-        self, steps: list[Step], loss: str, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int
+        self,
+        steps: list[Step],
+        loss: str,
+        observed: Sequence[Params],
+        weights: Sequence[Params] | None,
+        batch: int,
+        measure: Literal["squares", "cosine"] = "squares",
     ) -> None:
-        self.steps, self.output = steps, OUTPUTS[loss]
+        self.steps, self.output, self.measure = steps, OUTPUTS[loss], measure
         self.layers = [step for step in steps if isinstance(step, Affine)]
         self.targets = [target(layer, observed, weights, batch) for layer in self.layers]
         self.chosen: tuple[Tensor, list[Target]] | None = None
@@ -219,12 +164,13 @@ class ChainObjective:
         for step, memo in zip(reversed(self.steps), reversed(memos), strict=True):
             if cotangent is not None:
                 cotangent = step.backward(cotangent, memo)
-        total, directions = torch.zeros(len(x), dtype=x.dtype), []
         pairs = [(s, m) for s, m in zip(self.steps, memos, strict=True) if isinstance(s, Affine)]
-        for (layer, memo), goal in zip(pairs, self.select(index), strict=True):
-            direction, part = residual(layer, memo, goal)
-            directions.append(direction)
-            total = total + part
+        goals = self.select(index)
+        if self.measure == "cosine":
+            total, directions = cosine([gap(*pair, goal) for pair, goal in zip(pairs, goals, strict=True)])
+        else:
+            parts = [residual(*pair, goal) for pair, goal in zip(pairs, goals, strict=True)]
+            total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]
         x_gradient, y_gradient = self._derivative(a, y, memos, directions)
         return total, x_gradient.reshape(x.shape), y_gradient
 
@@ -246,7 +192,7 @@ def forward_tangent(steps: Sequence[Step], memos: Sequence[Memo], directions: Se
         if isinstance(step, Affine):
             tangent = step.tangent(tangent, memo, next(along))
         elif tangent is not None:
-            tangent = step.tangent(tangent, memo) if isinstance(step, Activation) else step.forward(tangent, memo)
+            tangent = step.tangent(tangent, memo)
     return kept(tangent)
 
 
@@ -258,8 +204,6 @@ def backward_tangent(
     for step, memo in zip(reversed(steps), reversed(memos), strict=True):
         if isinstance(step, Affine):
             change = step.backward_tangent(change, memo, next(back))
-        elif isinstance(step, Activation):
-            change = step.backward_tangent(change, memo)
         else:
-            change = step.backward(change, memo)
+            change = step.backward_tangent(change, memo)
     return change

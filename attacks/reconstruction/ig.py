@@ -1,7 +1,8 @@
 """Inverting gradients (Geiping, Bauermeister, Droege and Moeller, NeurIPS 2020).
 
-Minimize 1 - cos(grad loss(net(x), y), g*) over all parameters + tv * TV(x) by signed Adam with a decaying step, x kept in
-the data's range, y recovered beforehand. The cosine does not mind an unknown scale, the sign not a badly scaled slope.
+Minimize 1 - cos(grad loss(net(x), y), g*) over all parameters + tv * TV(x) by signed Adam with a decaying step, x kept
+in the data's range, y recovered beforehand. The cosine does not mind an unknown scale, the sign not a badly scaled
+slope.
 """
 
 from __future__ import annotations

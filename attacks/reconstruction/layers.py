@@ -18,6 +18,8 @@ __all__ = [
     "Direction",
     "Flatten",
     "Full",
+    "LeakyReLU",
+    "MaxPool",
     "Memo",
     "Outer",
     "ReLU",
@@ -115,7 +117,46 @@ class ReLU(Activation):
         return None
 
 
-class Flatten:
+class LeakyReLU(Activation):
+    """a = max(z, 0) + leak * min(z, 0); slope `leak` at 0 and no second derivative, as autograd has it."""
+
+    def __init__(self, leak: float) -> None:
+        self.leak = leak
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return a(z)."""
+        return F.leaky_relu(z, self.leak)
+
+    def slope(self, a: Tensor) -> Tensor:
+        """Return 1 where a > 0, else the leak."""
+        return (a > 0).to(a.dtype) * (1 - self.leak) + self.leak
+
+    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
+        """Return None."""
+        return None
+
+
+class Linear:
+    """A step without parameters whose map is linear, or is so near any input: tangents pass as inputs do."""
+
+    def forward(self, a: Tensor, memo: Memo) -> Tensor:
+        """Return the output."""
+        raise NotImplementedError
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
+        """Return the input's cotangent."""
+        raise NotImplementedError
+
+    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
+        """Return the output's tangent."""
+        return self.forward(tangent, memo)
+
+    def backward_tangent(self, change: Tensor, memo: Memo) -> Tensor:
+        """Return the tangent of the input's cotangent."""
+        return self.backward(change, memo)
+
+
+class Flatten(Linear):
     """Images [N, C, H, W] to features [V, B, D]; features stay as they are. shape: of one input."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -130,7 +171,7 @@ class Flatten:
         return cotangent if len(self.shape) == 1 else cotangent.reshape(-1, *self.shape)
 
 
-class AveragePool:
+class AveragePool(Linear):
     """Means over windows; zero padding counts."""
 
     def __init__(self, module: nn.AvgPool2d, size: tuple[int, int]) -> None:
@@ -151,4 +192,27 @@ class AveragePool:
         return F.fold(share, self.size, self.kernel, padding=self.padding, stride=self.stride)
 
 
-Step = Affine | Activation | Flatten | AveragePool
+class MaxPool(Linear):
+    """The largest of each window; where several are, the one that torch takes."""
+
+    def __init__(self, module: nn.MaxPool2d, size: tuple[int, int]) -> None:
+        self.kernel, self.stride, self.padding, self.size = module.kernel_size, module.stride, module.padding, size
+
+    def forward(self, a: Tensor, memo: Memo) -> Tensor:
+        """Return the maxima [N, C, H', W']."""
+        out, memo.places = F.max_pool2d(a, self.kernel, self.stride, self.padding, return_indices=True)
+        return out
+
+    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
+        """Return each maximum's cotangent at its place: [N, C, H, W]."""
+        out = cotangent.new_zeros(*cotangent.shape[:2], self.size[0] * self.size[1])
+        return out.scatter_add_(2, kept(memo.places).flatten(2), cotangent.flatten(2)).unflatten(2, self.size)
+
+    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
+        """Return the tangents at the maxima's places."""
+        places = kept(memo.places)
+        found: Tensor = tangent.flatten(2).gather(2, places.flatten(2)).view(places.shape)
+        return found
+
+
+Step = Affine | Activation | Linear

@@ -124,10 +124,10 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
     """
     first = evidences[0]
     steps = None
-    exact = first.params is not None and first.measure == "squares" and not first.nuisance
-    if first.params is not None and exact and set(first.observed) == set(first.params):
+    measured = first.measure if first.measure != "hinge" and not first.nuisance else None
+    if first.params is not None and measured is not None and set(first.observed) == set(first.params):
         steps = compile_chain(plan, first.params, dtype)
-    if steps is None:
+    if steps is None or measured is None:
         return (MappedObjective if isinstance(first.simulate, Mappable) else SimulatedObjective)(evidences)
     weights = None if first.weight is None else [e.weight for e in evidences if e.weight is not None]
-    return FastObjective(ChainObjective(steps, plan.loss, [e.observed for e in evidences], weights, batch))
+    return FastObjective(ChainObjective(steps, plan.loss, [e.observed for e in evidences], weights, batch, measured))

@@ -45,13 +45,15 @@ class Direction:
 class Memo:
     """What one layer keeps between the passes of one evaluation, each field set by the pass that names it.
 
-    inputs, output, slope: forward; cotangent (of the output): backward; tangent (of the input): tangent.
+    inputs, output, slope, places (of maxima): forward; cotangent (of the output): backward; tangent (of the input):
+    tangent.
     """
 
     victims: int
     inputs: Tensor | None = None
     output: Tensor | None = None
     slope: Tensor | None = None
+    places: Tensor | None = None
     cotangent: Tensor | None = None
     tangent: Tensor | None = None
 

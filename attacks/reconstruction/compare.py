@@ -1,0 +1,209 @@
+"""Simulated against observed gradients, layer by layer: the discrepancy, and its slope by the simulated gradient.
+
+With s and o the two gradients and w the precisions, all parameters together: "squares" is sum w (s - o)^2, "cosine" is
+1 - cos = 1/2 sum w (s/|s| - o/|o|)^2 with |s|^2 = sum w s^2. Both slopes are w (p s - q o) with one p and q a victim:
+2 and 2, or (1 - D) / |s|^2 and 1 / (|s| |o|).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppbench.attacks.reconstruction.layers import Affine, Dense, Direction, Memo, Outer, kept
+from ppbench.federation.tree import Params
+
+RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
+"""Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one layer's gradient is compared with, for V victims.
+
+    rows: [V, O, K] observed weight gradient, or None where it is `left @ right` up to rounding.
+    left, right: [V, O, 1] and [V, 1, K], or None.
+    bias: [V, O] or None.  weight, bias_weight: precisions in the shapes of rows and bias, or of single entries that
+    stand for all, [V, 1, 1] and [V, 1], or None for 1.
+    size: [V] weighted sum of squares of all that was observed.
+    """
+
+    rows: Tensor | None
+    left: Tensor | None
+    right: Tensor | None
+    bias: Tensor | None
+    weight: Tensor | None
+    bias_weight: Tensor | None
+    size: Tensor
+
+    def at(self, index: Tensor) -> Target:
+        """Return the targets of the victims `index` [S]."""
+
+        def pick(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[index]
+
+        left, right, weight, bias_weight = (pick(p) for p in (self.left, self.right, self.weight, self.bias_weight))
+        return Target(pick(self.rows), left, right, pick(self.bias), weight, bias_weight, self.size[index])
+
+
+def target(layer: Affine, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int) -> Target:
+    """Return the observed gradients of `layer`, stacked, in the dtype of its weight.
+
+    A dense layer's gradient on one example is an outer product, cotangent x input; compared as such (an identity, no
+    approximation) it costs O + K instead of O K. That needs precisions that are the same within a tensor.
+
+    Args:
+        layer: the layer.
+        observed: the victims' observed gradients, V of them.
+        weights: precisions by name, of each entry or (a tensor without axes) of all entries alike; None for 1.
+        batch: examples of each victim.
+    """
+    dtype, name = layer.weight.rows.dtype, f"{layer.name}.weight"
+
+    def stack(parts: Sequence[Params], name: str) -> Tensor:
+        return torch.stack([part[name] for part in parts]).detach().to(dtype)
+
+    rows = layer.pack(stack(observed, name))
+    bias = None if layer.bias is None else stack(observed, f"{layer.name}.bias")
+    weight = bias_weight = None
+    if weights is not None:
+        weight = stack(weights, name)
+        weight = weight[:, None, None] if weight.dim() == 1 else layer.pack(weight)
+        if bias is not None:
+            bias_weight = stack(weights, f"{layer.name}.bias")
+            bias_weight = bias_weight[:, None] if bias_weight.dim() == 1 else bias_weight
+    size = _squares(rows, weight) + (0 if bias is None else _squares(bias, bias_weight))
+    alike = weight is None or weight[0].numel() == 1
+    if batch == 1 and isinstance(layer, Dense) and bias is not None and alike:
+        left = bias[:, :, None]
+        right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=TINY)[:, None, None]
+        if bool(((rows - left @ right).norm(dim=(1, 2)) <= RANK_ONE[dtype] * rows.norm(dim=(1, 2))).all()):
+            return Target(None, left, right, bias, weight, bias_weight, size)
+    return Target(rows, None, None, bias, weight, bias_weight, size)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One layer's a s - b o, for a simulated gradient s, an observed one o, and numbers a and b of each of S rows.
+
+    rows: [S, O, K], or None where it is left @ right: [S, O, 2] and [S, 2, K].  bias: [S, O] or None.
+    """
+
+    goal: Target
+    rows: Tensor | None
+    left: Tensor | None
+    right: Tensor | None
+    bias: Tensor | None
+
+    def size(self) -> Tensor:
+        """Return the weighted sum of squares [S]."""
+        goal = self.goal
+        if self.rows is not None:
+            total = _squares(self.rows, goal.weight)
+        else:
+            left, right = kept(self.left), kept(self.right)
+            total = ((left.transpose(1, 2) @ left) * (right @ right.transpose(1, 2))).sum((1, 2))
+            total = total if goal.weight is None else total * goal.weight.flatten()
+        return total if self.bias is None else total + _squares(self.bias, goal.bias_weight)
+
+    def direction(self, layer: Affine, factor: float = 1.0) -> Direction:
+        """Return factor * w (a s - b o)."""
+        goal = self.goal
+        bias = None if self.bias is None else _times(self.bias, goal.bias_weight, factor)
+        if self.rows is not None:
+            return Direction(layer.direction(_times(self.rows, goal.weight, factor)), bias)
+        return Direction(Outer(_times(kept(self.left), goal.weight, factor), kept(self.right)), bias)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One layer's simulated gradient beside its target, after the backward pass of S rows.
+
+    rows: [S, O, K], None where the target is an outer product; bias: [S, O] or None.
+    """
+
+    layer: Affine
+    memo: Memo
+    goal: Target
+    rows: Tensor | None
+    bias: Tensor | None
+
+    def size(self) -> Tensor:
+        """Return the weighted sum of squares of the simulated gradient [S]."""
+        goal = self.goal
+        if self.rows is not None:
+            total = _squares(self.rows, goal.weight)
+        else:
+            total = kept(self.memo.cotangent).square().sum((1, 2)) * kept(self.memo.inputs).square().sum((1, 2))
+            total = total if goal.weight is None else total * goal.weight.flatten()
+        return total if self.bias is None else total + _squares(self.bias, goal.bias_weight)
+
+    def combined(self, a: Tensor | None = None, b: Tensor | None = None) -> Combination:
+        """Return a s - b o, for a and b [S]; None for 1.
+
+        An outer product as (a cot - b left) in + b left (in - right): no cancellation at the truth.
+        """
+        goal, bias = self.goal, None
+        if self.bias is not None and goal.bias is not None:
+            bias = _minus(self.bias, a, goal.bias, b)
+        if self.rows is not None and goal.rows is not None:
+            return Combination(goal, _minus(self.rows, a, goal.rows, b), None, None, bias)
+        inputs, left, right = kept(self.memo.inputs), kept(goal.left), kept(goal.right)
+        left = left if b is None else b[:, None, None] * left
+        cotangent = kept(self.memo.cotangent).transpose(1, 2)
+        cotangent = cotangent if a is None else a[:, None, None] * cotangent
+        lefts, rights = torch.cat([cotangent - left, left], 2), torch.cat([inputs, inputs - right], 1)
+        return Combination(goal, None, lefts, rights, bias)
+
+
+def gap(layer: Affine, memo: Memo, goal: Target) -> Gap:
+    """Return the simulated gradient of one layer beside its target, after the backward pass."""
+    rows = None if goal.rows is None else layer.weight_gradient(memo)
+    return Gap(layer, memo, goal, rows, None if goal.bias is None else layer.bias_gradient(memo))
+
+
+def residual(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor]:
+    """Return r = 2 w (s - o) of one layer, and its part of the squared distance [S], after the backward pass."""
+    apart = gap(layer, memo, goal).combined()
+    return apart.direction(layer, 2), apart.size()
+
+
+def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
+    """Return D = 1 - cos over all layers [S], and its slope by each layer's simulated gradient.
+
+    D is a sum of squares too, not a difference from 1: it keeps its digits near the truth.
+    """
+    a = _inverse_root(torch.stack([gap.size() for gap in gaps]).sum(0))
+    b = _inverse_root(torch.stack([gap.goal.size for gap in gaps]).sum(0))
+    total = 0.5 * torch.stack([gap.combined(a, b).size() for gap in gaps]).sum(0)
+    p, q = (1 - total) * a * a, a * b
+    return total, [gap.combined(p, q).direction(gap.layer) for gap in gaps]
+
+
+def _inverse_root(size: Tensor) -> Tensor:
+    """Return 1 / sqrt(size); 0 for nothing: such a gradient has no direction, and moves nothing."""
+    return torch.where(size == 0, 0.0, size.clamp(min=TINY).rsqrt())
+
+
+def _minus(s: Tensor, a: Tensor | None, o: Tensor, b: Tensor | None) -> Tensor:
+    """Return a s - b o for a and b [S] or None for 1."""
+    wide = (-1, *[1] * (s.dim() - 1))
+    s = s if a is None else a.view(wide) * s
+    return s - o if b is None else torch.addcmul(s, b.view(wide), o, value=-1)
+
+
+def _times(value: Tensor, weight: Tensor | None, factor: float) -> Tensor:
+    value = value if factor == 1 else factor * value
+    return value if weight is None else value * weight
+
+
+def _squares(value: Tensor, weight: Tensor | None) -> Tensor:
+    """Return sum weight * value^2 over all axes but the first."""
+    alike = weight is None or weight[0].numel() == 1
+    other = value if alike or weight is None else value * weight
+    total: Tensor = torch.linalg.vecdot(other.flatten(1), value.flatten(1))
+    return total * weight.flatten() if alike and weight is not None else total
