@@ -198,7 +198,7 @@ def _chance_probability(record: Record) -> float:
     if traces:
         owners = len({v.owner for v in traces})
         return _binomial(sum(v.owner == v.guess for v in traces) / len(traces), units, 1 / owners)
-    members = [v for v in victims if isinstance(v, MemberScore)]
+    members = [v for v in victims if isinstance(v, MemberScore) and v.decision is not None]
     if members:
         return _binomial(sum(v.member == v.decision for v in members) / len(members), len(members), 0.5)
     return 1.0

@@ -26,6 +26,7 @@ from ppbench.evaluation import Evaluation
 from ppbench.leaderboard.costs import cost_sentence
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
+from ppbench.verdict.audits import Audited, audits
 from ppbench.verdict.lines import Held, Line, attack_of, extraction_metric, held, lines
 
 
@@ -91,12 +92,14 @@ def report(result: Evaluation) -> None:
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """Return the final tables: what uploads give away, then what models give away to who holds them."""
+    """Return the final tables: what uploads give away, what models give away to who holds them, what audits find."""
     made = []
     if uploads := lines(records):
         made.append(_uploads(uploads))
     if models := held(records):
         made.append(_models(models))
+    if audited := audits(records):
+        made.append(_audits(audited))
     return made
 
 
@@ -161,6 +164,24 @@ def _models(rows: Sequence[Held]) -> Table:
 
 
 HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
+
+
+def _audits(rows: Sequence[Audited]) -> Table:
+    """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
+    title = "What audits find: trainings with canaries (95 % intervals below)"
+    names = ["defense", "to", "AUC\naverage", "AUC\ncanaries", "TPR at 1%\ncanaries", "owners", "epsilon\nat least"]
+    table = _table(title, names)
+    for row in rows:
+        table.add_row(
+            f"{escape(row.defense)}\n{escape(row.control)}",
+            row.threat.partition("/")[0],
+            _by(row.members, "auc", ".2f"),
+            _by(row.canaries, "canary_auc", ".2f"),
+            _entry(row.canaries, "canary_tpr_at_1pct_fpr", ".0%"),
+            _entry(row.owners, "tracing_accuracy", ".0%"),
+            _entry(row.epsilon, "epsilon_lower", ".2f"),
+        )
+    return table
 
 
 def _utility_name(rows: Sequence[Line] | Sequence[Held]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -132,26 +132,36 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
     return found
 
 
-def _grouped(records: Sequence[Record], about_records: bool) -> dict[Key, list[Record]]:
+def grouped(records: Sequence[Record], which: Callable[[Record], bool]) -> list[tuple[Key, list[Record]]]:
+    """Return those of `records` that `which` takes by the rows that they belong to, controls first, then by control."""
     label = labels_of(records)
     groups: dict[Key, list[Record]] = {}
     for record in records:
         config = record.config
-        if (config.attack.kind in RECORD_KINDS) == about_records:
+        if which(record):
             key = Key(config.defense.id, label[record.cell_id], config.stage, config.batch_size, config.threat_model.id)
             groups.setdefault(key, []).append(record)
-    return groups
+    return sorted(groups.items(), key=lambda pair: (*_order(pair[0]), pair[0].batch))
+
+
+def _asks(about_records: bool) -> Callable[[Record], bool]:
+    """Return what takes cells that ask about records, or about probes; audits have rows of their own."""
+
+    def which(record: Record) -> bool:
+        config = record.config
+        return config.stage != "audit" and (config.attack.kind in RECORD_KINDS) == about_records
+
+    return which
 
 
 def lines(records: Sequence[Record]) -> list[Line]:
     """Return the rows on what uploads give away, controls first, then by control value, stage and batch."""
-    found = [_line(key, some) for key, some in _grouped(records, False).items()]
-    return sorted(found, key=lambda row: (*_order(row), row.batch))
+    return [_line(key, some) for key, some in grouped(records, _asks(False))]
 
 
 def held(records: Sequence[Record]) -> list[Held]:
     """Return the rows on what models give away to who holds them, in the same order."""
-    return sorted((_held(key, some) for key, some in _grouped(records, True).items()), key=_order)
+    return [_held(key, some) for key, some in grouped(records, _asks(True))]
 
 
 def _line(key: Key, records: Sequence[Record]) -> Line:
@@ -188,7 +198,7 @@ def _status(records: Sequence[Record]) -> str:
     return next((r.status for r in records if r.status != "complete"), "complete")
 
 
-def _order(row: Line | Held) -> tuple[int, str, str, float, str, int]:
+def _order(row: Key) -> tuple[int, str, str, float, str, int]:
     rank = {"none": 0, "full_noise": 1}.get(row.defense, 2)
     word = row.control.partition(" ")[0].partition("=")[2]
     try:
