@@ -14,14 +14,18 @@ from torch import Tensor
 
 from ppbench import __version__
 from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.compare import Yardstick
 from ppbench.adversary.score import Scored, score_images, score_labels, score_members, score_outputs, score_traces
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.adversary.view import View
+from ppbench.audit.questions import Questions
+from ppbench.audit.runs import Audit, Refused
 from ppbench.cells import Cell, Group, cells, finished
 from ppbench.choice import points
 from ppbench.config import EvaluateConfig
 from ppbench.errors import Overflow
 from ppbench.federation.engine import Federation
+from ppbench.metrics.perceptual import measurable, network
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import (
     Environment,
@@ -74,6 +78,27 @@ class Bench:
                 asked = [candidates.challenge(half) for half in (0, 1)]
                 _, scored, failure = self._attempt(cell, view, asked, partial(score_members, candidates))
             self._keep(cell, scored, time.perf_counter() - began, failure)
+
+    def audited(self, questions: Questions, missing: list[Cell]) -> None:
+        """Attack, score and keep each of `missing` on the target of a complete audit."""
+        if self.trained.diverged:
+            for cell in missing:
+                self._keep(cell, Scored([]), 0.0, status="diverged", reason=self.trained.utility.reason)
+            return
+        view, members, traced = questions.view(self.group.threat), questions.challenges(), questions.tracing()
+        for cell in missing:
+            began = time.perf_counter()
+            if cell.attack.kind == "tracing":
+                _, scored, failure = self._attempt(cell, view, [traced[0]], lambda g: score_traces(traced[1], g[0]))
+            else:
+                _, scored, failure = self._attempt(cell, view, members, partial(score_members, questions.candidates))
+            scored = replace(scored, flags=(*scored.flags, *questions.flags()))
+            self._keep(cell, scored, time.perf_counter() - began, failure)
+
+    def failed(self, missing: list[Cell], reason: str) -> None:
+        """Keep each of `missing` as failed."""
+        for cell in missing:
+            self._keep(cell, Scored([]), 0.0, reason)
 
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
         group, needed = self.group, {c.follows for c in missing} - {None}
@@ -138,7 +163,8 @@ class Bench:
         if cell.attack.kind == "reconstruction":
             evidence = {e.unit: e for e in cell.attack.evidence(view)}
             plain = {e.unit: e for e in view.defense.evidence(view)}
-            return score_images(victims, guesses, evidence, plain, self.task.plan.data_range)
+            yardstick = yardstick_of(self.task, self.config)
+            return score_images(victims, guesses, evidence, plain, self.task.plan.data_range, yardstick)
         if cell.attack.kind == "label":
             return score_labels(victims, guesses)
         return score_traces(victims.queries(self.task.seeds)[1], guesses[0])
@@ -155,7 +181,8 @@ class Bench:
     ) -> None:
         task = self.task
         state = status or ("failed" if failure else "complete")
-        metrics = aggregate(scored.victims, classes=task.plan.spec.classes, seed=self.config.seed)
+        delta = self.trained.privacy.delta
+        metrics = aggregate(scored.victims, classes=task.plan.spec.classes, seed=self.config.seed, delta=delta)
         record = Record(
             cell_id=cell.id,
             config=cell.config,
@@ -181,6 +208,13 @@ def victims_of(task: Task, config: EvaluateConfig, group: Group) -> Victims:
     return choose_victims(
         task.shards, group.threat, group.batch, config.victims, task.seeds, sums=defense.sums, roles=roles
     )
+
+
+def yardstick_of(task: Task, config: EvaluateConfig) -> Yardstick:
+    """Return what reconstructions of a task are measured with: the public (else test) mean, the feature network."""
+    seen = task.test if task.public is None else task.public
+    images = measurable(task.plan.spec.shape)
+    return Yardstick(seen.x.mean(0).cpu(), network(config.weights) if images else None)
 
 
 def _images(scored: Scored) -> dict[str, Tensor] | None:
@@ -209,9 +243,22 @@ def run_group(config: EvaluateConfig, group: Group, out: Path) -> int:
     if not missing:
         return 0
     point = points(config)[group.point]
+    if group.stage == "audit":
+        _run_audit(Audit.of(task, point, config, out / "cache"), group, store, missing)
+        return len(missing)
     fed, trained = train(task, point, config, out / "cache")
     if group.stage == "init":
         fed = federation(task, point, config)
         fed.start(task.params)
     Bench(config, group, task, store, trained).run(fed, missing)
     return len(missing)
+
+
+def _run_audit(audit: Audit, group: Group, store: Store, missing: list[Cell]) -> None:
+    """Train what the audit still lacks and run its missing cells; a defense that refuses the audit fails them."""
+    config, task = audit.config, audit.task
+    try:
+        bench = Bench(config, group, task, store, audit.complete().trained)
+        bench.audited(Questions(audit), missing)
+    except Refused as cause:
+        Bench(config, group, task, store, audit.untrained(str(cause))).failed(missing, str(cause))

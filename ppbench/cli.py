@@ -70,7 +70,9 @@ def evaluate(
         str | None, typer.Option(help="NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="See `ppbench list models`.")] = None,
-    attack: Annotated[str | None, typer.Option(help="Names with commas between, or all that apply.")] = None,
+    attack: Annotated[
+        str | None, typer.Option(help="Names with commas between, standard (the quick portfolio), or all that apply.")
+    ] = None,
     grid: Annotated[
         str | None, typer.Option(help="quick, paper, or values of the control parameter, as 0.01,0.1.")
     ] = None,
@@ -79,6 +81,10 @@ def evaluate(
         typer.Option("--set", help="name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."),
     ] = None,
     train: Annotated[int | None, typer.Option(help="Training examples that the clients share; all by default.")] = None,
+    public: Annotated[
+        float | None,
+        typer.Option(help="Share of the training part that no client holds and adversaries may use, as 0.5."),
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a training batch.")] = None,
@@ -89,7 +95,21 @@ def evaluate(
     ] = None,
     probe_rounds: Annotated[int | None, typer.Option(help="Rounds that it holds the batch.")] = None,
     victims: Annotated[int | None, typer.Option(help="Victim images a cell.")] = None,
-    stage: Annotated[str | None, typer.Option(help="init, final, or both with a comma between.")] = None,
+    candidates: Annotated[
+        int | None, typer.Option(help="Members, and as many other records, whose membership is asked.")
+    ] = None,
+    tuning: Annotated[
+        int | None, typer.Option(help="Test images on which an attack's settings are tried before the victims.")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(help="Gradient evaluations a victim of attacks that search.")] = None,
+    references: Annotated[
+        int | None, typer.Option(help="Reference runs of an audit: an even number, 0 for none.")
+    ] = None,
+    canaries: Annotated[int | None, typer.Option(help="Canaries of each family in an audit: an even number.")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="init, iterate, final, audit (membership with canaries and references); commas between."),
+    ] = None,
     threat: Annotated[
         str | None, typer.Option(help="server/1, client/1, eavesdropper/1, collusion/1; commas between.")
     ] = None,
@@ -103,9 +123,21 @@ def evaluate(
         str | None, typer.Option(help="adam or sgd: the clients', or with gradients the server's.")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of that optimizer.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, "
+            "else null."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Master seed: one seed, one result.")] = None,
-    preset: Annotated[str, typer.Option(help="quick, or paper: the SPN paper's set-up, hours.")] = "quick",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="quick; portfolio: every attack, and an audit, an hour; paper: the SPN paper's set-up, hours."
+        ),
+    ] = "quick",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
@@ -128,6 +160,7 @@ def evaluate(
         "grid": numbers(grid),
         "settings": settings or None,
         "train": train,
+        "public": public,
         "clients": clients,
         "rounds": rounds,
         "batch_size": batch_size,
@@ -136,6 +169,11 @@ def evaluate(
         "probe": probe,
         "probe_rounds": probe_rounds,
         "victims": victims,
+        "candidates": candidates,
+        "tuning": tuning,
+        "budget": budget,
+        "references": references,
+        "canaries": canaries,
         "stages": names(stage),
         "threats": names(threat),
         "partition": partition,
@@ -144,6 +182,7 @@ def evaluate(
         "upload": upload,
         "optimizer": optimizer,
         "lr": lr,
+        "weights": weights,
         "seed": seed,
         "device": resolve_device(device),
     }

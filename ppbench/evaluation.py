@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.adversary.victims import choose_candidates
+from ppbench.audit.population import populate
+from ppbench.audit.runs import TARGET, Audit
 from ppbench.bench import victims_of
 from ppbench.cells import Cell, Group, cells, finished, groups
 from ppbench.choice import attacks, points
@@ -70,7 +72,7 @@ def evaluate(
         out: folder of results, new or made by ppbench.
         workers: processes; by default one a core, and one where a GPU is used.
         progress: told how far the work is.
-        preset: "quick" or "paper".
+        preset: "quick", "portfolio" or "paper".
         **options: fields of `EvaluateConfig`, e.g. defense="spn".
 
     Raises:
@@ -117,7 +119,11 @@ def _checked(config: EvaluateConfig) -> Task:
         raise UsageError(
             f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
         )
+    if any(group.stage == "audit" for group in every):
+        populate(task, config)
     for group in every:
+        if group.stage == "audit":
+            continue
         if group.records:
             choose_candidates(task.shards, task.test, config.candidates, task.seeds)
         else:
@@ -132,10 +138,16 @@ def _compute(
     if not todo:
         return
     count = workers if workers is not None else (1 if config.device == "cuda" else os.cpu_count() or 1)
-    needed, every = sorted({group.point for group, _ in todo}), points(config)
-    trainings = [Job(p, None) for p in needed if not trained(make_task(config), every[p], config, out / "cache")]
+    task, every, cache = make_task(config), points(config), out / "cache"
+    needed = sorted({group.point for group, _ in todo if group.stage != "audit"})
+    audits = {g.point: Audit.of(task, every[g.point], config, cache) for g, _ in todo if g.stage == "audit"}
+    trainings = [Job(p, None) for p in needed if not trained(task, every[p], config, cache)]
+    trainings += [Job(p, None, runs=TARGET) for p, audit in audits.items() if audit.missing() == [TARGET]]
     if trainings:
         run_jobs(config, trainings, out, count, progress)
+    references = [Job(p, None, runs=part) for p in audits for part in audits[p].missing() if part != TARGET]
+    if references:  # how many go together is known by their target
+        run_jobs(config, references, out, count, progress)
     # Large batches first: they take longest, and the last job decides when a pool is done.
     order = sorted(todo, key=lambda pair: -pair[0].batch)
     run_jobs(config, [Job(group.point, group, len(some)) for group, some in order], out, count, progress)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 
+from ppbench.audit.runs import Audit, Refused
 from ppbench.bench import run_group
 from ppbench.cells import Group
 from ppbench.choice import points
@@ -50,11 +51,12 @@ class Silent:
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: train a point (`group` None), or run a group of `cells` missing cells."""
+    """One piece of work: train a point (`group` None), some runs of its audit, or a group of `cells` missing cells."""
 
     point: int
     group: Group | None
     cells: int = 0
+    runs: range = range(0)
 
 
 _rounds: SimpleQueue[int] | None = None
@@ -76,11 +78,16 @@ def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
 
 def _work(config_json: str, job: Job, out: Path, report: Callable[[int], None] | None = None) -> Job:
     config = EvaluateConfig.model_validate_json(config_json)
-    if job.group is None:
-        tell = report or (lambda _: _rounds.put(1) if _rounds is not None else None)
-        train(make_task(config), points(config)[job.point], config, out / "cache", after=tell)
-    else:
+    if job.group is not None:
         run_group(config, job.group, out)
+        return job
+    task, point, cache = make_task(config), points(config)[job.point], out / "cache"
+    tell = report or (lambda _: _rounds.put(1) if _rounds is not None else None)
+    if not job.runs:
+        train(task, point, config, cache, after=tell)
+        return job
+    with suppress(Refused):  # its cells will say why
+        Audit.of(task, point, config, cache).run(job.runs, after=tell)
     return job
 
 
@@ -101,7 +108,7 @@ def run_jobs(config: EvaluateConfig, jobs: Sequence[Job], out: Path, workers: in
     An error of any job ends the run and is raised here; what was finished before stays.
     """
     phase = "training" if all(job.group is None for job in jobs) else "attacking"
-    progress.begin(phase, sum(job.cells if job.group else config.rounds for job in jobs))
+    progress.begin(phase, sum(job.cells if job.group else config.rounds * max(1, len(job.runs)) for job in jobs))
     text = config.model_dump_json()
     if workers <= 1 or len(jobs) <= 1:
         with one_thread():

@@ -1,0 +1,191 @@
+"""Who is in which run of an audit: candidates, canaries, coins, and the records that all runs share.
+
+The truth about the target, row 0 of `keep`, stays with the harness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge
+from ppbench.adversary.victims import Candidates
+from ppbench.audit.canaries import AVERAGE, FAMILIES, canaries
+from ppbench.config import EvaluateConfig
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Data
+from ppbench.seeds import Seeds
+from ppbench.task.task import Task
+
+ADVERSARY = 0
+"""The curious client: it holds no candidate."""
+POPULATION = 2500
+"""Records of the population at most (`mia_rmia` compares with them)."""
+MOST_REFERENCES = 1024
+
+
+@dataclass(frozen=True)
+class Population:
+    """The records of an audit and who is trained on which.
+
+    Attributes:
+        candidates: what is asked about: average records of clients other than 0 and canaries, in an order that tells
+            nothing; who is a member is row 0 of `keep`.
+        owner: [Q] int64, the client of the target that holds a candidate if it is kept.
+        keep: [1 + R, Q] bool, which candidates a run is trained on. Row 0 is the target, exactly half in (of an odd
+            family half but one); rows 1 and 2, 3 and 4, ... are complements, so that each candidate is in exactly half
+            of the references.
+        base: by client, what the target's clients hold beside candidates.
+        auxiliary: the same of the references: public records in shards of like size, or `base` itself.
+        public: whether `auxiliary` is public, so that the adversary need not know other clients' records; then it does
+            not know who owns a candidate either, and deals them out anew in every run.
+        others: Z records that no run is trained on, from the public split and the test part.
+    """
+
+    candidates: Candidates
+    owner: Tensor
+    keep: Tensor
+    base: dict[int, Data]
+    auxiliary: dict[int, Data]
+    public: bool
+    others: Data
+    seeds: Seeds
+
+    def shards(self, run: int) -> dict[int, Data]:
+        """Return what each client holds in `run`: 0 is the target, 1 and on are references."""
+        base = self.auxiliary if run else self.base
+        owner = dealt(len(self.owner), sorted(base), self.seeds, run) if run and self.public else self.owner
+        found = {}
+        for client, data in base.items():
+            mine = self.keep[run] & (owner == client)
+            x, y = self.candidates.x[mine], self.candidates.labels[mine]
+            found[client] = Data(torch.cat([data.x, x]), torch.cat([data.y, y]))
+        return found
+
+    def tracing(self) -> tuple[Challenge, Tensor]:
+        """Return the question who holds each member, and the owners [members] int64, which only the scorer gets."""
+        inside = self.keep[0]
+        x, labels = self.candidates.x[inside], self.candidates.labels[inside]
+        return Challenge((), 1, x=x, labels=labels), self.owner[inside]
+
+
+def populate(task: Task, config: EvaluateConfig) -> Population:
+    """Return the population of an audit; it depends on task, candidates, canaries and master seed.
+
+    More references leave those that were there as they are.
+
+    Raises:
+        UsageError: too few clients, records or test examples, or an odd number of references or canaries.
+    """
+    check_numbers(config)
+    if config.clients < 2:
+        raise UsageError("An audit asks about other clients' records; use at least 2 clients.")
+    seeds = Seeds(task.seeds.seed("audit"))
+    chosen, base = _apart(task, config.candidates, seeds)
+    made, families, used = canaries(task, config.canaries, seeds)
+    x, y = (torch.cat([getattr(data, part) for data in [*chosen.values(), made]]) for part in ("x", "y"))
+    average = torch.cat([torch.full((len(data.x),), client) for client, data in chosen.items()])
+    owner = torch.cat([average, dealt(len(made.x), sorted(base), seeds, 0)])
+    words = (AVERAGE,) * len(average) + families
+    order = torch.randperm(len(x), generator=seeds.generator("order"))
+    x, y, owner = x[order], y[order], owner[order]
+    words = tuple(words[i] for i in order.tolist())
+    code = torch.tensor([(AVERAGE, *FAMILIES).index(word) for word in words])
+    keep = _coins(code, config.references, seeds)
+    half = halved(2 * code + keep[0].long(), seeds.generator("half")).long()
+    rest = torch.ones(len(task.test.x), dtype=torch.bool)
+    rest[used] = False
+    auxiliary, others = _auxiliary(task, base, Data(task.test.x[rest], task.test.y[rest]), seeds)
+    candidates = Candidates(x, y, keep[0], half, words)
+    return Population(candidates, owner, keep, base, auxiliary or base, bool(auxiliary), others, seeds)
+
+
+def check_numbers(config: EvaluateConfig) -> None:
+    """Refuse numbers of references and canaries that no audit can have (UsageError)."""
+    if config.references % 2 or config.references > MOST_REFERENCES:
+        raise UsageError(
+            f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
+            f"runs, so give an even number up to {MOST_REFERENCES}."
+        )
+    if config.canaries % 2:
+        raise UsageError(f"Option canaries={config.canaries} cannot be used: half are members; give an even number.")
+
+
+def halved(groups: Tensor, generator: torch.Generator) -> Tensor:
+    """Return [n] bool, true for a random half of each group of `groups` [n] int64; a coin decides over an odd one."""
+    chosen = torch.zeros(len(groups), dtype=torch.bool)
+    for group in groups.unique():
+        places = (groups == group).nonzero()[:, 0]
+        odd = int(torch.randint(0, 2, (1,), generator=generator)) * (len(places) % 2)
+        order = torch.randperm(len(places), generator=generator)
+        chosen[places[order[: len(places) // 2 + odd]]] = True
+    return chosen
+
+
+def dealt(count: int, clients: list[int], seeds: Seeds, run: int) -> Tensor:
+    """Return [count] int64: clients other than the adversary, dealt out evenly in random order."""
+    others = torch.tensor([client for client in clients if client != ADVERSARY])
+    order = torch.randperm(count, generator=seeds.generator("dealt", run))
+    return others[order % len(others)]
+
+
+def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
+    """Return `Population.keep`; `code` [Q] int64 numbers the families."""
+    rows = [halved(code, seeds.generator("keep"))]
+    for pair in range(references // 2):
+        row = halved(code, seeds.generator("keep", pair))
+        rows += [row, ~row]
+    return torch.stack(rows)
+
+
+def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
+    """Return by client which records become candidates and which stay; one stays with every client.
+
+    Twice `wanted` records are drawn from all clients but the adversary, or as many as there are.
+    """
+    sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
+    orders = {c: torch.randperm(n, generator=seeds.generator("apart", c)) for c, n in sizes.items()}
+    pool = torch.cat([torch.full((n - 1,), c) for c, n in sizes.items() if c != ADVERSARY])
+    if len(pool) < 4:
+        raise UsageError(
+            f"An audit needs 4 or more records that clients other than the first can spare, and there are {len(pool)}; "
+            "use more --train or fewer --clients."
+        )
+    count = min(2 * wanted, len(pool)) // 2 * 2
+    taken = pool[torch.randperm(len(pool), generator=seeds.generator("average"))[:count]].bincount(minlength=len(sizes))
+    chosen, base = {}, {}
+    for client, order in orders.items():
+        shard, cut = task.shards[client], int(taken[client])
+        mine, stay = order[:cut].sort().values, order[cut:].sort().values
+        base[client] = Data(shard.x[stay], shard.y[stay])
+        if client != ADVERSARY:
+            chosen[client] = Data(shard.x[mine], shard.y[mine])
+    return chosen, base
+
+
+def _auxiliary(task: Task, base: dict[int, Data], test: Data, seeds: Seeds) -> tuple[dict[int, Data], Data]:
+    """Return the references' base by client, empty where nothing is public, and the population of other records.
+
+    Public records fill shards as large as the target's, all smaller by one share where there are too few; what is left
+    of them, then `test`, is the population.
+    """
+    auxiliary: dict[int, Data] = {}
+    left = Data(test.x[:0], test.y[:0])
+    if task.public is not None:
+        size, total = len(task.public.x), sum(len(data.x) for data in base.values())
+        share = min(1.0, size / total)
+        counts = [max(1, int(share * len(data.x))) for data in base.values()]
+        if sum(counts) > size:
+            raise UsageError(
+                f"The public split has {size} examples, too few for reference runs of {len(base)} clients; give a "
+                "larger --public."
+            )
+        order = torch.randperm(size, generator=seeds.generator("auxiliary"))
+        parts = order.split([*counts, size - sum(counts)])
+        auxiliary = {c: Data(task.public.x[p], task.public.y[p]) for c, p in zip(base, parts, strict=False)}
+        left = Data(task.public.x[parts[-1]], task.public.y[parts[-1]])
+    order = torch.randperm(len(test.x), generator=seeds.generator("others"))
+    x, y = torch.cat([left.x, test.x[order]]), torch.cat([left.y, test.y[order]])
+    return auxiliary, Data(x[:POPULATION].clone(), y[:POPULATION].clone())
