@@ -1,0 +1,219 @@
+"""Reference runs: trained in lockstep as alone, kept by content, taken up again after a kill, refused in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ppbench.audit import runs as audit_runs
+from ppbench.audit.rounds import Recorder, recorded, spaced
+from ppbench.audit.runs import TARGET, Audit, Refused
+from ppbench.choice import Point
+from ppbench.config import configure
+from ppbench.defenses.dp import DP
+from ppbench.defenses.fedpc import FedPC
+from ppbench.defenses.none import NoDefense
+from ppbench.defenses.pbpfl_ext import PBPFLExt
+from ppbench.defenses.spn import SPN
+from ppbench.errors import Overflow, UsageError
+from ppbench.federation.engine import Federation, run_many
+from ppbench.federation.plan import Local, Plan
+from ppbench.federation.tree import leaves
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+from ppbench.task.task import make_task
+
+SMALL = dict(
+    defense="none", model="mlp", model_options={"hidden": 8}, train=120, public=0.5, clients=3, rounds=3, canaries=6,
+    candidates=10, references=4, stages=("audit",), attacks=("mia_loss",), schedule="parallel",
+)  # fmt: skip
+
+
+def audit(tmp_path, defense=None, **options):
+    config = configure(**{**SMALL, **options})
+    return Audit.of(make_task(config), Point(defense or NoDefense()), config, tmp_path / "cache")
+
+
+def parallel_plan(**local) -> Plan:
+    return Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16, **local))
+
+
+def federation(defense, plan, shards, seed, backend):
+    made = Federation(defense, plan, dict(shards), Seeds(seed), backend=backend)
+    made.start(initial(plan.spec, 1))
+    return made
+
+
+MASKED = {"loss": "squared", "local": Local("gradient", batch=16)}
+CASES = [
+    (NoDefense(), {}),
+    (NoDefense(), {"schedule": "round_robin"}),
+    (DP(), {}),
+    (SPN(), {"schedule": "round_robin"}),
+    (FedPC(), {}),
+    (PBPFLExt(), MASKED),
+]
+
+
+@pytest.mark.parametrize("defense,changes", CASES, ids=lambda v: getattr(v, "name", ""))
+def test_runs_in_lockstep_give_the_bits_they_give_alone_in_a_loop(defense, changes, shards):
+    plan = replace(parallel_plan(), **changes)
+    alone = [federation(defense, plan, shards, seed, "loop") for seed in (5, 6, 7)]
+    beside = [federation(defense, plan, shards, seed, "loop") for seed in (5, 6, 7)]
+    ends = [fed.run(2) for fed in alone]
+    assert run_many(beside, 2) == ends
+    for one, other in zip(alone, beside, strict=True):
+        assert (one.round, one.wire.up, one.wire.down) == (other.round, other.wire.up, other.wire.down)
+        mine, theirs = (
+            leaves((one.parties.server, one.parties.clients)),
+            leaves((other.parties.server, other.parties.clients)),
+        )
+        assert len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    weights = [torch.cat([leaf.flatten() for leaf in leaves(fed.parties.server.params)]) for fed in beside]
+    assert not torch.equal(weights[0], weights[1]), "runs of other seeds must differ"
+
+
+def test_runs_in_lockstep_agree_under_vmap_to_float_tolerance(shards):
+    plan = parallel_plan()
+    alone = [federation(DP(), plan, shards, seed, "loop") for seed in (5, 6, 7)]
+    beside = [federation(DP(), plan, shards, seed, "vmap") for seed in (5, 6, 7)]
+    assert [fed.run(2) for fed in alone] == run_many(beside, 2) == [True] * 3
+    for one, other in zip(alone, beside, strict=True):
+        for a, b in zip(leaves(one.parties.server.params), leaves(other.parties.server.params), strict=True):
+            assert torch.allclose(a, b, atol=2e-4)
+
+
+def test_clients_of_all_runs_go_through_one_map(shards, monkeypatch):
+    from ppbench.federation import drive
+
+    asked, true = [], drive.client_map
+
+    def counted(backend, defense, plan, jobs):
+        asked.append((backend, len(jobs)))
+        return true(backend, defense, plan, jobs)
+
+    monkeypatch.setattr(drive, "client_map", counted)
+    beside = [federation(NoDefense(), parallel_plan(), shards, seed, "vmap") for seed in range(3)]
+    run_many(beside, 2)
+    assert asked == [("vmap", 12), ("vmap", 12)]
+
+
+def test_a_run_that_diverges_stops_alone(shards):
+    @dataclass(frozen=True)
+    class Breaks(NoDefense):
+        def upload(self, ctx, me, result):
+            if ctx.round == 2 and seeds[id(ctx.plan)] == 0:
+                raise Overflow("out of range")
+            return super().upload(ctx, me, result)
+
+    plans = [parallel_plan(), replace(parallel_plan(), data_range=(0.0, 2.0))]
+    seeds = {id(plan): index for index, plan in enumerate(plans)}
+    runs = [federation(Breaks(), plan, shards, 0, "loop") for plan in plans]
+    for run, plan in zip(runs, plans, strict=True):
+        run.plan = plan
+    assert run_many(runs, 3) == [False, True]
+    assert [run.round for run in runs] == [1, 3]
+
+
+def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(shards, tmp_path):
+    fed = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
+    twin = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
+    recorder = Recorder(fed, 4)
+    assert fed.run(4, recorder) and twin.run(4)
+    recorder.save(tmp_path / "rounds.safetensors")
+    view = recorded(fed, tmp_path / "rounds.safetensors").view("server/1")
+    exchanges = list(view.exchanges())
+    assert [(e.round, e.slot.probe, e.slot.client) for e in exchanges] == [
+        (t, -1, c) for t in range(1, 5) for c in range(4)
+    ]
+    for exchange in exchanges:
+        start = view.state_at(exchange).params
+        assert all(torch.equal(start[name], value) for name, value in exchange.asked.params.items())
+    final = view.mail[-1].message.params
+    assert all(torch.equal(final[n], v) for n, v in twin.parties.server.params.items()), "recording must move nothing"
+    assert view.mail[-1].round == 5 and (fed.wire.up, fed.wire.down) == (twin.wire.up, twin.wire.down)
+    assert {s.party for s in view.states} == {-1}
+    size = sum(v.nbytes for v in load_file(tmp_path / "rounds.safetensors").values())
+    model = sum(v.nbytes for v in final.values())
+    assert model * 21 <= size < model * 21 + 100, "a broadcast and the state that it came from are stored once"
+
+
+def test_evenly_spaced_rounds_are_kept_where_all_are_too_many(shards, tmp_path):
+    fed = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
+    model = sum(v.numel() * 4 for v in fed.parties.server.params.values())
+    recorder = Recorder(fed, 9, limit=3 * 6 * model + 100)  # a round: 4 uploads, the broadcast, the server's state
+    fed.run(9, recorder)
+    assert recorder.rounds == (1, 5, 9) and {e.round for e in recorder.mail} == {1, 5, 9}
+
+
+def test_spaced_rounds():
+    assert spaced(5, 9) == (1, 2, 3, 4, 5) and spaced(5, 5) == (1, 2, 3, 4, 5)
+    assert spaced(40, 2) == (1, 40) and spaced(40, 0) == spaced(40, 1) == (1,)
+    assert spaced(10, 4) == (1, 4, 7, 10)
+
+
+def test_reference_runs_are_done_once_and_a_killed_audit_goes_on(tmp_path, monkeypatch):
+    first = audit(tmp_path, backend="loop")
+    assert first.missing() == [TARGET]
+    first.run(TARGET)
+    assert first.missing() == [range(r, r + 1) for r in (1, 2, 3, 4)], "in a loop each run is by itself"
+    first.run(range(2, 3))
+    kept = first.path(range(2, 3)).read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(audit_runs, "run_many", killed)
+        first.run(range(1, 2))
+    again = audit(tmp_path, backend="loop")
+    assert again.missing() == [range(r, r + 1) for r in (1, 3, 4)]
+    again.complete()
+    assert again.missing() == [] and again.path(range(2, 3)).read_bytes() == kept
+    answers = again.answers()
+    elsewhere = audit(tmp_path / "other", backend="loop")
+    elsewhere.complete()
+    assert all(torch.equal(value, answers[name]) for name, value in elsewhere.answers().items())
+    assert answers["outputs"].shape[0] == 4 and answers["finished"].all()
+    assert not list((tmp_path / "cache").rglob("*.tmp")) and not list((tmp_path / "cache").rglob(".target*"))
+
+
+def test_more_references_leave_the_first_as_they_are(tmp_path):
+    few, many = audit(tmp_path, references=2, backend="loop"), audit(tmp_path, references=6, backend="loop")
+    assert few.home == many.home
+    few.complete()
+    assert many.missing() == [range(r, r + 1) for r in (3, 4, 5, 6)]
+    assert torch.equal(few.population.keep, many.population.keep[:3])
+    assert audit(tmp_path, candidates=8).home != few.home != audit(tmp_path, defense=DP()).home
+
+
+def test_a_damaged_file_of_references_is_made_again(tmp_path):
+    made = audit(tmp_path)
+    made.complete()
+    part = made.parts()[0]
+    before = made.answers()["outputs"]
+    made.path(part).write_bytes(b"not safetensors")
+    assert torch.equal(made.answers()["outputs"], before)
+
+
+def test_the_references_together_are_bounded_by_memory(tmp_path, monkeypatch):
+    fed = audit(tmp_path, backend="vmap").started(0)
+    assert audit_runs._room(audit(tmp_path, backend="vmap"), fed)[1] == 8
+    monkeypatch.setattr(audit_runs, "MEMORY", 1)
+    assert audit_runs._room(audit(tmp_path, backend="vmap"), fed)[1] == 1
+    assert audit_runs._room(audit(tmp_path, backend="loop"), audit(tmp_path, backend="loop").started(0))[1] == 1
+
+
+def test_a_defense_that_takes_no_such_shards_is_refused_in_a_sentence(tmp_path):
+    @dataclass(frozen=True)
+    class Picky(NoDefense):
+        def check_data(self, plan, counts):
+            raise UsageError("Clients need 1000 examples each.")
+
+    picky = audit(tmp_path, defense=Picky())
+    with pytest.raises(Refused, match="1000 examples"):
+        picky.complete()
+    assert not picky.home.exists()
