@@ -12,6 +12,7 @@ from ppbench.adversary.view import THREATS
 from ppbench.choice import attacks, points, threats_of
 from ppbench.config import EvaluateConfig, Stage
 from ppbench.errors import UsageError
+from ppbench.metrics.perceptual import identity, measurable
 from ppbench.records.schema import (
     AttackInfo,
     AuditInfo,
@@ -163,6 +164,7 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                 probe="gradient" if group.records else config.probe,
                 probe_rounds=1 if group.records else config.probe_rounds,
                 role=group.role,
+                perceptual=_perceptual(task, config, attack),
                 tuning=config.tuning if len(attack.variants()) > 1 else 0,
                 audit=AuditInfo(references=config.references, canaries=config.canaries)
                 if group.stage == "audit"
@@ -170,6 +172,12 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
             )
             found.append(Cell(attack, follows.name if follows is not None else None, cell, cell.cell_id()))
     return found
+
+
+def _perceptual(task: Task, config: EvaluateConfig, attack: Attack) -> str:
+    """Return the feature network that the attack's images are measured with, "" for none."""
+    images = attack.kind == "reconstruction" and measurable(task.plan.spec.shape)
+    return identity(config.weights) if images else ""
 
 
 def finished(store: Store, cell: Cell) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
+from ppbench.adversary.compare import Asked, Checks, Yardstick, answered, perceived, unit_scores
 from ppbench.adversary.evidence import Evidence, at_truth
+from ppbench.adversary.flags import flags_of
 from ppbench.adversary.victims import Candidates, Victims
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
-from ppbench.metrics.image import image_figures, match
+from ppbench.metrics.image import match
 from ppbench.metrics.labels import multiset_hits
 from ppbench.records.schema import Flag, ImageScore, LabelScore, MemberScore, OutputScore, TraceScore, Victim
 
@@ -30,52 +33,53 @@ class Scored:
     truth: Tensor | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class Checks:
-    """What the scorer finds about a unit's evidence, whatever the attack makes of it."""
-
-    at_truth: float | None
-    ratio: float | None
-
-
 def score_images(
     victims: Victims,
     guesses: Sequence[Guess],
     evidence: Mapping[tuple[Slot, ...], Evidence],
     plain: Mapping[tuple[Slot, ...], Evidence],
     data_range: tuple[float, float],
+    yardstick: Yardstick | None = None,
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error.
 
     Labels are compared as multisets, as `score_labels` does: a gradient does not say which image has which label.
     evidence is the attack's own, plain the defense's: the first gives the at-truth discrepancy, the second the ratio of
-    gradient to perturbation.
+    gradient to perturbation. With a yardstick, blind guesses and perceptual figures are measured, and the flags of
+    `adversary.flags` raised.
 
     The at-truth discrepancy of the attack's own evidence stands beside each score; a median that is not about 0
     raises the flag "evidence_inexact": the observation holds noise, or a mechanism that the attacker does not model.
     """
-    scores: list[Victim] = []
-    images: list[Tensor] = []
-    truths: list[Tensor] = []
-    exact: list[float] = []
+    scores: list[ImageScore] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
+    known: list[tuple[Evidence, Data]] = []
     for unit, guess in zip(victims.units, guesses, strict=True):
         truth = victims.truth(unit)
-        found = torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
-        order = match(found, truth.x, data_range)
-        known = evidence.get(unit)
-        residual = None if known is None or known.nuisance else _residual(known, truth, len(unit))
-        if residual is not None:
-            exact.append(residual)
-        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
-        checks = Checks(residual, ratio)
-        scores += _unit_scores(unit, victims.batch, guess, found[order], truth, checks, data_range)
-        images.append(found[order])
-        truths.append(truth.x)
-    flags: tuple[Flag, ...] = ()
-    if exact and float(torch.tensor(exact).median()) > INEXACT:
-        detail = f"median discrepancy at the truth {float(torch.tensor(exact).median()):.2g} of the observation's size"
-        flags = (Flag(code="evidence_inexact", severity="info", detail=detail),)
-    return Scored(scores, flags, torch.cat(images), torch.cat(truths))
+        found = answered(guess, truth)
+        found = found[match(found, truth.x, data_range)]
+        own = evidence.get(unit)
+        if own is not None:
+            known.append((own, truth))
+        residual = None if own is None or own.nuisance else _residual(own, truth, len(unit))
+        checks = Checks(residual, _ratio(plain[unit], truth, len(unit)) if unit in plain else None)
+        asked = Asked(unit, victims.batch, truth)
+        scores += unit_scores(asked, guess, found, checks, data_range, yardstick or Yardstick())
+        pairs.append((found, truth.x))
+    images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
+    flags = _inexact(scores)
+    if yardstick is not None:
+        scores = perceived(scores, images, truths, data_range, yardstick.network)
+        flags += flags_of(scores, known, data_range, truths.dim() == 4)
+    return Scored(list(scores), flags, images, truths)
+
+
+def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
+    exact = {(s.probe, -1 if s.cohort else s.client): s.at_truth for s in scores if s.at_truth is not None}
+    if not exact or (middle := median(exact.values())) <= INEXACT:
+        return ()
+    detail = f"median discrepancy at the truth {middle:.2g} of the observation's size"
+    return (Flag(code="evidence_inexact", severity="info", detail=detail),)
 
 
 def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
@@ -102,45 +106,6 @@ def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
     return float(size / perturbation)
 
 
-def _unit_scores(
-    unit: tuple[Slot, ...],
-    batch: int,
-    guess: Guess,
-    found: Tensor,
-    truth: Data,
-    checks: Checks,
-    data_range: tuple[float, float],
-) -> list[ImageScore]:
-    hits: list[bool | None] = [None] * len(truth.x)
-    if guess.y is not None:
-        hits = list(multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist()))
-    confidence = guess.confidence
-    if confidence is not None and not abs(confidence) < float("inf"):
-        confidence = None
-    scores = []
-    for index, (image, original) in enumerate(zip(found, truth.x, strict=True)):
-        figures = image_figures(image, original, data_range)
-        slot = unit[index // batch]
-        scores.append(
-            ImageScore(
-                probe=slot.probe,
-                client=slot.client,
-                index=index % batch,
-                psnr=figures.psnr,
-                rmse=figures.rmse,
-                rmse_raw=figures.rmse_raw,
-                ssim=figures.ssim,
-                label=hits[index],
-                confidence=confidence,
-                at_truth=checks.at_truth,
-                ratio=checks.ratio,
-                evaluations=guess.evaluations,
-                cohort=len(unit) > 1,
-            )
-        )
-    return scores
-
-
 def score_labels(victims: Victims, guesses: Sequence[Guess]) -> Scored:
     """Score recovered labels as multisets; no guess is a wrong one."""
     scores: list[Victim] = []
@@ -161,7 +126,7 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
         ValueError: an answer lacks scores or decisions, or a score is not finite.
     """
     scores: list[Victim] = []
-    families: Sequence[str] = getattr(candidates, "family", ())
+    families = candidates.family
     for half, guess in enumerate(guesses):
         if guess.score is None or guess.decision is None or not bool(guess.score.isfinite().all()):
             raise ValueError("a membership attack must answer finite scores and decisions for every candidate")

@@ -62,7 +62,7 @@ def record_problems(record: Record) -> Iterator[str]:
     if record.status == "complete" and not record.victims:
         yield "status 'complete' without any victim's score"
     try:
-        expected = aggregate(record.victims, classes=config.model.classes, seed=config.seed)
+        expected = aggregate(record.victims, classes=config.model.classes, seed=config.seed, delta=record.privacy.delta)
     except (UsageError, ValueError) as error:
         yield f"its metrics cannot be recomputed: {error}"
         return
