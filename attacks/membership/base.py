@@ -112,6 +112,63 @@ class Asked:
         return self.known[self.told] == 1
 
 
+def asked_of(attack: str, challenge: Challenge) -> Asked:
+    """Return the labels and known memberships of a challenge to the attack called `attack`.
+
+    Raises:
+        UsageError: the challenge lacks candidates, their labels or the known half.
+    """
+    if challenge.x is None or challenge.labels is None or challenge.known is None:
+        raise UsageError(
+            f"Attack {attack!r} was given a challenge without candidates, labels or known members; a "
+            "membership challenge must have all three."
+        )
+    return Asked(challenge.labels.double().cpu(), challenge.known.cpu())
+
+
+def judged(scores: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+    """Return scores [Q], made finite, with decisions by the threshold that separates the known half best.
+
+    Where no threshold can be fitted (one class known, or equal scores) each decision is a coin from the generator. A
+    score that is not finite counts as the smallest finite one.
+    """
+    scores = finite_scores(scores)
+    threshold = best_threshold(scores[asked.told], asked.members)
+    decision = coins(len(scores), generator) if threshold is None else scores >= threshold
+    return Guess(score=scores, decision=decision)
+
+
+@dataclass(frozen=True)
+class ScoredAttack(Attack):
+    """Scores every candidate by all that a view and a challenge hold; decides by a threshold fitted on the known half.
+
+    A subclass says in `members` how. Its scores do not depend on which half is known.
+    """
+
+    kind: ClassVar[Kind] = "membership"
+    standard: ClassVar[bool] = False
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether outputs are a few numbers an example, not maps."""
+        return not plan.net.pixelwise
+
+    def members(self, view: View, challenge: Challenge) -> Tensor:
+        """Return the scores [Q] float64, on CPU, higher is member; NaN where nothing can be told."""
+        raise NotImplementedError
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return score [Q] float64 and decision [Q] bool of every candidate, challenge by challenge.
+
+        Raises:
+            UsageError: a challenge lacks candidates, labels, the known half, or what else the attack needs.
+        """
+        guesses = []
+        for challenge in challenges:
+            asked = asked_of(self.name, challenge)
+            guesses.append(judged(self.members(view, challenge), asked, generator))
+        return guesses
+
+
 @dataclass(frozen=True)
 class MembershipAttack(Attack):
     """Asks the last model received about every candidate and decides from its outputs alone.
@@ -147,12 +204,7 @@ class MembershipAttack(Attack):
         """
         guesses = []
         for challenge in challenges:
-            if challenge.x is None or challenge.labels is None or challenge.known is None:
-                raise UsageError(
-                    f"Attack {self.name!r} was given a challenge without candidates, labels or known members; a "
-                    "membership challenge must have all three."
-                )
-            asked = Asked(challenge.labels.double().cpu(), challenge.known.cpu())
+            asked = asked_of(self.name, challenge)
             guesses.append(self.answer(view.plan, self.outputs(view, challenge, generator), asked, generator))
         return guesses
 
@@ -171,7 +223,4 @@ class ThresholdAttack(MembershipAttack):
 
     def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
         """Return the scores, and the decisions by the threshold that separates the known half best."""
-        scores = finite_scores(self.scores(plan, outputs, asked.labels))
-        threshold = best_threshold(scores[asked.told], asked.members)
-        decision = coins(len(scores), generator) if threshold is None else scores >= threshold
-        return Guess(score=scores, decision=decision)
+        return judged(self.scores(plan, outputs, asked.labels), asked, generator)
