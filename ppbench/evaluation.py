@@ -20,7 +20,7 @@ from ppbench.config import EvaluateConfig, configure
 from ppbench.controls import Check, check_controls
 from ppbench.errors import UsageError
 from ppbench.leaderboard.board import up_to_date, write_board
-from ppbench.parallel import Job, Progress, Silent, run_jobs
+from ppbench.parallel import Job, Progress, Silent, Workers
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.task.task import Task, make_task
@@ -143,11 +143,12 @@ def _compute(
     audits = {g.point: Audit.of(task, every[g.point], config, cache) for g, _ in todo if g.stage == "audit"}
     trainings = [Job(p, None) for p in needed if not trained(task, every[p], config, cache)]
     trainings += [Job(p, None, runs=TARGET) for p, audit in audits.items() if audit.missing() == [TARGET]]
-    if trainings:
-        run_jobs(config, trainings, out, count, progress)
-    references = [Job(p, None, runs=part) for p in audits for part in audits[p].missing() if part != TARGET]
-    if references:  # how many go together is known by their target
-        run_jobs(config, references, out, count, progress)
-    # Large batches first: they take longest, and the last job decides when a pool is done.
-    order = sorted(todo, key=lambda pair: -pair[0].batch)
-    run_jobs(config, [Job(group.point, group, len(some)) for group, some in order], out, count, progress)
+    with Workers(config, out, count, progress) as crew:
+        if trainings:
+            crew.run(trainings)
+        references = [Job(p, None, runs=part) for p in audits for part in audits[p].missing() if part != TARGET]
+        if references:  # how many go together is known by their target
+            crew.run(references)
+        # Large batches first: they take longest, and the last job decides when a pool is done.
+        order = sorted(todo, key=lambda pair: -pair[0].batch)
+        crew.run([Job(group.point, group, len(some)) for group, some in order])

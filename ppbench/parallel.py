@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 import torch
@@ -102,49 +103,81 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run_jobs(config: EvaluateConfig, jobs: Sequence[Job], out: Path, workers: int, progress: Progress) -> None:
-    """Run `jobs`, on `workers` processes or in this one; results land in `out`.
+class Workers:
+    """Works through phases of jobs, on spawned processes or in this one; results land in `out`.
 
-    An error of any job ends the run and is raised here; what was finished before stays.
+    The processes start with the first phase that has more than one job, and stay for the later ones. To be used in a
+    `with` block: at its end they are gone.
     """
-    phase = "training" if all(job.group is None for job in jobs) else "attacking"
-    progress.begin(phase, sum(job.cells if job.group else config.rounds * max(1, len(job.runs)) for job in jobs))
-    text = config.model_dump_json()
-    if workers <= 1 or len(jobs) <= 1:
+
+    def __init__(self, config: EvaluateConfig, out: Path, count: int, progress: Progress) -> None:
+        """Start nothing yet; `count` processes at most."""
+        self._config, self._text, self._out = config, config.model_dump_json(), out
+        self._count, self._progress, self._phase = count, progress, ""
+        self._pool: ProcessPoolExecutor | None = None
+        context = multiprocessing.get_context("spawn")
+        self._context, self._queue, self._halt = context, context.SimpleQueue(), context.Event()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._halt.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run `jobs` to their end, with progress.
+
+        An error of any job ends the run and is raised here; what was finished before stays.
+        """
+        self._phase = "training" if all(job.group is None for job in jobs) else "attacking"
+        rounds = self._config.rounds
+        self._progress.begin(
+            self._phase, sum(job.cells if job.group else rounds * max(1, len(job.runs)) for job in jobs)
+        )
+        if self._count > 1 and len(jobs) > 1:
+            return self._together(jobs)
         with one_thread():
             for job in jobs:
-                _work(text, job, out, report=lambda _: progress.advance(phase, 1))
-                progress.advance(phase, job.cells if job.group else 0)
-        return
-    context = multiprocessing.get_context("spawn")
-    queue: SimpleQueue[int] = context.SimpleQueue()
-    halt = context.Event()
-    stop = threading.Event()
+                _work(self._text, job, self._out, report=lambda _: self._advance(1))
+                self._advance(job.cells if job.group else 0)
 
-    def listen() -> None:
-        while not stop.is_set():
-            while not queue.empty():
-                progress.advance(phase, queue.get())
-            time.sleep(0.1)
+    def _advance(self, steps: int) -> None:
+        self._progress.advance(self._phase, steps)
 
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_enter, initargs=(queue, halt, os.getpid()))
-    try:
-        futures = [pool.submit(_work, text, job, out) for job in jobs]
-        for future in as_completed(futures):
-            try:
+    def _together(self, jobs: Sequence[Job]) -> None:
+        """Run `jobs` on the processes, while a thread listens for rounds."""
+        stop = threading.Event()
+
+        def listen() -> None:
+            while not (stop.is_set() and self._queue.empty()):
+                while not self._queue.empty():
+                    self._advance(self._queue.get())
+                stop.wait(0.1)
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        try:
+            futures = [self._started().submit(_work, self._text, job, self._out) for job in jobs]
+            for future in as_completed(futures):
                 job = future.result()
-            except BrokenProcessPool as cause:
-                raise UsageError(
-                    "A worker process was killed, probably for lack of memory; use fewer --workers: the same command "
-                    "goes on from what is finished."
-                ) from cause
-            progress.advance(phase, job.cells if job.group else 0)
-    except BaseException:
-        halt.set()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        stop.set()
-        listener.join()
+                self._advance(job.cells if job.group else 0)
+        except BrokenProcessPool as cause:
+            raise UsageError(
+                "A worker process was killed, probably for lack of memory; use fewer --workers: the same command "
+                "goes on from what is finished."
+            ) from cause
+        finally:
+            stop.set()
+            listener.join()
+
+    def _started(self) -> ProcessPoolExecutor:
+        """Return the pool of processes, started when first asked for."""
+        if self._pool is None:
+            given = (self._queue, self._halt, os.getpid())
+            self._pool = ProcessPoolExecutor(self._count, mp_context=self._context, initializer=_enter, initargs=given)
+        return self._pool

@@ -1,0 +1,280 @@
+"""Audits: who is in which run, what canaries are, what attacks see and are asked, and one audit from end to end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ppbench.adversary.leaks import leaks
+from ppbench.audit.canaries import AVERAGE, FAMILIES, canaries
+from ppbench.audit.population import populate
+from ppbench.audit.questions import Questions
+from ppbench.audit.runs import Audit, Refused
+from ppbench.choice import Point
+from ppbench.config import configure
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
+from ppbench.evaluation import evaluate
+from ppbench.federation.plan import Data
+from ppbench.records.verify import verify
+from ppbench.seeds import Seeds
+from ppbench.task.task import make_task
+
+SMALL = dict(
+    defense="none", model="mlp", model_options={"hidden": 8}, train=200, public=0.5, clients=4, rounds=2, canaries=10,
+    candidates=40, references=4, stages=("audit",), attacks=("mia_loss",), schedule="parallel",
+)  # fmt: skip
+
+
+def config(**options):
+    return configure(**{**SMALL, **options})
+
+
+def population(**options):
+    asked = config(**options)
+    return populate(make_task(asked), asked)
+
+
+def rows(*parts: torch.Tensor) -> list[bytes]:
+    return [bytes(row.contiguous().numpy().tobytes()) for part in parts for row in part.flatten(1)]
+
+
+# -- who is in which run ---------------------------------------------------------------------------------------------
+def test_coins_are_balanced_in_every_family_half_and_run():
+    found = population(references=8)
+    kinds, keep = found.candidates.family, found.keep
+    assert keep.shape == (9, 80 + 30) and torch.equal(keep[0], found.candidates.member)
+    assert (keep[1:].sum(0) == 4).all(), "each candidate is in exactly half of the references"
+    for family in (AVERAGE, *FAMILIES):
+        mine = torch.tensor([kind == family for kind in kinds])
+        assert mine.sum() == (80 if family == AVERAGE else 10)
+        assert (keep[:, mine].sum(1) * 2 == mine.sum()).all()
+        for member in (False, True):
+            halves = found.candidates.half[mine & (keep[0] == member)]
+            assert abs(int(halves.sum()) * 2 - len(halves)) <= 1
+
+
+def test_places_and_references_tell_nothing_of_the_target():
+    found = population(references=16, candidates=48)
+    member = found.keep[0]
+    first = torch.arange(len(member)) < len(member) / 2
+    assert 0.3 < float((first == member).float().mean()) < 0.7
+    assert 0.3 < float((found.candidates.half.bool() == member).float().mean()) < 0.7
+    agreement = (found.keep[1:] == member).float().mean(1)
+    assert ((agreement > 0.3) & (agreement < 0.7)).all()
+    assert len(set(found.candidates.family[:20])) > 1
+
+
+def test_kept_candidates_are_trained_on_by_clients_other_than_the_first_and_no_others_are():
+    for public in (0.0, 0.5):
+        found = population(public=public, candidates=20)
+        task = make_task(config(public=public, candidates=20))
+        for run in range(5):
+            shards = found.shards(run)
+            held = rows(*(shards[c].x for c in range(1, 4)))
+            inside, outside = rows(found.candidates.x[found.keep[run]]), rows(found.candidates.x[~found.keep[run]])
+            assert set(inside) <= set(held) and not set(outside) & set(held) | set(inside) & set(rows(shards[0].x))
+            assert set(rows(found.others.x)) & set(held + rows(shards[0].x)) == set()
+            assert len(held) == len(set(held)), "nobody holds a record twice"
+        for client, shard in found.shards(0).items():
+            average = torch.tensor([kind == AVERAGE for kind in found.candidates.family])
+            mine = rows(found.candidates.x[average & (found.owner == client)])
+            assert set(mine) <= set(rows(task.shards[client].x)), "average candidates stay with their owner"
+            assert set(rows(task.shards[client].x)) <= set(rows(shard.x)) | set(mine)
+
+
+def test_references_use_public_records_alone_or_the_same_base():
+    task = make_task(config())
+    shared = population()
+    public = set(rows(task.public.x))
+    assert shared.public and [len(d.x) for d in shared.auxiliary.values()] == [len(d.x) for d in shared.base.values()]
+    assert all(set(rows(data.x)) <= public for data in shared.auxiliary.values())
+    sizes = [len(shared.shards(run)[c].x) - len(shared.auxiliary[c].x) for run in (1, 3) for c in range(4)]
+    assert sizes[0] == sizes[4] == 0 and sizes[1:4] != sizes[5:8], "candidates are dealt out anew: owners are unknown"
+    alone = population(public=0.0)
+    assert not alone.public and alone.auxiliary is alone.base
+    scarce = population(public=0.06, train=1000)
+    assert sum(len(d.x) for d in scarce.auxiliary.values()) <= int(0.06 * 1437) and min(
+        len(d.x) for d in scarce.auxiliary.values()
+    )
+
+
+# -- canaries --------------------------------------------------------------------------------------------------------
+def test_canaries_of_images_are_wrong_blank_or_noise():
+    task = make_task(config())
+    made, kinds, used = canaries(task, 60, Seeds(3))
+    assert kinds == tuple(name for name in FAMILIES for _ in range(60)) and len(used.unique()) == 60
+    wrong, blank, noise = (Data(made.x[i : i + 60], made.y[i : i + 60]) for i in (0, 60, 120))
+    assert torch.equal(wrong.x, task.test.x[used]) and (wrong.y.argmax(1) != task.test.y[used].argmax(1)).all()
+    assert (blank.x.flatten(1).std(1) == 0).all() and len(blank.x.flatten(1)[:, 0].unique()) == 60
+    assert noise.x.min() >= 0 and noise.x.max() <= 1 and abs(float(noise.x.var()) - 1 / 12) < 0.01
+    assert (made.y.sum(1) == 1).all() and len(blank.y.argmax(1).unique()) > 5
+    clients = rows(*(shard.x for shard in task.shards.values()))
+    assert not set(rows(made.x)) & set(clients)
+
+
+def test_canaries_of_tables_lie_within_the_range_of_each_column(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.rand(120, 5, generator=generator) * torch.tensor([1.0, 10, 100, 1, 1]) + torch.arange(5)
+    text = "\n".join([",".join([*(f"{v:.4f}" for v in row), str(i % 3)]) for i, row in enumerate(columns.tolist())])
+    (tmp_path / "t.csv").write_text("a,b,c,d,e,y\n" + text + "\n")
+    task = make_task(
+        config(
+            dataset=f"csv:{tmp_path / 't.csv'}?target=y", train=None, public=0.0, clients=2, candidates=8, canaries=8
+        )
+    )
+    made, _, _ = canaries(task, 8, Seeds(0))
+    low, high = task.test.x.amin(0), task.test.x.amax(0)
+    assert (made.x >= low - 1e-4).all() and (made.x <= high + 1e-4).all()
+    shares = ((made.x[8:16] - low) / (high - low)).std(1)
+    assert (shares < 1e-3).all() and (((made.x[16:] - low) / (high - low)).std(1) > 0.05).all()
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "options,sentence",
+    [
+        ({"references": 5}, "even number up to 1024"),
+        ({"references": 1026}, "even number up to 1024"),
+        ({"canaries": 7}, "half are members"),
+        ({"canaries": 360}, "has 360"),
+        ({"clients": 1}, "at least 2 clients"),
+        ({"train": 4}, "4 or more records"),
+        ({"public": 0.002, "train": 1400}, "larger --public"),
+        ({"public": 0.99}, "that are not public"),
+        ({"public": 0.999, "train": None}, "partitioned over 4 clients"),
+    ],
+)
+def test_bad_numbers_are_one_sentence_before_anything_is_written(options, sentence, tmp_path):
+    with pytest.raises(UsageError, match=sentence):
+        evaluate(config(**options), out=tmp_path / "o", workers=1)
+    assert not (tmp_path / "o").exists()
+
+
+# -- what attacks see ------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Questions:
+    asked = config(rounds=3)
+    audit = Audit.of(make_task(asked), Point(NoDefense()), asked, tmp_path_factory.mktemp("cache"))
+    audit.complete()
+    return Questions(audit)
+
+
+def test_views_and_challenges_reach_neither_membership_nor_others_data(questions):
+    found = questions.audit.population
+    others = [found.base[c].x for c in range(1, 4)]
+    secrets = [*others, found.keep[:1].float(), found.owner[None].float(), found.candidates.half[None].float()]
+    for threat in ("server/1", "client/1", "eavesdropper/1"):
+        view = questions.view(threat)
+        assert leaks(view, [*secrets, found.candidates.x]) == []
+        assert bool(leaks(view, [found.base[0].x])) == (threat == "client/1"), "its own data is its own"
+    tracing, owners = questions.tracing()
+    assert torch.equal(owners, found.owner[found.keep[0]])
+    for challenge in (*questions.challenges(), tracing):
+        assert leaks(challenge, [*secrets, owners[None].float()]) == []
+
+
+def test_challenges_tell_the_known_half_and_the_references(questions):
+    found, truth = questions.audit.population, questions.candidates
+    for half, challenge in enumerate(questions.challenges()):
+        asked = truth.half == half
+        assert (challenge.known[asked] == -1).all()
+        assert torch.equal(challenge.known[~asked].bool(), truth.member[~asked])
+        references = challenge.references
+        assert torch.equal(references.keep, found.keep[1:])
+        count = len(truth.x)
+        assert references.outputs.shape == (4, 2, count, 10) and references.outputs.dtype == torch.float64
+        assert references.population.shape == (4, len(found.others.x), 10)
+        assert references.x.shape[0] == references.labels.shape[0] == len(found.others.x)
+
+
+def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
+    server, client = questions.view("server/1"), questions.view("client/1")
+    assert {(e.slot.probe, e.round) for e in server.exchanges()} == {(-1, t) for t in (1, 2, 3)}
+    assert all(server.state_at(e) is not None for e in server.exchanges())
+    assert len(client.mail) == 1 and client.party == 0
+    (_, own), target = client.data[0], questions.audit.restored()
+    assert torch.equal(own.x, questions.audit.population.base[0].x)
+    assert all(torch.equal(client.mail[0].message.params[n], v) for n, v in target.parties.server.params.items())
+    last = server.mail[-1].message.params
+    assert all(torch.equal(last[n], v) for n, v in client.mail[0].message.params.items())
+    with pytest.raises(Refused, match="collusion/1"):
+        questions.view("collusion/1")
+
+
+def test_the_references_answer_what_their_models_say(questions):
+    audit = questions.audit
+    alone = audit.started(2)
+    assert alone.run(audit.config.rounds)
+    references, dropped = questions.references
+    assert dropped == 0
+    own = alone.outputs(audit.population.candidates.x)
+    assert torch.allclose(references.outputs[1, 0], own, atol=2e-3)
+    assert not torch.allclose(references.outputs[0, 0], own, atol=2e-3)
+    mirrored = alone.outputs(audit.population.candidates.x.flip(-1))
+    assert torch.allclose(references.outputs[1, 1], mirrored, atol=2e-3)
+
+
+def test_a_reference_that_diverges_is_left_out_with_its_complement(questions, monkeypatch):
+    answers = questions.audit.answers()
+    answers["finished"][2] = False
+    monkeypatch.setattr(Audit, "answers", lambda self: answers)
+    again = Questions(questions.audit)
+    references, dropped = again.references
+    assert dropped == 2 and torch.equal(references.keep, questions.audit.population.keep[1:3])
+    assert {flag.code for flag in again.flags()} == {"references_public", "references_diverged"}
+    answers["finished"][0] = False
+    assert Questions(questions.audit).references == (None, 4)
+    assert Questions(questions.audit).challenges()[0].references is None
+
+
+# -- from end to end -------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def overfit(tmp_path_factory):
+    options = dict(
+        defense="none", model="mlp", stages=("audit",), attacks=("mia_loss",), clients=3, rounds=60, train=150,
+        candidates=30, canaries=70, references=2, schedule="parallel", lr=0.01, decay_at=(),
+    )  # fmt: skip
+    out = tmp_path_factory.mktemp("audit") / "out"
+    return options, evaluate(**options, out=out, workers=1)
+
+
+def test_an_audit_finds_canaries_of_an_overfit_model_and_none_in_noise(overfit):
+    _, result = overfit
+    found = {r.config.defense.id: r for r in result.records}
+    assert sorted(found) == ["full_noise", "none"] and all(r.status == "complete" for r in result.records)
+    none, noise = found["none"], found["full_noise"]
+    assert none.metric("canary_auc").value > 0.7 and none.metric("canary_auc").low > 0.6
+    assert noise.metric("canary_auc").low < 0.5 < noise.metric("canary_auc").high
+    assert none.metric("canary_tpr_at_1pct_fpr").value is not None, "the portfolio's 70 canaries support 1 %"
+    assert sum(v.family == "blank" for v in none.victims) == 70 and none.config.audit.canaries == 70
+    assert {flag.code for flag in none.flags} == {"references_same_base"}
+    assert none.utility.accuracy > 0.6 > 0.3 > noise.utility.accuracy
+
+
+def test_an_audit_is_the_same_again_and_on_two_workers(overfit, tmp_path):
+    options, first = overfit
+    options = {**options, "rounds": 3}
+    one = evaluate(**options, out=tmp_path / "a", workers=1)
+    two = evaluate(**options, out=tmp_path / "b", workers=2)
+    assert [r.model_dump() for r in one.records] == [r.model_dump() for r in two.records]
+    again = evaluate(**options, out=tmp_path / "a", workers=1)
+    assert again.computed == 0 and first.computed == 2
+    assert verify(first.out) == []
+
+
+def test_a_refused_or_diverged_audit_leaves_cells_that_say_so(tmp_path, monkeypatch):
+    true = Audit.started
+
+    def refusing(self, run):
+        if self.point.defense.name == "none":
+            raise Refused("The audit cannot train none: so it is.")
+        return true(self, run)
+
+    monkeypatch.setattr(Audit, "started", refusing)
+    options = dict(
+        defense="dp", grid=(1.0,), clients=3, train=100, model="mlp", candidates=20, canaries=4, stages=("audit",),
+        attacks=("mia_loss",), rounds=3, optimizer="sgd", lr=1e30,
+    )  # fmt: skip
+    result = evaluate(**options, out=tmp_path / "o", workers=1)
+    assert not result.reliable
