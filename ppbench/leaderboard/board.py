@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from ppbench.controls import CONTROLS, check_controls
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim, Defense
-from ppbench.leaderboard.boards import boards, network
+from ppbench.leaderboard.boards import Board, boards, network
+from ppbench.leaderboard.curves import curve_png, curve_svg, curves
 from ppbench.leaderboard.figures import ppc_png, ppc_svg
 from ppbench.leaderboard.html import write_html
+from ppbench.leaderboard.sections import about as about_of
 from ppbench.leaderboard.sections import figures
 from ppbench.leaderboard.table import csv_text, write_csv
 from ppbench.records.files import write_atomic
@@ -109,13 +111,22 @@ def write_board(store: Store) -> list[Path]:
     folder = store.out / "figures"
     folder.mkdir(exist_ok=True)
     for board in boards(records, claimed):
-        for ppc in figures(board, records):
-            about = board.setting
-            held = "" if (about.probe, about.probe_rounds) == ("gradient", 1) else f"{about.probe} {about.probe_rounds}"
-            words = f"ppc {about.data} {about.train} {about.network} {about.threat} {ppc.title} {held} {ppc.distance}"
+        for words, svg, png in _figures(board, records):
             name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-            for suffix, data in ((".svg", ppc_svg(ppc).encode()), (".png", ppc_png(ppc))):
+            for suffix, data in ((".svg", svg.encode()), (".png", png)):
                 write_atomic(folder / f"{name}{suffix}", data)
                 written.append(folder / f"{name}{suffix}")
     write_csv(records, store.csv_path, claims=claimed)  # last: it tells whether the board is complete
     return written
+
+
+def _figures(board: Board, records: Sequence[Record]) -> Iterator[tuple[str, str, bytes]]:
+    """Yield a board's figures: words that name the file, the SVG and the PNG."""
+    setting = board.setting
+    once = (setting.probe, setting.probe_rounds) == ("gradient", 1)
+    held, about = "" if once else f"{setting.probe} {setting.probe_rounds}", f"{setting.data} {setting.train}"
+    for ppc in figures(board, records):
+        words = f"ppc {about} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}"
+        yield words, ppc_svg(ppc), ppc_png(ppc)
+    for curve in curves(board, about_of(setting)):
+        yield f"{curve.title} {about} {setting.network} {held}", curve_svg(curve), curve_png(curve)

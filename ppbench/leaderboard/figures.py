@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -169,20 +169,26 @@ def _axes(figure: Figure, left: Any, right: Any, ppc: Ppc, grid: Sequence[float]
 
 
 def ppc_svg(ppc: Ppc, *, inline: bool = False) -> str:
-    """Return the figure as SVG.
+    """Return the figure as SVG, see `svg_of`."""
+    about = f"{ppc.title}: accuracy and distance over {ppc.control}"
+    return svg_of(lambda: _draw(ppc), salt=f"ppbench {ppc}", about=about, inline=inline)
+
+
+def svg_of(draw: Callable[[], Figure], *, salt: str, about: str, inline: bool) -> str:
+    """Return a figure as SVG.
 
     Args:
-        ppc: what to draw.
+        draw: makes the figure, under the style of all.
+        salt: what the ids within the drawing are made from; equal salts of unlike figures would mix up one page.
+        about: what it shows, for those who cannot see it.
         inline: for pasting into HTML: no prolog, no metadata, no namespace declarations (so nothing that
             looks like an address), page-colored ink, a label for screen readers, and ids of its own.
     """
-    with matplotlib.rc_context(style() | {"svg.hashsalt": f"ppbench {ppc}"}):
+    with matplotlib.rc_context(style() | {"svg.hashsalt": salt}):
         buffer = io.StringIO()
-        _draw(ppc).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        draw().savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = buffer.getvalue()
-    if not inline:
-        return svg.replace(INK, "#222222")
-    return inline_svg(svg, f"{ppc.title}: accuracy and distance over {ppc.control}")
+    return inline_svg(svg, about) if inline else svg.replace(INK, "#222222")
 
 
 def inline_svg(svg: str, about: str) -> str:
@@ -198,9 +204,14 @@ def inline_svg(svg: str, about: str) -> str:
 
 def ppc_png(ppc: Ppc, dpi: int = 150) -> bytes:
     """Return the figure as PNG on white, `dpi` dots an inch."""
+    return png_of(lambda: _draw(ppc), dpi)
+
+
+def png_of(draw: Callable[[], Figure], dpi: int = 150) -> bytes:
+    """Return the figure that `draw` makes as PNG on white, `dpi` dots an inch."""
     with matplotlib.rc_context(style()):
         buffer = io.BytesIO()
-        _draw(ppc).savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+        draw().savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -20,8 +20,8 @@ from ppbench.leaderboard.boards import Entry, adaptive, boards
 from ppbench.leaderboard.costs import TimesOf, no_times
 from ppbench.leaderboard.figures import strip
 from ppbench.leaderboard.played import played_svg, role_counts
-from ppbench.leaderboard.sections import Section, costs, drawings, metric_of
-from ppbench.leaderboard.table import Claims, no_claims, rows
+from ppbench.leaderboard.sections import Section, costs, drawings, drawn_curves, metric_of
+from ppbench.leaderboard.table import Claims, no_claims, rows, tuned_text
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.records.store import Images
@@ -106,7 +106,12 @@ def render(
     """Return the page; arguments as `write_html`, and `times`, which finds how long a client takes."""
     found = boards(records, claims)
     sections = [
-        Section(board, tuple(_strip(entry, images) for entry in board.entries), drawings(board, records))
+        Section(
+            board,
+            tuple(_strip(entry, images) for entry in board.entries),
+            drawings(board, records),
+            drawn_curves(board),
+        )
         for board in found
     ]
     environment = Environment(
@@ -133,6 +138,7 @@ def render(
         script_digest=digest,
         knows=lambda record: adaptive(record, records),
         metric_of=metric_of,
+        tuned=tuned_text,
     )
     return page.lstrip()
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ppbench.adversary.attack import RECORD_KINDS
-from ppbench.controls import NEAR, rebuilt_share
+from ppbench.controls import NEAR, best, rebuilt_share
 from ppbench.leaderboard.boards import Board, Entry, Setting, adaptive, network
 from ppbench.leaderboard.costs import Ratios, TimesOf, relative_costs
+from ppbench.leaderboard.curves import curve_svg, curves
 from ppbench.leaderboard.figures import Line, Ppc, ppc_svg
-from ppbench.leaderboard.table import caps
+from ppbench.leaderboard.series import caps
 from ppbench.metrics.cap import DISTANCE_OF_KIND, Cap, ppc_point, series_key
 from ppbench.records.schema import Metric, Record
 from ppbench.records.times import ClientTime
@@ -37,6 +38,12 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     "tracing_accuracy": (("tracing_accuracy", "Traced to the owner"),),
 }
 
+AUDITED = (
+    *(("canary_auc", "Canaries, AUC"), ("canary_tpr_at_1pct_fpr", "Canaries, TPR at 1 % FPR")),
+    ("epsilon_lower", "ε at least"),
+)
+"""Further figures of audits: each by the attack that is strongest in it, which may be another than the worst case."""
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -49,11 +56,15 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Section:
-    """One board with what is drawn for it. strips: data URIs by row, None where a row has no images."""
+    """One board with what is drawn for it. strips: data URIs by row, None where a row has no images.
+
+    curves: budget or ROC curves, each with its title.
+    """
 
     board: Board
     strips: tuple[str | None, ...]
     drawings: tuple[Drawing, ...]
+    curves: tuple[tuple[str, Markup], ...] = ()
 
     @property
     def title(self) -> str:
@@ -81,8 +92,13 @@ class Section:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Metrics of the worst case, with their titles."""
-        return COLUMNS[self.board.headline]
+        """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
+        given = {m.name for entry in self.board.entries for r in entry.records for m in r.metrics}
+        return COLUMNS[self.board.headline] + tuple(column for column in AUDITED if column[0] in given)
+
+    def shown(self, entry: Entry, name: str) -> Record | None:
+        """Return the record whose metric `name` stands in the row: the worst case, or of an audit the strongest in it."""
+        return best(entry.records, name) if name in dict(AUDITED) else entry.worst
 
     @property
     def utility(self) -> str:
@@ -93,6 +109,8 @@ class Section:
 
 def weights(setting: Setting) -> str:
     """Return which model a board attacks, in words."""
+    if setting.stage == "audit":
+        return "an audited training"
     if setting.kind in RECORD_KINDS:
         return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
     return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)
@@ -105,11 +123,21 @@ def metric_of(record: Record, name: str) -> Metric | None:
 
 @dataclass(frozen=True)
 class CostRow:
-    """What one defense setting costs a client: in itself (the entry's), and beside `none` of the same federation."""
+    """What one defense setting costs a client: in itself (the entry's), and beside `none` of the same federation.
+
+    bound: the largest lower bound on epsilon that an audit of the setting gave, to stand beside a claimed epsilon.
+    """
 
     entry: Entry
     ratios: Ratios
     time: ClientTime | None
+    bound: Metric | None = None
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the audit refutes the claimed epsilon; its delta is the claimed one."""
+        claimed, bound = self.entry.sample.privacy.epsilon, None if self.bound is None else self.bound.value
+        return claimed is not None and bound is not None and bound > claimed
 
     @property
     def setting(self) -> str:
@@ -118,6 +146,17 @@ class CostRow:
         fed, model = config.federation, network(config.model.id, config.model.options)
         about = f"{config.data.name}, {config.data.train} examples, {model}"
         return f"{about}, {fed.clients} clients, {fed.rounds} rounds, seed {config.seed}"
+
+
+def drawn_curves(board: Board) -> tuple[tuple[str, Markup], ...]:
+    """Return the board's budget or ROC curves, each with its title."""
+    return tuple((c.title, Markup(curve_svg(c, inline=True))) for c in curves(board, about(board.setting)))
+
+
+def about(setting: Setting) -> str:
+    """Return what a board attacks, in words: the adversary, the model and the batch."""
+    batch = "" if setting.kind in RECORD_KINDS else f", batch {setting.batch}"
+    return f"{setting.threat}, {weights(setting)}{batch}"
 
 
 def figures(board: Board, records: Sequence[Record]) -> list[Ppc]:
@@ -175,17 +214,35 @@ def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> 
     relative, entries = relative_costs(records), dict[str, Entry]()
     for board in found:
         for entry in board.entries:
-            config = entry.sample.config
-            about = config.data, config.model, config.federation, entry.defense
-            key = f"{config.suite} {config.seed} " + "".join(part.model_dump_json() for part in about)
-            entries.setdefault(key, entry)
-    table = [CostRow(e, relative[e.sample.cell_id], times(e.sample)) for e in entries.values()]
+            entries.setdefault(_training(entry.sample), entry)
+    bounds = _bounds(records)
+    table = [
+        CostRow(e, relative[e.sample.cell_id], times(e.sample), bounds.get(_training(e.sample)))
+        for e in entries.values()
+    ]
 
     def order(row: CostRow) -> tuple[str, bool, str, float]:
         defense = row.entry.defense
         return row.setting, defense.id != "none", defense.id, _control(row.entry)
 
     return sorted(table, key=order)
+
+
+def _training(record: Record) -> str:
+    """Return what the cells of one training share: suite, seed, data, network, federation and defense."""
+    config = record.config
+    parts = config.data, config.model, config.federation, config.defense
+    return f"{config.suite} {config.seed} " + "".join(part.model_dump_json() for part in parts)
+
+
+def _bounds(records: Sequence[Record]) -> dict[str, Metric]:
+    """Return the largest lower bound on epsilon that audits of each training gave."""
+    audited: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        audited[_training(record)].append(record)
+    strongest = {key: best(some, "epsilon_lower") for key, some in audited.items()}
+    found = {key: record.metric("epsilon_lower") for key, record in strongest.items() if record is not None}
+    return {key: metric for key, metric in found.items() if metric is not None}
 
 
 def _control(entry: Entry) -> float:

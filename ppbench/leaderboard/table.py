@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from ppbench.leaderboard.costs import Ratios, relative_costs
-from ppbench.metrics.cap import METRIC_OF, Cap, record_distance, series_cap, series_key
+from ppbench.leaderboard.series import SeriesCap, caps
+from ppbench.metrics.cap import METRIC_OF, record_distance, series_key
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 
@@ -29,8 +29,9 @@ class Row:
 
     Figures are those of the record, `mse` is of the delivered model; `n` is the number of victims, `cap` is CAP over
     the control values with `distance` (the one of the attack's kind), the same in every row of a series. `bytes_*` are
-    per client and round, `memory_peak` is in bytes, `*_ratio` are over the cost of `none`. Times are in no column: they
-    differ from run to run, and the table is a function of the records.
+    per client and round, `memory_peak` is in bytes, `*_ratio` are over the cost of `none`. `epsilon_lower` is what an
+    audit refutes, beside the claimed `epsilon`; `tuned` the settings chosen on tuning victims. Times are in no column:
+    they differ from run to run, and the table is a function of the records. New columns go last.
     """
 
     suite: str
@@ -107,40 +108,34 @@ class Row:
     down_ratio: float | None
     memory_peak: int | None
     memory_ratio: float | None
-
-
-@dataclass(frozen=True)
-class SeriesCap:
-    """The CAP of one series. unit: the same with "recon_unit/1", for reconstruction attacks."""
-
-    main: Cap
-    unit: Cap | None
-
-
-def undefended_accuracy(record: Record, records: Sequence[Record]) -> float | None:
-    """Return the accuracy of `none` in the federation of `record` (same suite, data, model and seed), if
-    there.
-    """
-    same = ("suite", "federation", "data", "model", "seed")
-    for other in records:
-        plain = other.config.defense.id == "none" and other.status == "complete"
-        if plain and all(getattr(other.config, key) == getattr(record.config, key) for key in same):
-            return other.utility.accuracy
-    return None
-
-
-def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
-    """Return the CAP of every series by `series_key`."""
-    series: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        series[series_key(record.config)].append(record)
-    found = {}
-    for key, members in series.items():
-        undefended = undefended_accuracy(members[0], records)
-        images = members[0].config.attack.kind == "reconstruction"
-        unit = series_cap(members, undefended, "recon_unit/1") if images else None
-        found[key] = SeriesCap(series_cap(members, undefended), unit)
-    return found
+    psnr_worst_decile: float | None
+    test_mse_mean: float | None
+    test_mse_mean_low: float | None
+    test_mse_mean_high: float | None
+    lpips_mean: float | None
+    lpips_mean_low: float | None
+    lpips_mean_high: float | None
+    feat_mse_mean: float | None
+    feat_mse_mean_low: float | None
+    feat_mse_mean_high: float | None
+    blind_median: float | None
+    oracle_median: float | None
+    tpr_at_1pct_fpr: float | None
+    tpr_at_1pct_fpr_low: float | None
+    tpr_at_1pct_fpr_high: float | None
+    canary_auc: float | None
+    canary_auc_low: float | None
+    canary_auc_high: float | None
+    canary_tpr_at_1pct_fpr: float | None
+    canary_tpr_at_1pct_fpr_low: float | None
+    canary_tpr_at_1pct_fpr_high: float | None
+    epsilon_lower: float | None
+    public: int
+    references: int | None
+    canaries: int | None
+    perceptual: str
+    tuned: str
+    flags: str
 
 
 def rows(records: Sequence[Record], claims: Claims = no_claims) -> list[Row]:
@@ -214,11 +209,28 @@ def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
         down_ratio=ratios.down,
         memory_peak=cost.memory_peak,
         memory_ratio=ratios.memory,
+        public=config.data.public,
+        references=None if config.audit is None else config.audit.references,
+        canaries=None if config.audit is None else config.audit.canaries,
+        perceptual=config.perceptual,
+        tuned=tuned_text(record),
+        flags=" ".join(dict.fromkeys(flag.code for flag in record.flags)),
         **{name: value for name, value in (empty | figures).items() if name in known},
     )
 
 
-_FIGURES = ("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", *METRIC_OF.values(), "auc", "output_error")
+_FIGURES = (
+    *("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", *METRIC_OF.values(), "auc", "output_error"),
+    *("psnr_worst_decile", "test_mse_mean", "lpips_mean", "feat_mse_mean", "blind_median", "oracle_median"),
+    *("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr", "epsilon_lower"),
+)
+
+
+def tuned_text(record: Record) -> str:
+    """Return the settings that an attack was run with after tuning, as "lr=0.1, tv=0.01"; "" where none were tried."""
+    if record.tuned is None or not record.tuned.variants:
+        return ""
+    return ", ".join(f"{name}={value}" for name, value in record.tuned.variants[record.tuned.chosen].items())
 
 
 def text(value: str | float | bool | None) -> str:

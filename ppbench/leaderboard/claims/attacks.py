@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ppbench.controls import above_chance, best, is_image, value
 from ppbench.leaderboard.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
-from ppbench.leaderboard.table import caps
+from ppbench.leaderboard.series import caps
 from ppbench.metrics.cap import Cap, series_key
 from ppbench.records.schema import Record
 from ppbench.verdict.fates import members_fate, outputs_fate

@@ -1,0 +1,219 @@
+"""Two figures of a board: what each attack reaches with how many gradient evaluations, and ROC curves on log scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import seaborn
+from matplotlib.figure import Figure
+
+from ppbench.adversary.flags import reached
+from ppbench.controls import best, is_image
+from ppbench.leaderboard.boards import Board, Entry
+from ppbench.leaderboard.figures import INK, png_of, svg_of
+from ppbench.metrics.membership import Roc, roc, together
+from ppbench.records.aggregate import BROKEN_DB
+from ppbench.records.members import AVERAGE, halves
+from ppbench.records.schema import ImageScore, MemberScore, Record
+
+PANELS = 6
+"""Rows of a board side by side in one figure; further ones go into another."""
+MARKS = 150
+"""Budgets at which a line is drawn, at most: evenly chosen among those at which something changed."""
+LINES = 10
+"""ROC curves in one figure: as many as there are colors; further rows go into another figure."""
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One attack: gradient evaluations a batch, ascending; share of victims above 20 dB and median PSNR reached."""
+
+    attack: str
+    marks: tuple[int, ...]
+    share: tuple[float, ...]
+    decibels: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Budget curves. panels: a title for each defense setting, and its attacks."""
+
+    title: str
+    panels: tuple[tuple[str, tuple[BudgetLine, ...]], ...]
+
+
+@dataclass(frozen=True)
+class RocLine:
+    """The ROC curve of the strongest attack on one defense setting."""
+
+    name: str
+    curve: Roc
+
+
+@dataclass(frozen=True)
+class Rocs:
+    """ROC curves of a board: of average records and of canaries, each setting under its strongest attack."""
+
+    title: str
+    average: tuple[RocLine, ...]
+    canaries: tuple[RocLine, ...]
+
+
+Curve = Budget | Rocs
+
+
+def curves(board: Board, about: str) -> list[Curve]:
+    """Return the curves of a board; `about` says in words what it attacks. None where there is nothing to draw."""
+    if board.setting.kind == "reconstruction" and board.images:
+        return list(budgets(board, about))
+    return list(rocs(board, about)) if board.setting.kind == "membership" else []
+
+
+def budget_line(record: Record) -> BudgetLine | None:
+    """Return what an attack reached with how many gradient evaluations; None where it searched for nothing.
+
+    At each budget a victim counts with what would have been answered then: along `ImageScore.path` where the attack
+    left one, else 0 dB until its batch was done. Budgets are counted a batch, so 0 stands for a closed form.
+    """
+    scores = [v for v in record.victims if isinstance(v, ImageScore)]
+    marks = sorted({max(1, m) for score in scores for m in (score.evaluations, *(m for m, _ in score.path))})
+    if record.status != "complete" or not marks or marks[-1] <= 1:
+        return None
+    if len(marks) > MARKS:
+        marks = [marks[i] for i in np.unique(np.linspace(0, len(marks) - 1, MARKS).round().astype(int))]
+    values = [[reached(score, mark) for score in scores] for mark in marks]
+    share = tuple(sum(v > BROKEN_DB for v in row) / len(row) for row in values)
+    return BudgetLine(record.config.attack.id, tuple(marks), share, tuple(median(row) for row in values))
+
+
+def budgets(board: Board, about: str) -> list[Budget]:
+    """Return the budget curves of a board of images, PANELS rows a figure; rows of full noise are left out."""
+    panels = []
+    for entry in board.entries:
+        lines = [line for record in entry.records if (line := budget_line(record)) is not None]
+        if lines and entry.defense.id != "full_noise" and is_image(entry.sample):
+            panels.append((_name(entry), tuple(sorted(lines, key=lambda line: line.attack))))
+    panels.sort(key=lambda panel: panel[0] != "none")  # the undefended first; else as on the board
+    parts = [tuple(panels[i : i + PANELS]) for i in range(0, len(panels), PANELS)]
+    return [Budget(f"Budget, {about}" + _part(i, len(parts)), part) for i, part in enumerate(parts)]
+
+
+def rocs(board: Board, about: str) -> list[Rocs]:
+    """Return the ROC curves of a membership board, LINES rows a figure."""
+    average = _strongest(board, "auc", canaries=False)
+    canaries = _strongest(board, "canary_auc", canaries=True)
+    count = max(len(average), len(canaries))
+    parts = range(0, count, LINES)
+    return [
+        Rocs(f"ROC, {about}" + _part(i, len(parts)), tuple(average[at : at + LINES]), tuple(canaries[at : at + LINES]))
+        for i, at in enumerate(parts)
+    ]
+
+
+def _part(index: int, parts: int) -> str:
+    return f", part {index + 1}" if parts > 1 else ""
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.defense.id} {entry.control}".strip()
+
+
+def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
+    """Return the ROC curve of the attack with the largest `metric` on each row, one threshold for both halves."""
+    found = []
+    for entry in board.entries:
+        record = best([r for r in entry.records if r.status == "complete"], metric)
+        members = [v for v in record.victims if isinstance(v, MemberScore)] if record is not None else []
+        asked = [v for v in members if (v.family != AVERAGE) == canaries]
+        # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
+        curve = roc(together(halves(asked))) if asked else None
+        if record is not None and curve is not None:
+            found.append(RocLine(f"{_name(entry)}: {record.config.attack.id}", curve))
+    return found
+
+
+def curve_svg(curve: Curve, *, inline: bool = False) -> str:
+    """Return a figure as SVG, see `figures.svg_of`."""
+    what = "share of victims above 20 dB and median PSNR" if isinstance(curve, Budget) else "ROC curves, log scales"
+    return svg_of(lambda: _draw(curve), salt=f"ppbench {curve}", about=f"{curve.title}: {what}", inline=inline)
+
+
+def curve_png(curve: Curve, dpi: int = 150) -> bytes:
+    """Return a figure as PNG on white, `dpi` dots an inch."""
+    return png_of(lambda: _draw(curve), dpi)
+
+
+def _draw(curve: Curve) -> Figure:
+    return _draw_budget(curve) if isinstance(curve, Budget) else _draw_rocs(curve)
+
+
+def _draw_budget(budget: Budget) -> Figure:
+    """Return the figure: a column a panel, the share above, the median PSNR below, one line an attack."""
+    names = sorted({line.attack for _, lines in budget.panels for line in lines})
+    style, count = dict(zip(names, _styles(len(names)), strict=True)), len(budget.panels)
+    high = 0.16 * math.ceil(len(names) / 4)
+    figure = Figure(figsize=(max(5.4, 2.1 * count + 0.7), 4.2 + high), layout="constrained")
+    grid = figure.subplots(2, count, sharex=True, sharey="row", squeeze=False)
+    top = max(max(line.decibels) for _, lines in budget.panels for line in lines)
+    for column, (title, lines) in enumerate(budget.panels):
+        for line in lines:
+            for axis, values in ((grid[0][column], line.share), (grid[1][column], line.decibels)):
+                marks, shown = (line.marks, values) if len(line.marks) > 1 else (line.marks * 2, values * 2)
+                axis.plot(marks, shown, drawstyle="steps-post", linewidth=1.4, **style[line.attack])
+                axis.plot(marks[-1:], shown[-1:], linestyle="none", marker="o", markersize=4, color=_color(axis))
+        grid[0][column].set_title(title[:32], fontsize=9)
+    grid[0][0].set(xscale="log", ylim=(-0.03, 1.03), ylabel="share above 20 dB")
+    grid[1][0].set(ylim=(0, max(25.0, 1.05 * top)), ylabel="median PSNR, dB")
+    for axis in grid[1]:
+        axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
+    figure.supxlabel("gradient evaluations a batch", fontsize=9)
+    _legend(figure, grid[0], names, style)
+    return figure
+
+
+def _color(axis: Any) -> Any:
+    return axis.lines[-1].get_color()
+
+
+def _styles(count: int) -> list[dict[str, Any]]:
+    """Return colors, and dashes where there are more lines than colors."""
+    palette, dashes = seaborn.color_palette("colorblind"), ("-", "--", ":", "-.")
+    return [{"color": palette[i % 10], "linestyle": dashes[i // 10 % 4]} for i in range(count)]
+
+
+def _legend(figure: Figure, axes: Sequence[Any], names: Sequence[str], style: dict[str, dict[str, Any]]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linewidth=1.4, label=name[:40], **style[name]) for name in names]
+    columns = max(1, min(4, len(axes) + 1, len(names)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def _draw_rocs(rocs: Rocs) -> Figure:
+    """Return the figure: average records, and canaries where there are any, on logarithmic scales with chance."""
+    panels = [p for p in (("average records", rocs.average), ("canaries", rocs.canaries)) if p[1]]
+    rows = max(len(lines) for _, lines in panels)
+    figure = Figure(figsize=(4.6 * len(panels), 3.9 + 0.17 * rows), layout="constrained")
+    (axes,) = figure.subplots(1, len(panels), squeeze=False)
+    for axis, (title, lines) in zip(axes, panels, strict=True):
+        floor = 0.5 / max(max(line.curve.others, line.curve.members) for line in lines)
+        for line, style in zip(lines, _styles(len(lines)), strict=True):
+            curve = line.curve
+            axis.step(
+                np.maximum(curve.fpr, floor),
+                np.maximum(curve.tpr, floor),
+                where="post",
+                linewidth=1.4,
+                label=f"{line.name[:48]} (n = {curve.members} + {curve.others})",
+                **style,
+            )
+        axis.plot([floor, 1], [floor, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="chance")
+        axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05), title=title)
+        axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=7.5)
+    return figure
