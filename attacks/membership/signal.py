@@ -62,4 +62,5 @@ def target_outputs(view: View, x: Tensor, count: int) -> Tensor:
     copies, message = augmentations(x, count), last_model(view)
     if message is None:
         return torch.full((*copies.shape[:2], view.plan.spec.classes), torch.nan, dtype=torch.float64)
-    return query(view, message, copies.flatten(0, 1)).unflatten(0, copies.shape[:2])
+    outputs = query(view, message, copies.flatten(0, 1))
+    return outputs.reshape(*copies.shape[:2], outputs.shape[-1])

@@ -1,0 +1,199 @@
+"""Membership by the direction of updates (Nasr et al., S&P 2019; Li et al., ICLR 2023), over the whole transcript.
+
+A client that trains on x moves along the gradient of x. Whoever sees the uploads takes, at each round's weights, the
+gradient of each candidate, and its cosine to each upload. No reference model is needed. Noise that hides a record in
+one round averages out over many.
+
+A cosine by itself mostly tells classes: gradients of alike records are alike. So all candidates explain an upload
+together, by ridge regression on their gradients, and a record's coefficient is what it adds to the others. Measured on
+digits MLPs (5 clients, 30 to 60 rounds, 200 candidates, half of them mislabelled): AUC of canaries .96 to .99 where the
+plain cosine has .54 to .63, also under noise of three times the upload's norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ppbench.adversary.attack import Challenge
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.attacks.membership.base import ScoredAttack
+from ppbench.errors import UsageError
+from ppbench.federation.tree import Params
+from ppbench.federation.wire import SERVER
+
+HELD = 2**28
+"""Gradient entries held at a time, all candidates together: 1 GiB in float32. Above it, coordinates are sampled."""
+CHUNK = 2**24
+"""Gradient entries computed at a time."""
+
+
+def rounds_of(view: View) -> list[View]:
+    """Return, for every round in which anybody uploaded, the part of `view` that is about it alone, in order."""
+    parts = []
+    for number in sorted({letter.round for letter in view.mail if letter.receiver == SERVER and letter.round > 0}):
+        mail = tuple(letter for letter in view.mail if letter.round == number)
+        states = tuple(state for state in view.states if state.round == number)
+        parts.append(replace(view, mail=mail, states=states))
+    return parts
+
+
+def example_gradients(evidence: Evidence, x: Tensor, labels: Tensor) -> Iterator[tuple[slice, Params]]:
+    """Yield, some examples at a time, what an update on each example alone would be: leaves [q, *parameter].
+
+    Evidence about a weighted cohort simulates as many batches as it has slots; then every slot holds the example.
+
+    Args:
+        evidence: evidence without nuisance unknowns.
+        x: examples [Q, *shape], in the dtype and on the device to compute in.
+        labels: [Q, C], likewise.
+    """
+    copies = 1 if evidence.params is not None else len(evidence.unit)
+
+    def alone(one: Tensor, label: Tensor) -> Params:
+        found: Params = evidence.simulate(one.expand(copies, 1, *one.shape), label.expand(copies, 1, *label.shape))
+        return found
+
+    many = max(1, CHUNK // max(1, copies * sum(value.numel() for value in evidence.observed.values())))
+    for first in range(0, len(x), many):
+        part = slice(first, first + many)
+        yield part, vmap(alone)(x[part], labels[part])
+
+
+def _flat(evidence: Evidence, values: Params, kept: Tensor | None) -> Tensor:
+    """Return [q, P] of leaves [q, *parameter] in the order of the observation, times the root of its precision."""
+    parts = []
+    for name in evidence.observed:
+        value = values[name]
+        if evidence.weight is not None:
+            value = value * evidence.weight[name].to(value).sqrt()
+        parts.append(value.flatten(1))
+    whole = torch.cat(parts, 1)
+    return whole if kept is None else whole[:, kept]
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Return rows [q, P] at norm 1; rows of 0 stay, rows that are not finite become 0."""
+    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Gradients of all candidates at one round's weights.
+
+    Attributes:
+        rows: [Q, P'] at norm 1; 0 where a gradient is not finite.
+        kept: [P'] the coordinates that are compared, or None for all.
+        known: [Q] bool, whose gradient is finite.
+        inverse: [Q, Q] float64, (rows rows^T + ridge)^-1; the identity for plain cosines.
+    """
+
+    rows: Tensor
+    kept: Tensor | None
+    known: Tensor
+    inverse: Tensor
+
+    @staticmethod
+    def of(evidence: Evidence, x: Tensor, labels: Tensor, ridge: float | None) -> Directions:
+        """Return the directions of candidates at the weights that `evidence` is about; ridge: None for plain cosines.
+
+        Where they would hold more than `HELD` entries, the same random coordinates of all are compared: an upload that
+        is a sum of gradients is one in every coordinate.
+        """
+        like = max(evidence.observed.values(), key=torch.numel)
+        x, labels = x.to(like.device, torch.float32), labels.to(like.device, torch.float32)
+        total, most = sum(value.numel() for value in evidence.observed.values()), max(1, HELD // max(1, len(x)))
+        kept = None
+        if total > most:
+            kept = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
+            kept = kept.to(like.device)
+        rows = torch.empty(len(x), min(total, most), device=like.device)
+        for part, leaves in example_gradients(evidence, x, labels):
+            rows[part] = _flat(evidence, leaves, kept)
+        known, rows = rows.isfinite().all(1), _unit(rows)
+        eye = torch.eye(len(x), dtype=torch.float64, device=like.device)
+        inverse = eye if ridge is None else torch.linalg.inv((rows @ rows.T).double() + ridge * eye)
+        return Directions(rows, kept, known, inverse)
+
+    def explain(self, evidence: Evidence) -> Tensor:
+        """Return each candidate's coefficient [Q] float64, on CPU; NaN where there is nothing to compare."""
+        observed = {name: value[None].to(self.rows) for name, value in evidence.observed.items()}
+        upload = _flat(evidence, observed, self.kept)
+        found = (self.inverse @ (self.rows @ _unit(upload)[0]).double()).cpu()
+        usable = bool(upload.isfinite().all()) and bool((upload != 0).any())
+        return torch.where(self.known.cpu() & usable, found, torch.nan)
+
+
+def update_coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | None) -> Tensor:
+    """Return how much of each client's upload each candidate explains, [T, N, Q] float64, on CPU, round by round.
+
+    What a defense's own server makes of the uploads is compared (`Defense.evidence`, one round at a time). Where only
+    a sum over some clients can be read, each of them gets the sum's coefficient. NaN where a client's upload of a round
+    cannot be read, is 0 or not finite, or a candidate's gradient is not finite.
+
+    Args:
+        view: with the mail of all rounds of a training.
+        x: candidates [Q, *shape].
+        labels: [Q, C].
+        ridge: strength of the ridge, in units of a candidate's own squared norm; None for plain cosines.
+    """
+    assert view.plan.net  # built here: under vmap its initialization could not draw
+    found = []
+    for part in rounds_of(view):
+        table = torch.full((view.plan.clients, len(x)), torch.nan, dtype=torch.float64)
+        shared: dict[int, Directions] = {}
+        for evidence in view.defense.evidence(part):
+            if evidence.nuisance or not all(bool(v.isfinite().all()) for v in (evidence.params or {}).values()):
+                continue
+            key = id(evidence.simulate)
+            if key not in shared:
+                shared = {key: Directions.of(evidence, x, labels, ridge)}  # of one model at a time
+            for slot in evidence.unit:
+                table[slot.client] = shared[key].explain(evidence)
+        found.append(table)
+    return torch.stack(found) if found else torch.full((0, view.plan.clients, len(x)), torch.nan, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class UpdateCosine(ScoredAttack):
+    """A record is a member when its gradient, at the weights of each round, keeps explaining some client's upload.
+
+    The score is the largest over the clients, since a record's owner is not known, of the mean over all rounds.
+
+    Attributes:
+        ridge: strength of the ridge; records compete for an upload, the weaker the more. Canaries' AUC varies by .03
+            between .001 and .1, and falls toward that of plain cosines above.
+        alone: whether each record is judged by its cosine alone, as published.
+    """
+
+    name: ClassVar[str] = "mia_update_cosine"
+    threats: ClassVar[tuple[str, ...]] = ("server/1",)
+    audit: ClassVar = "rounds"
+    reference: ClassVar[str] = (
+        "Nasr et al., Comprehensive Privacy Analysis of Deep Learning, S&P 2019; "
+        "Li et al., Effective Passive Membership Inference Attacks in Federated Learning, ICLR 2023; "
+        "joint regression: this project"
+    )
+
+    ridge: float = 0.03
+    alone: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for a ridge that is not positive."""
+        if not 0 < self.ridge < float("inf"):
+            raise UsageError(f"Attack {self.name!r}: ridge={self.ridge} cannot be used; it must be above 0.")
+
+    def members(self, view: View, challenge: Challenge) -> Tensor:
+        """Return the largest mean coefficient [Q]; NaN where no upload can be read."""
+        assert challenge.x is not None and challenge.labels is not None  # `run` has checked
+        found = update_coefficients(view, challenge.x, challenge.labels, None if self.alone else self.ridge)
+        means = found.nanmean(0)
+        best = means.nan_to_num(nan=-torch.inf).max(0).values
+        return torch.where(best.isfinite(), best, torch.nan)
