@@ -97,7 +97,7 @@ class Section:
         return COLUMNS[self.board.headline] + tuple(column for column in AUDITED if column[0] in given)
 
     def shown(self, entry: Entry, name: str) -> Record | None:
-        """Return the record whose metric `name` stands in the row: the worst case, or of an audit the strongest in it."""
+        """Return the record whose metric `name` stands in the row: of an audit's, the strongest in it."""
         return best(entry.records, name) if name in dict(AUDITED) else entry.worst
 
     @property

@@ -158,7 +158,7 @@ def _checked(path: Path, size: int, changed: int) -> str:
 def _network(path: Path, size: int, changed: int) -> Network:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):  # its random start must move no one's draws
         warnings.simplefilter("ignore")
-        package = lpips()
+        package: Any = lpips()
         model = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False).eval()
     linear = torch.load(
         Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth", map_location="cpu", weights_only=True

@@ -1,0 +1,199 @@
+"""LPIPS and feature errors: where weights come from, what is refused, and figures on real images."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from ppbench.errors import UsageError
+from ppbench.metrics import perceptual
+from ppbench.metrics.perceptual import SHAPES, Network, identity, located, measurable, network, tensors
+
+DATA = os.environ.get("PPBENCH_TEST_DATA")
+
+
+def made(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return convolutions of AlexNet's shapes with random weights of He's size."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for layer, shape in SHAPES.items():
+        scale = (2 / np.prod(shape[1:])) ** 0.5
+        state[f"{layer}.weight"] = scale * torch.randn(shape, generator=generator)
+        state[f"{layer}.bias"] = torch.zeros(shape[0])
+    return state
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "alexnet.safetensors"
+    save_file(made(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alexnet(weights: Path) -> Network:
+    found = network(str(weights))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.delenv(perceptual.VARIABLE, raising=False)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    yield
+
+
+def image(seed: int = 0, shape: tuple[int, ...] = (2, 3, 32, 32)) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_without_a_file_there_is_no_network_and_no_name() -> None:
+    assert identity(None) == "" and network(None) is None and located(None) is None
+
+
+def test_the_network_is_named_by_the_file_and_never_by_its_path(weights: Path) -> None:
+    assert identity(str(weights)) == f"alexnet sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
+
+
+def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cache(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    checkpoint = cache / "alexnet-owt-0.pth"
+    torch.save({**made(1), "classifier.1.weight": torch.zeros(2)}, checkpoint)
+    assert located(None) == checkpoint and identity(None).endswith(hashlib.sha256(checkpoint.read_bytes()).hexdigest())
+    monkeypatch.setenv(perceptual.VARIABLE, str(weights))
+    assert located(None) == weights
+    assert located(str(checkpoint)) == checkpoint
+
+
+def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"no file .*absent.*option weights"):
+        identity(str(tmp_path / "absent"))
+    monkeypatch.setenv(perceptual.VARIABLE, str(tmp_path / "gone"))
+    with pytest.raises(UsageError, match=r"no file .*gone.*PPBENCH_WEIGHTS"):
+        identity(None)
+
+
+def test_a_file_that_is_not_alexnets_is_refused_with_file_and_tensor(tmp_path: Path) -> None:
+    state = made()
+    del state["features.8.bias"]
+    save_file(state, tmp_path / "less.safetensors")
+    with pytest.raises(UsageError, match=r"less\.safetensors has no tensor 'features\.8\.bias'"):
+        identity(str(tmp_path / "less.safetensors"))
+    save_file({**made(), "features.3.weight": torch.zeros(192, 64, 3, 3)}, tmp_path / "other.safetensors")
+    with pytest.raises(
+        UsageError, match=r"other.*'features\.3\.weight' has shape \(192, 64, 3, 3\).*\(192, 64, 5, 5\)"
+    ):
+        identity(str(tmp_path / "other.safetensors"))
+    torch.save({**made(), "features.0.bias": torch.full((64,), torch.nan)}, tmp_path / "nan.pth")
+    with pytest.raises(UsageError, match=r"nan\.pth.*'features\.0\.bias' holds values that are no finite"):
+        identity(str(tmp_path / "nan.pth"))
+
+
+@pytest.mark.parametrize("name", ["bad.safetensors", "bad.pth"])
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x02no weights here")
+    with pytest.raises(UsageError, match=r"bad\..* is no file of weights that can be read"):
+        identity(str(tmp_path / name))
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"features.0.weight": Path("x")}, tmp_path / "code.pth")
+    with pytest.raises(UsageError, match="is no file of weights"):
+        identity(str(tmp_path / "code.pth"))
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(UsageError, match="holds no tensors by name"):
+        tensors(tmp_path / "list.pth")
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    torch.save(made(), path)
+    first = identity(str(path))
+    torch.save(made(2), path)
+    os.utime(path, ns=(1, 1))
+    assert identity(str(path)) != first
+
+
+def test_making_the_network_moves_nobodys_draws(weights: Path) -> None:
+    perceptual._network.cache_clear()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    made_again = network(str(weights))
+    assert made_again is not None and torch.equal(before, torch.get_rng_state())
+    assert not any(p.requires_grad for p in made_again.model.parameters())
+
+
+def test_equal_images_are_at_distance_0_and_unlike_ones_are_not(alexnet: Network) -> None:
+    x = image()
+    for found in alexnet.compare(x, x):
+        assert (found.lpips, found.feat_mse) == (0, 0)
+    near, far = alexnet.compare(x + 0.02 * image(1), x)[0], alexnet.compare(image(2), x)[0]
+    assert 0 < near.lpips < far.lpips and 0 < near.feat_mse < far.feat_mse
+
+
+def test_figures_do_not_depend_on_the_range_nor_on_who_else_is_compared(alexnet: Network) -> None:
+    x, guess = image(0, (5, 3, 32, 32)), image(1, (5, 3, 32, 32))
+    plain = alexnet.compare(guess, x)
+    wide = alexnet.compare(4 * guess - 2, 4 * x - 2, (-2.0, 2.0))
+    alone = alexnet.compare(guess[3:4], x[3:4])
+    for one, two in ((plain[3], wide[3]), (plain[3], alone[0])):
+        assert one.lpips == pytest.approx(two.lpips, rel=1e-4) and one.feat_mse == pytest.approx(two.feat_mse, rel=1e-4)
+
+
+def test_a_failed_reconstruction_is_measured_as_grey_and_a_wild_one_clipped(alexnet: Network) -> None:
+    x = image()
+    failed = x.clone()
+    failed[0, 0, 0, 0] = torch.nan
+    found = alexnet.compare(failed, x)
+    assert found[0] == alexnet.compare(torch.full_like(x, 0.5), x)[0] and found[1].lpips == 0
+    assert alexnet.compare(x.round() * 1e6 - 10, x)[0] == alexnet.compare(x.round(), x)[0]
+
+
+def test_grey_images_of_28_pixels_are_framed_and_repeated(alexnet: Network) -> None:
+    x, guess = image(0, (1, 1, 28, 28)), image(1, (1, 1, 28, 28))
+    frame = torch.nn.functional.pad
+    by_hand = [frame(t, (2, 2, 2, 2)).repeat(1, 3, 1, 1) for t in (guess, x)]
+    assert alexnet.compare(guess, x) == alexnet.compare(*by_hand)
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"),
+    [((3, 32, 32), True), ((1, 28, 28), True), ((1, 27, 32), False), ((2, 32, 32), False), ((64,), False)],
+)
+def test_small_images_and_rows_are_not_measured(alexnet: Network, shape: tuple[int, ...], known: bool) -> None:
+    assert measurable(shape) is known
+    if not known:
+        with pytest.raises(ValueError, match="no perceptual figures"):
+            alexnet.compare(torch.zeros(1, *shape), torch.zeros(1, *shape))
+
+
+@pytest.mark.skipif(DATA is None, reason="PPBENCH_TEST_DATA is not set")
+def test_real_weights_on_real_images_give_the_published_check() -> None:
+    """Four CIFAR-10 cats: noise of .1 (range [-1, 1]) about .004 to .008 (one draw .012), different cats .11 to .16."""
+    import pyarrow.parquet as pq
+
+    root = Path(DATA or "")
+    table = pq.read_table(root / "cifar10" / "test.parquet").slice(0, 100).to_pylist()
+    cats = [np.array(Image.open(io.BytesIO(row["img"]["bytes"]))) for row in table if row["label"] == 3][:4]
+    x = torch.tensor(np.stack(cats)).permute(0, 3, 1, 2).float() / 255
+    real = network(str(root / "weights" / "alexnet_features.safetensors"))
+    assert real is not None
+    noise = 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    near = [found.lpips for found in real.compare(x + noise, x)]
+    assert all(0.003 < value < 0.013 for value in near) and 0.004 < np.mean(near) < 0.008
+    pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]
+    apart = [real.compare(x[i : i + 1], x[j : j + 1])[0].lpips for i, j in pairs]
+    assert all(0.105 < value < 0.165 for value in apart)
