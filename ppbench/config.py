@@ -105,6 +105,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "attacks": ("all",),
         "public": 0.5,
         "references": 16,
+        "budget": 1800,
         "stages": ("init", "iterate", "final", "audit"),
     },
     "paper": {
@@ -162,7 +163,7 @@ def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the federation that the defense's paper needs, less what belongs to another network than the asked."""
     name = options.get("defense")
     factory = load("defenses", name) if isinstance(name, str) else Defense
-    setting = dict(getattr(factory, "setting", {}).get(preset, {}))
+    setting = dict(getattr(factory, "setting", {}).get("quick" if preset == "portfolio" else preset, {}))
     if options.get("model", setting.get("model")) != setting.get("model"):
         setting.pop("model_options", None)
     return setting
