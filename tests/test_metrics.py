@@ -17,8 +17,9 @@ from ppbench.metrics.image import (
     psnr,
     rmse_unit,
 )
+from ppbench.metrics.intervals import bootstrap, statistic
 from ppbench.metrics.labels import multiset_chance, multiset_hits
-from ppbench.metrics.membership import Half, asr, auc, operating_point, tpr_at
+from ppbench.metrics.membership import Half, asr, auc, operating_point, roc, together, tpr_at
 from ppbench.metrics.tracing import tracing_accuracy
 
 
@@ -50,6 +51,17 @@ def test_figures_stay_in_their_bounds(seed: int, scale: float) -> None:
     assert 0 <= found.psnr <= PSNR_CAP and -1 <= found.ssim <= 1
     assert 0 <= found.rmse <= found.rmse_raw + 1e-12
     assert rmse_unit(found.rmse) <= 1
+
+
+@given(st.integers(0, 50), st.floats(0.01, 5))
+@settings(max_examples=20, deadline=None)
+def test_the_squared_error_is_that_of_the_clipped_image_in_units_of_the_range(seed: int, scale: float) -> None:
+    x, guess = image(seed), scale * (image(seed + 1) - 0.3)
+    found = image_figures(guess, x)
+    assert found.mse == pytest.approx(float((guess.clamp(0, 1).double() - x.double()).square().mean()))
+    wide = image_figures(6 * guess - 3, 6 * x - 3, (-3.0, 3.0))
+    assert wide.mse == pytest.approx(found.mse, rel=1e-4) and wide.psnr == pytest.approx(found.psnr, rel=1e-4)
+    assert psnr(guess, x) == found.psnr
 
 
 def test_clipping_forgives_the_optimizer_but_the_raw_figure_does_not() -> None:
@@ -201,6 +213,59 @@ def test_tpr_never_counts_more_false_positives_than_allowed_and_says_how_many() 
     truth = np.r_[np.zeros(100), np.ones(100)]
     found = tpr_at([half(score, truth)], 0.1)
     assert found.value == 0 and found.realized_fpr == 0  # the only cut gives FPR 0.5
+
+
+def test_one_threshold_for_both_halves_where_each_is_too_small_and_the_method_says_so() -> None:
+    small = [half(np.arange(104.0) + 0.5 * (np.arange(104) % 2), member(104)) for _ in range(2)]
+    alone = tpr_at(small, 0.01)
+    assert alone.value is None and "52 non-members a half" in alone.reason
+    found = tpr_at(small, 0.01, pooled=True)
+    whole = half(np.concatenate([h.score for h in small]), np.concatenate([h.member for h in small]))
+    assert (found.value, found.realized_fpr) == operating_point(whole, 0.01)
+    assert "one threshold for both halves" in found.interval.method and found.n == 208
+    assert "104 non-members in both halves" in tpr_at(small, 0.001, pooled=True).reason
+    large = [half(np.arange(200.0), member(200))] * 2
+    assert tpr_at(large, 0.01, pooled=True) == tpr_at(large, 0.01), "halves that suffice keep their thresholds"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=2, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_the_roc_curve_has_the_points_of_every_threshold_and_no_others(pairs: list[tuple[bool, int]]) -> None:
+    truth, score = np.array([m for m, _ in pairs]), np.array([float(s) for _, s in pairs])
+    found = roc(half(score, truth))
+    if truth.all() or not truth.any():
+        assert found is None
+        return
+    cuts = [np.inf, *sorted(set(score), reverse=True)]
+    brute = [(np.mean(score[~truth] >= cut), np.mean(score[truth] >= cut)) for cut in cuts]
+    assert np.stack([found.fpr, found.tpr], axis=1) == pytest.approx(np.array(brute))
+    assert (found.members, found.others) == (truth.sum(), (~truth).sum())
+
+
+def test_halves_together_keep_everyone() -> None:
+    one, two = half(np.arange(4.0), member(4)), half(np.arange(6.0), member(6), cut=3)
+    both = together([one, two])
+    assert both.score.tolist() == [*range(4), *range(6)] and both.member.tolist() == [*member(4), *member(6)]
+    assert both.decision.tolist() == [*one.decision, *two.decision]
+
+
+@given(st.lists(st.floats(-50, 100), min_size=1, max_size=45), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_the_worst_decile_is_the_mean_of_the_largest_tenth(values: list[float], padding: int) -> None:
+    count = -(-len(values) // 10)
+    expected = np.mean(sorted(values)[-count:])
+    padded = np.array([*values, *[np.nan] * padding])
+    assert statistic(padded, "worst_decile") == pytest.approx(expected, abs=1e-9)
+    rows = statistic(np.stack([padded, padded[::-1]]), "worst_decile")
+    assert rows == pytest.approx([expected] * 2, abs=1e-9)
+    assert expected >= statistic(padded, "p95") - 1e-9 or count > 1
+
+
+def test_the_worst_decile_has_an_interval_over_units() -> None:
+    units = [np.array([float(i), float(i + 1)]) for i in range(30)]
+    found = bootstrap(units, "worst_decile", 0)
+    assert found.value == pytest.approx(np.mean([27, 28, 28, 29, 29, 30]))
+    assert found.interval.low < found.value and "batches" in found.interval.method
 
 
 def test_one_class_gives_null_with_the_reason() -> None:

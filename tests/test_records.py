@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppbench.errors import UsageError
+from ppbench.metrics.audit import epsilon_lower
 from ppbench.records import files
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore, Victim
 from ppbench.records.store import MARKER, Store, canonical
+from ppbench.records.verify import record_problems
 
 
 def image(probe: int, psnr: float | None = 30.0, index: int = 0, **more: object) -> ImageScore:
@@ -76,6 +78,39 @@ def test_image_cells_give_every_metric_with_n_an_interval_and_its_method() -> No
             assert metric.low <= metric.value <= metric.high
 
 
+def newer(probe: int, psnr: float | None, **more: object) -> ImageScore:
+    """Return a score as the scorer makes it today."""
+    figures = dict(mse=None if psnr is None else 10 ** (-psnr / 10), blind=9.0, oracle=psnr or 0.0)
+    return image(probe, psnr, **{**figures, "lpips": 0.3, "feat_mse": 2.0, "path": [(3, 8.0)], **more})
+
+
+def test_newer_scores_give_further_metrics_after_the_older_ones() -> None:
+    old, new = (metrics([make(i, 10.0 + i) for i in range(20)]) for make in (image, newer))
+    assert list(new) == [
+        *old, "psnr_worst_decile", "test_mse_mean", "lpips_mean", "feat_mse_mean", "blind_median", "oracle_median"
+    ]  # fmt: skip
+    assert all(new[name] == old[name] for name in old)
+    assert new["psnr_worst_decile"].value == 28.5 and new["oracle_median"].value == 19.5
+    assert new["test_mse_mean"].value == pytest.approx(np.mean([10 ** (-1 - i / 10) for i in range(20)]))
+    assert new["lpips_mean"].value == 0.3 and new["feat_mse_mean"].value == 2 and new["blind_median"].value == 9
+    assert new["test_mse_mean"].higher_is_safer and new["lpips_mean"].higher_is_safer
+    assert not new["psnr_worst_decile"].higher_is_safer
+
+
+def test_a_failed_reconstruction_is_as_far_off_as_can_be_and_perceived_as_the_scorer_saw_it() -> None:
+    found = metrics([newer(0, 20.0), newer(1, None, lpips=0.7, feat_mse=4.0)])
+    assert found["test_mse_mean"].value == pytest.approx((0.01 + 1) / 2)
+    assert found["lpips_mean"].value == pytest.approx(0.5) and found["feat_mse_mean"].value == 3
+
+
+def test_perceptual_figures_are_null_with_the_reason_where_one_image_has_none() -> None:
+    found = metrics([newer(i, 20.0, lpips=None if i else 0.1, feat_mse=None) for i in range(3)])
+    for name in ("lpips_mean", "feat_mse_mean"):
+        assert found[name].value is None and "AlexNet" in found[name].reason and "28 pixels" in found[name].reason
+    mixed = metrics([newer(0, 20.0), image(1, 20.0)])
+    assert mixed["test_mse_mean"].value is None and "before" in mixed["test_mse_mean"].reason
+
+
 def test_a_failure_counts_as_a_failure() -> None:
     found = metrics([image(0, 40.0), image(1, None, label=None)])
     assert found["psnr_median"].value == 20 and found["rmse_mean"].value == pytest.approx(0.55)
@@ -96,6 +131,70 @@ def test_intervals_know_which_images_shared_a_batch() -> None:
     together = [image(i // 8, float(10 + i // 8 * 5), i % 8) for i in range(64)]
     one, two = metrics(apart)["psnr_median"], metrics(together)["psnr_median"]
     assert one.value == two.value and two.high - two.low > 1.5 * (one.high - one.low)
+
+
+def candidate(index: int, score: float, family: str, **more: object) -> MemberScore:
+    base = dict(index=index, half=index // 2 % 2, member=index % 2 == 0, score=score, decision=index % 2 == 0)
+    return MemberScore.model_validate({**base, "family": family, **more})
+
+
+def test_canaries_stand_beside_average_records_and_change_none_of_their_figures() -> None:
+    rng = np.random.default_rng(0)
+    average = [candidate(i, float(rng.normal()), "average") for i in range(400)]
+    blank = [candidate(i, float(i % 2 == 0), "blank") for i in range(104)]
+    noise = [candidate(i, 0.0, "noise") for i in range(104)]
+    alone, found = metrics(average), metrics([*average, *blank, *noise])
+    assert list(found) == [*alone, "canary_auc", "canary_tpr_at_1pct_fpr", "canary_tpr_at_0.1pct_fpr", "auc_blank",
+                           "auc_noise"]  # fmt: skip
+    assert all(found[name] == alone[name] for name in ("asr", "auc", "tpr_at_1pct_fpr"))
+    assert (found["auc_blank"].value, found["auc_noise"].value, found["canary_auc"].value) == (1, 0.5, 0.75)
+    tpr = found["canary_tpr_at_1pct_fpr"]
+    assert tpr.value == 0.5 and tpr.realized_fpr == 0 and tpr.n == 208 and "both halves" in tpr.method
+    few = metrics([*average, *blank])["canary_tpr_at_1pct_fpr"]
+    assert few.value is None and "52 non-members in both halves" in few.reason
+
+
+def test_three_families_of_seventy_support_one_percent_with_one_threshold_for_both_halves() -> None:
+    some = [candidate(i, float(i % 2 == 0), name) for name in ("a", "b", "c") for i in range(70)]
+    found = metrics(some)["canary_tpr_at_1pct_fpr"]
+    assert found.value == 1 and "one threshold for both halves" in found.method
+    assert metrics(some)["auc"] == metrics(some)["canary_auc"].model_copy(
+        update={"name": "auc", "low": metrics(some)["auc"].low, "high": metrics(some)["auc"].high}
+    ), "where there are only canaries, the plain figures are theirs"
+
+
+def test_an_audit_that_abstains_gives_a_bound_on_epsilon_and_no_asr() -> None:
+    surest = [candidate(i, 1.0 - i % 2, "blank") for i in range(100)]
+    silent = [candidate(100 + i, 0.5, "average", decision=None) for i in range(100)]
+    found = metrics([*surest, *silent])
+    assert found["epsilon_lower"].value == rounded_to(epsilon_lower(200, 100, 100)) and found["epsilon_lower"].value > 2
+    assert found["epsilon_lower"].n == 200 and not found["epsilon_lower"].higher_is_safer
+    assert found["asr"].value is None and "abstains" in found["asr"].reason and found["auc"].value == 0.5
+    other = {m.name: m for m in aggregate([*surest, *silent], classes=10, seed=0, delta=1e-2)}
+    assert other["epsilon_lower"].value < found["epsilon_lower"].value and "delta 0.01" in other["epsilon_lower"].method
+    wrong = [s.model_copy(update={"decision": not s.member}) for s in surest]
+    assert metrics([*wrong, *silent])["epsilon_lower"].value == 0
+    assert "epsilon_lower" not in metrics(surest)
+
+
+def rounded_to(value: float) -> float:
+    return float(f"{value:.12g}")
+
+
+def test_records_of_before_load_and_give_the_same_metrics(tmp_path: Path) -> None:
+    """A record as 0.1 wrote it: without the later fields, in file and name."""
+    store, kept = Store(tmp_path / "out"), record()
+    store.save(kept)
+    path = store.folder / f"{kept.cell_id}.json"
+    data = json.loads(path.read_text())
+    later = ("mse", "lpips", "feat_mse", "blind", "oracle", "path")
+    data["victims"] = [{k: v for k, v in victim.items() if k not in later} for victim in data["victims"]]
+    del data["tuned"]
+    path.write_text(json.dumps(data))
+    loaded = store.load(kept.cell_id)
+    assert loaded == kept and not list(record_problems(loaded))
+    member = dict(kind="member", index=0, half=0, member=True, score=1.0, decision=True)
+    assert MemberScore.model_validate(member).family == "average"
 
 
 @given(st.randoms(), st.integers(0, 9))

@@ -14,7 +14,7 @@ from ppbench.errors import UsageError
 from ppbench.leaderboard.table import write_csv
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import ImageScore, Record
+from ppbench.records.schema import ImageScore, MemberScore, Record
 from ppbench.records.store import Store
 from ppbench.records.verify import verify
 
@@ -22,7 +22,8 @@ from ppbench.records.verify import verify
 def record(sigma: float) -> Record:
     scores = [
         ImageScore(probe=i, client=0, index=0, psnr=10.0 + i / 3, rmse=0.5, rmse_raw=2.5, ssim=0.2, label=i % 2 == 0,
-                   confidence=0.1, at_truth=0.0, evaluations=10)
+                   confidence=0.1, at_truth=0.0, evaluations=10, mse=10 ** (-1 - i / 30), lpips=0.1 * i,
+                   feat_mse=1.0 + i, blind=9.0 + i, oracle=12.0 + i, path=[(5, 8.0)])
         for i in range(9)
     ]  # fmt: skip
     interval = clopper_pearson(71, 100)
@@ -81,6 +82,15 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "rmse_mean.n": lambda d: d["metrics"][3].update(n=1000),
     "psnr_max.value": lambda d: d["victims"][8].update(psnr=1.0),
     "label_accuracy.value": lambda d: d["victims"][0].update(label=False),
+    "test_mse_mean.value": lambda d: d["victims"][0].update(mse=0.5),
+    "lpips_mean.value": lambda d: d["victims"][0].update(lpips=0.5),
+    "feat_mse_mean.value": lambda d: next(m for m in d["metrics"] if m["name"] == "feat_mse_mean").update(value=9.0),
+    "psnr_worst_decile.low": lambda d: next(m for m in d["metrics"] if m["name"] == "psnr_worst_decile").update(
+        low=0.0
+    ),
+    "blind_median.n": lambda d: d["victims"][4].update(blind=None),
+    "oracle_median.value": lambda d: d["victims"][4].update(oracle=99.0),
+    "where the scores give": lambda d: [v.update(blind=None) for v in d["victims"]],
     "metrics": lambda d: d["metrics"].pop(),
     "configuration": lambda d: d["config"].update(seed=2),
     "utility.low": lambda d: d["utility"].update(low=0.7),
@@ -141,6 +151,37 @@ def test_missing_rows_stale_columns_and_changed_claims_are_found(store: Store) -
     assert verify(store.out)
     store.csv_path.write_bytes(b"\xff\xfe")
     assert "cannot be read" in verify(store.out)[0]
+
+
+def test_a_table_of_before_has_fewer_columns_and_is_still_right(store: Store) -> None:
+    lines = [line.split(",") for line in store.csv_path.read_text().splitlines()]
+    last = lines[0].index("memory_ratio") + 1
+    store.csv_path.write_text("\n".join(",".join(line[:last]) for line in lines) + "\n")
+    assert verify(store.out) == []
+    lines[1][lines[0].index("psnr_median")] = "1"
+    store.csv_path.write_text("\n".join(",".join(line[:last]) for line in lines) + "\n")
+    assert any("psnr_median is '1'" in problem for problem in verify(store.out))
+
+
+def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(tmp_path: Path) -> None:
+    store = Store(tmp_path / "out")
+    scores = [
+        MemberScore(index=i, half=i // 2 % 2, member=i % 2 == 0, score=float(i % 2 == 0), decision=i % 2 == 0,
+                    family="blank" if i % 3 else "average")
+        if i < 80 else MemberScore(index=i, half=i // 2 % 2, member=i % 2 == 0, score=0.5, decision=None)
+        for i in range(200)
+    ]  # fmt: skip
+    draft = record(0.1)
+    kept = draft.model_copy(
+        update=dict(
+            victims=scores, metrics=aggregate(scores, classes=10, seed=1, delta=1e-3),
+            privacy=draft.privacy.model_copy(update=dict(epsilon=1.0, delta=1e-3, reason=None)),
+        )
+    )  # fmt: skip
+    store.save(kept)
+    assert verify(store.out) == []
+    edit(store, lambda d: d["privacy"].update(delta=1e-5))
+    assert any("epsilon_lower.value" in problem for problem in verify(store.out))
 
 
 def test_strays_are_named(store: Store) -> None:
