@@ -29,7 +29,7 @@ def precisions(observed: Params, kind: str, g: torch.Generator) -> Params | None
     return {n: torch.zeros_like(v) if n == hidden else v for n, v in shaped.items()}
 
 
-@pytest.mark.parametrize("measure", ["cosine", "squares"])
+@pytest.mark.parametrize("measure", ["cosine", "squares", "absolute"])
 @pytest.mark.parametrize("kind", ["none", "entries", "tensors"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.compare import Target, cosine, gap
+from ppbench.attacks.reconstruction.compare import Target, absolute, cosine, gap
 from ppbench.attacks.reconstruction.compare import residual as residual
 from ppbench.attacks.reconstruction.compare import target as target
 from ppbench.attacks.reconstruction.layers import (
@@ -125,7 +125,7 @@ class ChainObjective:
         observed: the victims' observed gradients, V of them.
         weights: their precisions, V of them, or None; see `compare.target`.
         batch: examples B of each victim.
-        measure: "squares" or "cosine".
+        measure: "squares", "absolute" or "cosine".
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class ChainObjective:
         observed: Sequence[Params],
         weights: Sequence[Params] | None,
         batch: int,
-        measure: Literal["squares", "cosine"] = "squares",
+        measure: Literal["squares", "absolute", "cosine"] = "squares",
     ) -> None:
         self.steps, self.output, self.measure = steps, OUTPUTS[loss], measure
         self.layers = [step for step in steps if isinstance(step, Affine)]
-        self.targets = [target(layer, observed, weights, batch) for layer in self.layers]
+        self.targets = [target(layer, observed, weights, batch, factor=measure != "absolute") for layer in self.layers]
         self.chosen: tuple[Tensor, list[Target]] | None = None
 
     def select(self, index: Tensor) -> list[Target]:
@@ -169,7 +169,10 @@ class ChainObjective:
         if self.measure == "cosine":
             total, directions = cosine([gap(*pair, goal) for pair, goal in zip(pairs, goals, strict=True)])
         else:
-            parts = [residual(*pair, goal) for pair, goal in zip(pairs, goals, strict=True)]
+            parts = [
+                absolute(gap(*pair, goal)) if self.measure == "absolute" else residual(*pair, goal)
+                for pair, goal in zip(pairs, goals, strict=True)
+            ]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]
         x_gradient, y_gradient = self._derivative(a, y, memos, directions)
         return total, x_gradient.reshape(x.shape), y_gradient

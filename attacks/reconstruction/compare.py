@@ -50,7 +50,9 @@ class Target:
         return Target(pick(self.rows), left, right, pick(self.bias), weight, bias_weight, self.size[index])
 
 
-def target(layer: Affine, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int) -> Target:
+def target(
+    layer: Affine, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int, factor: bool = True
+) -> Target:
     """Return the observed gradients of `layer`, stacked, in the dtype of its weight.
 
     A dense layer's gradient on one example is an outer product, cotangent x input; compared as such (an identity, no
@@ -61,6 +63,7 @@ def target(layer: Affine, observed: Sequence[Params], weights: Sequence[Params] 
         observed: the victims' observed gradients, V of them.
         weights: precisions by name, of each entry or (a tensor without axes) of all entries alike; None for 1.
         batch: examples of each victim.
+        factor: whether outer products may be left as they are.
     """
     dtype, name = layer.weight.rows.dtype, f"{layer.name}.weight"
 
@@ -78,7 +81,7 @@ def target(layer: Affine, observed: Sequence[Params], weights: Sequence[Params] 
             bias_weight = bias_weight[:, None] if bias_weight.dim() == 1 else bias_weight
     size = _squares(rows, weight) + (0 if bias is None else _squares(bias, bias_weight))
     alike = weight is None or weight[0].numel() == 1
-    if batch == 1 and isinstance(layer, Dense) and bias is not None and alike:
+    if factor and batch == 1 and isinstance(layer, Dense) and bias is not None and alike:
         left = bias[:, :, None]
         right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=TINY)[:, None, None]
         if bool(((rows - left @ right).norm(dim=(1, 2)) <= RANK_ONE[dtype] * rows.norm(dim=(1, 2))).all()):
@@ -172,6 +175,15 @@ def residual(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor
     return apart.direction(layer, 2), apart.size()
 
 
+def absolute(gap: Gap) -> tuple[Direction, Tensor]:
+    """Return w sign(s - o) of one layer, and its part of the absolute distance [S]. The target must be written out."""
+    apart = gap.combined()
+    total = _sum(kept(apart.rows).abs(), gap.goal.weight)
+    total = total if apart.bias is None else total + _sum(apart.bias.abs(), gap.goal.bias_weight)
+    bias = None if apart.bias is None else apart.bias.sign()
+    return Combination(gap.goal, kept(apart.rows).sign(), None, None, bias).direction(gap.layer), total
+
+
 def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
     """Return D = 1 - cos over all layers [S], and its slope by each layer's simulated gradient.
 
@@ -199,6 +211,11 @@ def _minus(s: Tensor, a: Tensor | None, o: Tensor, b: Tensor | None) -> Tensor:
 def _times(value: Tensor, weight: Tensor | None, factor: float) -> Tensor:
     value = value if factor == 1 else factor * value
     return value if weight is None else value * weight
+
+
+def _sum(value: Tensor, weight: Tensor | None) -> Tensor:
+    """Return sum weight * value over all axes but the first."""
+    return _times(value, weight, 1.0).flatten(1).sum(1)
 
 
 def _squares(value: Tensor, weight: Tensor | None) -> Tensor:

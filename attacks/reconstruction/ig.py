@@ -17,19 +17,24 @@ from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.federation.plan import Plan
 
-SMOOTH = (0.0, 1e-4, 1e-3, 1e-2)
-"""Weights of the total variation that are tried on tuning victims."""
+SMOOTH = (0.1, 0.3, 3.0)
+"""Factors on the weight of the total variation that are tried on tuning victims."""
 
 
 @dataclass(frozen=True)
 class IG(Inversion):
     """Inverting gradients: cosine of the gradients, total variation, signed Adam, a box.
 
-    Parameters are those of `Inversion`.
+    Parameters are those of `Inversion`. The weight of the total variation is relative to the mismatch (`fading`), where
+    the paper's is fixed: fading=false with tv=1e-4 is the paper's.
     """
 
     name: ClassVar[str] = "ig"
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020"
+
+    lr: float = 0.03
+    tv: float = 1.0
+    fading: bool = True
 
     def matched(self, evidence: Evidence) -> Evidence:
         """Return `evidence` compared by the cosine; signs alone stay compared as signs."""
@@ -41,4 +46,4 @@ class IG(Inversion):
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack with several weights of the total variation, its own first."""
-        return [self, *(replace(self, tv=tv) for tv in SMOOTH if tv != self.tv)]
+        return [self, *(replace(self, tv=factor * self.tv) for factor in SMOOTH)]

@@ -172,23 +172,36 @@ class Flatten(Linear):
 
 
 class AveragePool(Linear):
-    """Means over windows; zero padding counts."""
+    """Means over windows; zero padding counts. Windows that tile the input need no sliding, which is much faster."""
 
     def __init__(self, module: nn.AvgPool2d, size: tuple[int, int]) -> None:
         kernel, stride, pad = module.kernel_size, module.stride, module.padding
         self.kernel = (kernel, kernel) if isinstance(kernel, int) else (kernel[0], kernel[1])
         self.stride = (stride, stride) if isinstance(stride, int) else (stride[0], stride[1])
         self.padding = (pad, pad) if isinstance(pad, int) else (pad[0], pad[1])
-        self.size = size
+        self.size, self.area = size, self.kernel[0] * self.kernel[1]
+        fits = size[0] % self.kernel[0] == 0 and size[1] % self.kernel[1] == 0
+        self.tiles = fits and self.kernel == self.stride and self.padding == (0, 0)
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
         """Return the means [N, C, H', W']."""
-        return F.avg_pool2d(a, self.kernel, self.stride, self.padding)
+        if not self.tiles:
+            return F.avg_pool2d(a, self.kernel, self.stride, self.padding)
+        (kh, kw), rows = self.kernel, a[..., :: self.kernel[0], :]
+        for i in range(1, kh):
+            rows = rows + a[..., i::kh, :]
+        total = rows[..., ::kw]
+        for i in range(1, kw):
+            total = total + rows[..., i::kw]
+        return total / self.area
 
     def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
         """Return each mean's cotangent shared out over its window: [N, C, H, W]."""
-        area = self.kernel[0] * self.kernel[1]
-        share = (cotangent.flatten(2) / area).repeat_interleave(area, 1)
+        if self.tiles:
+            (n, c, h, w), (kh, kw) = cotangent.shape, self.kernel
+            share = (cotangent / self.area).view(n, c, h, 1, w, 1)
+            return share.expand(n, c, h, kh, w, kw).reshape(n, c, h * kh, w * kw)
+        share = (cotangent.flatten(2) / self.area).repeat_interleave(self.area, 1)
         return F.fold(share, self.size, self.kernel, padding=self.padding, stride=self.stride)
 
 
@@ -200,6 +213,7 @@ class MaxPool(Linear):
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
         """Return the maxima [N, C, H', W']."""
+        out: Tensor
         out, memo.places = F.max_pool2d(a, self.kernel, self.stride, self.padding, return_indices=True)
         return out
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ppbench.adversary.view import View
 
 Simulate = Callable[..., Params]
-Measure = Literal["squares", "cosine", "hinge"]
+Measure = Literal["squares", "absolute", "cosine", "hinge"]
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,15 @@ class Evidence:
         params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's
             equally weighted examples, as far as the attacker believes; None where it is something else. Lets an
             attack take a fast path, and read the head's gradient.
-        weight: precision of each entry (0 hides it: an unsent coordinate, a poisoned layer), or None for equal.
+        weight: precision of each entry (0 hides it: an unsent coordinate, a poisoned layer), or of a tensor's entries
+            alike (a tensor without axes); None for equal.
         noise: the public law of noise on `observed`, if any.
         nuisance: names and shapes of secrets treated as unknowns, a sample.
         channel: which message it comes from.
-        measure: how a simulation is compared with `observed`: "squares", sum of weight * squared differences; "cosine",
-            1 - cosine over all weighted entries, where the scale is unknown; "hinge", where only signs in {-1, 0, 1}
-            are observed: mean over a tensor's entries of relu(-s o / mean|s|), averaged over the tensors.
+        measure: how a simulation is compared with `observed`: "squares", sum of weight * squared differences;
+            "absolute", sum of weight * absolute differences (Laplace noise); "cosine", 1 - cosine over all weighted
+            entries, where the scale is unknown; "hinge", where only signs in {-1, 0, 1} are observed: mean over a
+            tensor's entries of relu(-s o / mean|s|), averaged over the tensors.
     """
 
     unit: tuple[Slot, ...]
@@ -61,8 +63,9 @@ class Evidence:
             return self._hinge(simulated)
         total = torch.zeros((), dtype=next(iter(simulated.values())).dtype)
         for name, value in simulated.items():
-            square = (value - self.observed[name].to(value.dtype)) ** 2
-            total = total + (square if self.weight is None else square * self.weight[name].to(value.dtype)).sum()
+            apart = value - self.observed[name].to(value.dtype)
+            part = apart**2 if self.measure == "squares" else apart.abs()
+            total = total + (part if self.weight is None else part * self.weight[name].to(value.dtype)).sum()
         return total
 
     def _cosine(self, simulated: Params) -> Tensor:
@@ -84,11 +87,11 @@ class Evidence:
         return torch.stack(parts).mean()
 
     def scale(self) -> Tensor:
-        """Return what a relative mismatch is relative to: the discrepancy of an all-zero simulation, in squares.
+        """Return what a relative mismatch is relative to: the discrepancy of an all-zero simulation.
 
-        The other measures are relative by themselves: 1, or 0 where nothing was observed.
+        Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
         """
-        if self.measure != "squares":
+        if self.measure in ("cosine", "hinge"):
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
 

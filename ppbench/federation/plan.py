@@ -35,10 +35,21 @@ class Batch:
 
 @dataclass(frozen=True)
 class Noise:
-    """A public law of additive noise. std: standard deviation of one coordinate of the upload."""
+    """A public law of additive noise.
+
+    Attributes:
+        law: which one.
+        std: standard deviation of one coordinate of the upload.
+        tensors: (parameter, standard deviation) of tensors whose coordinates have another one; 0 for no noise.
+    """
 
     law: Literal["gaussian", "laplace"]
     std: float
+    tensors: tuple[tuple[str, float], ...] = ()
+
+    def of(self, name: str) -> float:
+        """Return the standard deviation of one coordinate of the parameter `name`."""
+        return dict(self.tensors).get(name, self.std)
 
 
 @dataclass(frozen=True)

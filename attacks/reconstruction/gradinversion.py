@@ -1,0 +1,112 @@
+"""GradInversion (Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov, CVPR 2021), without its batch-norm statistics.
+
+Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds by Adam. The seeds of one victim are
+searched side by side; each is drawn to their mean after registration, small shifts that lay them over one another.
+The authors' prior on running statistics of batch normalization is left out: networks here have none that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack
+from ppbench.attacks.reconstruction.inversion import Inversion
+from ppbench.attacks.reconstruction.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
+
+REACH = 2
+"""Pixels that seeds are shifted by, at most."""
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """Weight times the mean squared distance of a victim's seeds to their registered mean, which is held fixed.
+
+    Attributes:
+        weight: of the penalty.
+        tries: seeds a victim.
+    """
+
+    weight: float
+    tries: int
+
+    def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return penalties [S] and slopes [S, N, *shape]; a seed whose others have stopped is drawn nowhere."""
+        away = torch.zeros_like(x)
+        for victim in (index // self.tries).unique().tolist():
+            rows = index // self.tries == victim
+            if int(rows.sum()) > 1:
+                away[rows] = x[rows] - registered_mean(x[rows])
+        return self.weight * away.square().flatten(1).mean(1), (2 * self.weight / away[0].numel()) * away
+
+
+def registered_mean(seeds: Tensor) -> Tensor:
+    """Return the mean of images [R, N, *shape], each shifted onto the plain mean first: [N, *shape].
+
+    A shift is whole pixels, `REACH` at most, cyclic, the one with the largest correlation with the mean; inputs
+    without a grid are not shifted.
+    """
+    mean = seeds.mean(0)
+    if seeds.dim() != 5:
+        return mean
+    centered = mean - mean.mean((-2, -1), keepdim=True)
+    shifts = [(a, b) for a in range(-REACH, REACH + 1) for b in range(-REACH, REACH + 1)]
+    shifts.sort(key=lambda s: abs(s[0]) + abs(s[1]))  # of equals the smallest
+    spectrum = torch.fft.rfft2(centered) * torch.fft.rfft2(seeds).conj()
+    match = torch.fft.irfft2(spectrum.sum(2), s=seeds.shape[-2:])  # [R, N, H, W]: shift a seed by so much
+    values = torch.stack([match[..., a % match.shape[-2], b % match.shape[-1]] for a, b in shifts], -1)
+    best = values.argmax(-1)
+    moved = torch.empty_like(seeds)
+    for r in range(len(seeds)):
+        for n in range(seeds.shape[1]):
+            moved[r, n] = seeds[r, n].roll(shifts[int(best[r, n])], (-2, -1))
+    return moved.mean(0)
+
+
+@dataclass(frozen=True)
+class GradInversion(Inversion):
+    """Squared distance of gradients, total variation, norm and consistency of several seeds, by Adam.
+
+    Parameters are those of `Inversion`, and:
+
+    Attributes:
+        norm: weight of the mean squared distance of pixels to grey, in units of the data's range.
+        group: weight of the mean squared distance of a victim's seeds to their registered mean, likewise.
+    """
+
+    name: ClassVar[str] = "gradinversion"
+    standard: ClassVar[bool] = False
+    reference: ClassVar[str] = "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021"
+
+    budget: int = 1200
+    tries: int = 4
+    lr: float = 0.05
+    tv: float = 1.0
+    fading: bool = True
+    norm: float = 0.01
+    group: float = 0.1
+
+    def penalty(self, plan: Plan) -> Penalty | None:
+        """Return all priors together."""
+        (low, high), width = plan.data_range, plan.data_range[1] - plan.data_range[0]
+        middle = Norm(self.norm / width**2, (low + high) / 2)
+        return Sum([TotalVariation(self.tv / width), middle, Consistency(self.group / width**2, self.share)])
+
+    def variants(self) -> Sequence[Attack]:
+        """Return this attack, and with a tenth of the total variation."""
+        return [self, replace(self, tv=0.1 * self.tv)]
+
+    def check(self) -> None:
+        """Raise UsageError for an option that does not exist or a number out of range."""
+        super().check()
+        for field in ("norm", "group"):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise UsageError(
+                    f"Attack {self.name!r}: {field}={getattr(self, field)} cannot be used; it must be finite and >= 0."
+                )

@@ -1,0 +1,134 @@
+"""Inverting gradients where some layers are poisoned: which ones, is a hypothesis that is tried, not known.
+
+Soteria zeroes columns of one layer's gradient, other defenses drown one layer in noise; without that layer the others
+give the image (Balunovic et al. 2022). Hypotheses are: nothing is poisoned; what is exactly 0 is hidden; one layer is
+poisoned, for each; only the first, or the last, k layers are sound. All are searched for a while; the one under which
+the found image explains most layers (`explained`), those that were left out too, is searched on. No truth is used, so
+each victim may have another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Guess
+from ppbench.adversary.evidence import Evidence
+from ppbench.attacks.reconstruction.explained import explained, layers, masked, tried_labels
+from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.inversion import Problem, Space, known, marks, pixels, rebuilt
+from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.errors import UsageError
+
+SCOUT = 0.5
+"""Share of the budget for trying hypotheses."""
+FEWEST = 8
+"""Steps without which trying a hypothesis says nothing; with less, the first hypotheses alone are tried."""
+
+
+@dataclass(frozen=True)
+class IGLayers(IG):
+    """Inverting gradients with one layer left out, or only the first or last ones matched, each victim by what fits.
+
+    Labels of single images are tried out (one evaluation a class, out of the budget) instead of read off the head.
+
+    Attributes:
+        hypotheses: at most so many are tried.
+    """
+
+    name: ClassVar[str] = "ig_layers"
+    standard: ClassVar[bool] = False
+    reference: ClassVar[str] = (
+        "Geiping et al., Inverting Gradients, NeurIPS 2020; Balunovic et al., Bayesian Framework for Gradient Leakage, "
+        "ICLR 2022 (leaving the defended layer out)"
+    )
+
+    budget: int = 900
+    hypotheses: int = 16
+
+    def variants(self) -> Sequence[Attack]:
+        """Return this one alone: hypotheses are chosen victim by victim, and the prior fades by itself."""
+        return (self,)
+
+    def check(self) -> None:
+        """Raise UsageError for an option that does not exist or a number out of range."""
+        super().check()
+        if self.hypotheses < 1:
+            raise UsageError(f"Attack {self.name!r}: hypotheses={self.hypotheses} is too small; use 1 or more.")
+        if self.tries != 1:
+            raise UsageError(f"Attack {self.name!r}: tries={self.tries} cannot be used; hypotheses are its starts: 1.")
+
+    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims that `blocks` put together: labels, hypotheses, then the best one further."""
+        evidences, left, labels = [known(v) for v in victims], self.budget, None
+        if self.budget > victims[0].plan.spec.classes:
+            tried = tried_labels(victims, evidences, self.start)
+            labels, left = (None, left) if tried is None else (tried[0], left - tried[1])
+        choices = [hypotheses(e, self.hypotheses, hidden(evidences)) for e in evidences]
+        count = min(len(choices[0]), int(SCOUT * left) // (FEWEST + 1))
+        if count < 2:
+            problem = self.problem(victims, [mine[0] for mine in choices], 1, labels)
+            return self.finished(victims, problem, problem.rows(problem.starts.x.flatten(1)), left, [[]] * len(victims))
+        steps, scouts = int(SCOUT * left) // count - 1, []
+        for turn in range(count):
+            problem = self.problem(victims, [mine[turn] for mine in choices], 1, labels)
+            z = problem.rows(problem.starts.x.flatten(1))
+            scouts.append(problem.search(pixels(victims[0]), z, self.schedule(steps, victims[0].plan)).z)
+        scores = torch.tensor([fits(problem, pixels(victims[0]), evidences, z) for z in scouts])
+        best = scores.argmin(0).tolist()
+        images = torch.stack([problem.images(pixels(victims[0]), z) for z in scouts], 1)
+        others = [[x for turn, x in enumerate(row) if turn != b] for row, b in zip(images, best, strict=True)]
+        problem = self.problem(victims, [mine[b] for mine, b in zip(choices, best, strict=True)], 1, labels)
+        z = torch.stack([scouts[b][v] for v, b in enumerate(best)])
+        return self.finished(victims, problem, z, left - count * (steps + 1), others)
+
+    def finished(
+        self, victims: Sequence[Victim], problem: Problem, z: Tensor, left: int, others: Sequence[Sequence[Tensor]]
+    ) -> list[Guess]:
+        """Return what `left` more evaluations make of rows z, with the images that hypotheses given up had.
+
+        confidence is how badly the image explains a layer, as `explained` has it, by geometric mean.
+        """
+        space, schedule, spent = pixels(victims[0]), self.schedule(left, victims[0].plan), self.budget - left
+        found = problem.search(space, z, schedule, marks(schedule.steps))
+        scores = fits(problem, space, [known(v) for v in victims], found.z)
+        guesses = []
+        for guess, score, rejected in zip(rebuilt(problem, space, found).guesses(), scores, others, strict=True):
+            path = tuple((spent + count, x) for count, x in guess.path)
+            confidence = math.exp(score) if math.isfinite(score) else None
+            evaluations = spent + guess.evaluations
+            guesses.append(
+                replace(guess, confidence=confidence, evaluations=evaluations, path=path, others=tuple(rejected))
+            )
+        return guesses
+
+
+def fits(problem: Problem, space: Space, evidences: Sequence[Evidence], z: Tensor) -> list[float]:
+    """Return how well the rows z, one for each piece of evidence, explain all layers of it: the smaller the better."""
+    images = problem.images(space, z)
+    y, extra = problem.unpacked(z[:, space.size :], torch.arange(len(z)))
+    return [explained(e, images[v], y[v], extra[v]) for v, e in enumerate(evidences)]
+
+
+def hidden(evidences: Sequence[Evidence]) -> bool:
+    """Return whether any observation has entries that are exactly 0."""
+    return any(bool((value == 0).any()) for e in evidences for value in e.observed.values())
+
+
+def hypotheses(evidence: Evidence, most: int, zeros: bool) -> list[Evidence]:
+    """Return the evidence under each hypothesis about what is poisoned, at most `most`.
+
+    First nothing, then, where `zeros`, entries that are exactly 0; then each layer in turn; then all but the first k,
+    and all but the last k layers.
+    """
+    names = layers(evidence)
+    sound = [[n for n in names if n != name] for name in names] if len(names) > 1 else []
+    for k in range(len(names) - 2, 0, -1):
+        sound += [names[:k], names[-k:]]
+    nothing = [evidence, *([masked(evidence, names, zeros=False)] if zeros else [])]
+    return [*nothing, *(masked(evidence, keep) for keep in sound)][:most]

@@ -1,0 +1,135 @@
+"""The likelihood of the observation under the public noise law (Balunovic, Dimitrov, Staab and Vechev, ICLR 2022).
+
+Minimize -log p(observed | simulated) - log p(x) by Adam. Gaussian noise of deviation s, which may differ from tensor to
+tensor, gives sum (o - g)^2 / 2 s^2, Laplace noise sum sqrt(2) |o - g| / s; entries that a message visibly lacks carry
+no weight. The prior is a Laplace law of the image's gradient. Without a noise law it is plain gradient matching.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Guess
+from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.explained import tried_labels
+from ppbench.attacks.reconstruction.inversion import Inversion, known, marks, pixels, rebuilt
+from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.federation.plan import Noise
+from ppbench.federation.tree import Params, Tree
+
+CERTAIN = 1e-3
+"""Deviation given to tensors without noise, relative to the root mean square of what was observed in them."""
+
+
+@runtime_checkable
+class Supports(Protocol):
+    """A defense whose messages show which entries they hold."""
+
+    def support(self, upload: Tree, like: Params) -> Params:
+        """Return 1.0 where an entry was sent and 0.0 elsewhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class Likelihood(Inversion):
+    """Maximum a-posteriori images under the public noise law and a prior on their gradients.
+
+    The negative log-likelihood is taken relative to what it is at the truth, half the number of visible entries for
+    Gaussian noise; the prior is multiplied by it (`fading`), so that it guides the search far from the truth and
+    has its own weight there. Parameters are those of `Inversion`; tv = 1 expects, with P parameters and n pixels, a
+    mean |dx| + |dy| of 2 n / P in the posterior.
+    """
+
+    name: ClassVar[str] = "likelihood"
+    standard: ClassVar[bool] = False
+    reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
+
+    budget: int = 600
+    lr: float = 0.03
+    tv: float = 1.0
+    fading: bool = True
+
+    def variants(self) -> Sequence[Attack]:
+        """Return this attack with several weights of the prior, its own first."""
+        return [self, *(replace(self, tv=factor * self.tv) for factor in (0.1, 0.3, 3.0))]
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence with the noise law and what is visible of each message.
+
+        A mean of U uploads has 1 / sqrt(U) of the noise. A law that the evidence itself states comes first.
+        """
+        law, found = view.defense.noise(view.plan), []
+        shown = isinstance(view.defense, Supports)
+        sent = {e.slot: e.answer for e in view.exchanges()} if shown else {}
+        for e in view.defense.evidence(view):
+            noise = e.noise or (None if law is None else thinner(law, len(e.unit)))
+            if isinstance(view.defense, Supports) and len(e.unit) == 1 and e.unit[0] in sent and e.weight is None:
+                e = replace(e, weight=view.defense.support(sent[e.unit[0]], e.observed))
+            found.append(replace(e, noise=noise))
+        return found
+
+    def matched(self, evidence: Evidence) -> Evidence:
+        """Return `evidence` compared by its negative log-likelihood; without a law, or a scale, as it is."""
+        noise = evidence.noise
+        if noise is None or evidence.measure != "squares":
+            return evidence
+        weight = {}
+        for name, std in deviations(evidence, noise).items():
+            own = torch.ones(()) if evidence.weight is None else evidence.weight[name]
+            weight[name] = own * (math.sqrt(2) / std if noise.law == "laplace" else 0.5 / std**2)
+        return replace(evidence, weight=weight, measure="absolute" if noise.law == "laplace" else "squares")
+
+    def unit(self, evidences: Sequence[Evidence]) -> Tensor:
+        """Return the expected negative log-likelihood at the truth [V], up to constants; see `Inversion.unit`."""
+        if evidences[0].noise is None or evidences[0].measure != "squares":
+            return super().unit(evidences)
+        share = 1.0 if evidences[0].noise.law == "laplace" else 0.5
+        return share * torch.tensor([entries(e) for e in evidences])
+
+    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims that `blocks` put together; under noise labels are tried out, see there."""
+        evidences, labels, left = [known(v) for v in victims], None, self.budget
+        if evidences[0].noise is not None and left > victims[0].plan.spec.classes:
+            tried = tried_labels(victims, [self.matched(e) for e in evidences], self.start)
+            labels, left = (None, left) if tried is None else (tried[0], left - tried[1])
+        tries = min(self.tries, left)
+        problem, space = self.problem(victims, evidences, tries, labels), pixels(victims[0])
+        schedule, spent = self.schedule(left // tries, victims[0].plan), self.budget - left
+        found = problem.search(space, problem.rows(problem.starts.x.flatten(1)), schedule, marks(schedule.steps))
+        return [
+            replace(g, evaluations=spent + g.evaluations, path=tuple((spent + count, x) for count, x in g.path))
+            for g in rebuilt(problem, space, found).guesses()
+        ]
+
+
+def thinner(law: Noise, uploads: int) -> Noise:
+    """Return the law of the noise on a mean of so many uploads."""
+    factor = 1 / math.sqrt(uploads)
+    return replace(law, std=factor * law.std, tensors=tuple((name, factor * std) for name, std in law.tensors))
+
+
+def entries(evidence: Evidence) -> float:
+    """Return the number of visible entries, 1 at least."""
+    if evidence.weight is None:
+        return float(sum(value.numel() for value in evidence.observed.values()))
+    visible = (float((evidence.weight[n] * torch.ones_like(v) > 0).sum()) for n, v in evidence.observed.items())
+    return max(1.0, sum(visible))
+
+
+def deviations(evidence: Evidence, noise: Noise) -> dict[str, float]:
+    """Return the noise's standard deviation in each tensor, above 0.
+
+    Tensors without noise get one in common, a small share of the size of what was observed in them, so that they are
+    compared by plain squared distance, and the noisy ones hardly count.
+    """
+    stds = {name: noise.of(name) for name in evidence.observed}
+    exact = [value.double().flatten() for name, value in evidence.observed.items() if stds[name] <= 0]
+    least = CERTAIN * float(torch.cat(exact).square().mean().sqrt()) if exact else 0.0
+    return {name: max(std, least, 1e-20) for name, std in stds.items()}
