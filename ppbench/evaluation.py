@@ -14,7 +14,8 @@ from ppbench.adversary.victims import choose_candidates
 from ppbench.audit.population import populate
 from ppbench.audit.runs import TARGET, Audit
 from ppbench.bench import victims_of
-from ppbench.cells import Cell, Group, cells, finished, groups
+from ppbench.canaries import harness_check
+from ppbench.cells import Cell, Group, cells, finished, fitting, groups
 from ppbench.choice import attacks, points
 from ppbench.config import EvaluateConfig, configure
 from ppbench.controls import Check, check_controls
@@ -35,7 +36,7 @@ class Evaluation:
     Attributes:
         config: what was asked.
         records: the cells, controls included.
-        checks: what the controls say; the result is unreliable unless both hold.
+        checks: what the controls and the harness's own canaries say; the result is unreliable unless all hold.
         verdict: what was found, in sentences.
         out: folder with records, leaderboard.csv, leaderboard.html and figures.
         computed: how many cells were run now; the others were found finished.
@@ -50,7 +51,7 @@ class Evaluation:
 
     @property
     def reliable(self) -> bool:
-        """Whether both controls ran and held."""
+        """Whether both controls ran and held, and the canaries fell."""
         return all(check.ok is True for check in self.checks)
 
 
@@ -89,7 +90,7 @@ def evaluate(
     todo = [(group, some) for group, some in missing if some]
     _compute(asked, todo, store.out, workers, progress or Silent())
     records = tuple(store.load(cell.id) for _, some in plan for cell in some)
-    checks = tuple(check_controls(records))
+    checks = (*check_controls(records), harness_check())
     verdict = tuple(sentences(asked.defense, records))
     if todo or not up_to_date(store):
         write_board(store)
@@ -119,6 +120,9 @@ def _checked(config: EvaluateConfig) -> Task:
         raise UsageError(
             f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
         )
+    held = {client: shard.x for client, shard in task.shards.items()}
+    for attack in fitting(task, config):
+        attack.check_held(held)
     if any(group.stage == "audit" for group in every):
         populate(task, config)
     for group in every:
