@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
 import numpy as np
 import seaborn
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from ppbench.adversary.flags import reached
 from ppbench.controls import best, is_image
 from ppbench.leaderboard.boards import Board, Entry
-from ppbench.leaderboard.figures import INK, png_of, svg_of
-from ppbench.metrics.membership import Roc, roc, together
+from ppbench.leaderboard.figures import INK, drawn_svg, finished, png_of
+from ppbench.metrics.membership import roc, together
 from ppbench.records.aggregate import BROKEN_DB
 from ppbench.records.members import AVERAGE, halves
 from ppbench.records.schema import ImageScore, MemberScore, Record
@@ -49,10 +52,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class RocLine:
-    """The ROC curve of the strongest attack on one defense setting."""
+    """The ROC curve of the strongest attack on one defense setting, its points ascending; members, others: how many."""
 
     name: str
-    curve: Roc
+    fpr: tuple[float, ...]
+    tpr: tuple[float, ...]
+    members: int
+    others: int
 
 
 @dataclass(frozen=True)
@@ -133,14 +139,25 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
         # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
         curve = roc(together(halves(asked))) if asked else None
         if record is not None and curve is not None:
-            found.append(RocLine(f"{_name(entry)}: {record.config.attack.id}", curve))
+            name = f"{_name(entry)}: {record.config.attack.id}"
+            found.append(
+                RocLine(name, tuple(curve.fpr.tolist()), tuple(curve.tpr.tolist()), curve.members, curve.others)
+            )
     return found
 
 
+@lru_cache(maxsize=64)
+def _svg(curve: Curve) -> str:
+    return drawn_svg(lambda: _draw(curve), f"ppbench {curve}")
+
+
 def curve_svg(curve: Curve, *, inline: bool = False) -> str:
-    """Return a figure as SVG, see `figures.svg_of`."""
+    """Return a figure as SVG, see `figures.finished`."""
     what = "share of victims above 20 dB and median PSNR" if isinstance(curve, Budget) else "ROC curves, log scales"
-    return svg_of(lambda: _draw(curve), salt=f"ppbench {curve}", about=f"{curve.title}: {what}", inline=inline)
+    svg = finished(_svg(curve), f"{curve.title}: {what}", inline)
+    width = re.search(r'viewBox="0 0 ([\d.]+)', svg)  # in points; figures of many panels are as wide as the page
+    size = f'<svg style="max-width: {1.5 * float(width[1]):.0f}px" ' if width else "<svg "
+    return svg.replace("<svg ", size, 1) if inline else svg
 
 
 def curve_png(curve: Curve, dpi: int = 150) -> bytes:
@@ -156,9 +173,10 @@ def _draw_budget(budget: Budget) -> Figure:
     """Return the figure: a column a panel, the share above, the median PSNR below, one line an attack."""
     names = sorted({line.attack for _, lines in budget.panels for line in lines})
     style, count = dict(zip(names, _styles(len(names)), strict=True)), len(budget.panels)
-    high = 0.16 * math.ceil(len(names) / 4)
-    figure = Figure(figsize=(max(5.4, 2.1 * count + 0.7), 4.2 + high), layout="constrained")
+    columns = max(1, min(4, count + 1, len(names)))
+    figure = _figure(max(4.2, 1.9 * count + 0.7), 4.0, rows=math.ceil(len(names) / columns))
     grid = figure.subplots(2, count, sharex=True, sharey="row", squeeze=False)
+    figure.subplots_adjust(wspace=0.08, hspace=0.1)
     top = max(max(line.decibels) for _, lines in budget.panels for line in lines)
     for column, (title, lines) in enumerate(budget.panels):
         for line in lines:
@@ -171,9 +189,15 @@ def _draw_budget(budget: Budget) -> Figure:
     grid[1][0].set(ylim=(0, max(25.0, 1.05 * top)), ylabel="median PSNR, dB")
     for axis in grid[1]:
         axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
-    figure.supxlabel("gradient evaluations a batch", fontsize=9)
-    _legend(figure, grid[0], names, style)
+        axis.xaxis.set_major_formatter(_plain)
+    grid[1][(count - 1) // 2].set_xlabel("gradient evaluations a batch")
+    _legend(figure, columns, names, style)
     return figure
+
+
+def _plain(value: float, _: int) -> str:
+    """Return the label of a tick of a logarithmic axis, without the formula that matplotlib makes of it."""
+    return f"{value:g}"
 
 
 def _color(axis: Any) -> Any:
@@ -186,34 +210,44 @@ def _styles(count: int) -> list[dict[str, Any]]:
     return [{"color": palette[i % 10], "linestyle": dashes[i // 10 % 4]} for i in range(count)]
 
 
-def _legend(figure: Figure, axes: Sequence[Any], names: Sequence[str], style: dict[str, dict[str, Any]]) -> None:
-    from matplotlib.lines import Line2D
-
+def _legend(figure: Figure, columns: int, names: Sequence[str], style: dict[str, dict[str, Any]]) -> None:
     handles = [Line2D([], [], linewidth=1.4, label=name[:40], **style[name]) for name in names]
-    columns = max(1, min(4, len(axes) + 1, len(names)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
+    figure.legend(handles=handles, loc="lower center", ncols=columns, fontsize=8)
+
+
+def _figure(width: float, height: float, rows: int) -> Figure:
+    """Return a figure of so many inches, more below for a legend of `rows`; laid out by hand, in half the time."""
+    whole = height + 0.2 * rows
+    figure = Figure(figsize=(width, whole))
+    figure.subplots_adjust(
+        left=0.62 / width, right=1 - 0.12 / width, top=1 - 0.3 / whole, bottom=(0.6 + 0.2 * rows) / whole
+    )
+    return figure
 
 
 def _draw_rocs(rocs: Rocs) -> Figure:
     """Return the figure: average records, and canaries where there are any, on logarithmic scales with chance."""
     panels = [p for p in (("average records", rocs.average), ("canaries", rocs.canaries)) if p[1]]
     rows = max(len(lines) for _, lines in panels)
-    figure = Figure(figsize=(4.6 * len(panels), 3.9 + 0.17 * rows), layout="constrained")
+    figure = _figure(4.1 * len(panels), 3.9, rows=rows + 1)
     (axes,) = figure.subplots(1, len(panels), squeeze=False)
+    figure.subplots_adjust(wspace=0.25)
     for axis, (title, lines) in zip(axes, panels, strict=True):
-        floor = 0.5 / max(max(line.curve.others, line.curve.members) for line in lines)
+        floor = 0.5 / max(max(line.others, line.members) for line in lines)
         for line, style in zip(lines, _styles(len(lines)), strict=True):
-            curve = line.curve
             axis.step(
-                np.maximum(curve.fpr, floor),
-                np.maximum(curve.tpr, floor),
+                np.maximum(line.fpr, floor),
+                np.maximum(line.tpr, floor),
                 where="post",
                 linewidth=1.4,
-                label=f"{line.name[:48]} (n = {curve.members} + {curve.others})",
+                label=f"{line.name[:48]} (n = {line.members} + {line.others})",
                 **style,
             )
         axis.plot([floor, 1], [floor, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="chance")
-        axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05), title=title)
+        axis.set_title(title, fontsize=10)
+        axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05))
         axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=7.5)
+        axis.xaxis.set_major_formatter(_plain)
+        axis.yaxis.set_major_formatter(_plain)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7.5)
     return figure

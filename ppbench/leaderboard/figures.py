@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from typing import Any
 
@@ -169,30 +170,35 @@ def _axes(figure: Figure, left: Any, right: Any, ppc: Ppc, grid: Sequence[float]
 
 
 def ppc_svg(ppc: Ppc, *, inline: bool = False) -> str:
-    """Return the figure as SVG, see `svg_of`."""
+    """Return the figure as SVG, see `finished`."""
     about = f"{ppc.title}: accuracy and distance over {ppc.control}"
-    return svg_of(lambda: _draw(ppc), salt=f"ppbench {ppc}", about=about, inline=inline)
+    return finished(_ppc(ppc), about, inline)
 
 
-def svg_of(draw: Callable[[], Figure], *, salt: str, about: str, inline: bool) -> str:
-    """Return a figure as SVG.
+@lru_cache(maxsize=64)
+def _ppc(ppc: Ppc) -> str:
+    return drawn_svg(lambda: _draw(ppc), f"ppbench {ppc}")
 
-    Args:
-        draw: makes the figure, under the style of all.
-        salt: what the ids within the drawing are made from; equal salts of unlike figures would mix up one page.
-        about: what it shows, for those who cannot see it.
-        inline: for pasting into HTML: no prolog, no metadata, no namespace declarations (so nothing that
-            looks like an address), page-colored ink, a label for screen readers, and ids of its own.
-    """
+
+def drawn_svg(draw: Callable[[], Figure], salt: str) -> str:
+    """Return the figure that `draw` makes as matplotlib's SVG; the ids in it are made from `salt`."""
     with matplotlib.rc_context(style() | {"svg.hashsalt": salt}):
         buffer = io.StringIO()
         draw().savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    svg = buffer.getvalue()
+    return buffer.getvalue()
+
+
+def finished(svg: str, about: str, inline: bool) -> str:
+    """Return `drawn_svg`'s SVG for a file or, `inline`, for pasting into HTML.
+
+    Inline it has no prolog, no metadata, no namespace declarations (so nothing that looks like an address),
+    page-colored ink, the label `about` for screen readers, and ids of its own.
+    """
     return inline_svg(svg, about) if inline else svg.replace(INK, "#222222")
 
 
 def inline_svg(svg: str, about: str) -> str:
-    """Return matplotlib's SVG for pasting into HTML, see `ppc_svg`; `about` is read to who cannot see it."""
+    """Return matplotlib's SVG for pasting into HTML, see `finished`; `about` is read to who cannot see it."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, rest = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
