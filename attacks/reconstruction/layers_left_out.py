@@ -9,7 +9,6 @@ each victim may have another one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -27,6 +26,8 @@ from ppbench.errors import UsageError
 
 SCOUT = 0.5
 """Share of the budget for trying hypotheses."""
+MARGIN = 0.3
+"""By how much a hypothesis must explain better, in logarithms of a layer's 1 - cosine, than that nothing is poisoned."""
 FEWEST = 8
 """Steps without which trying a hypothesis says nothing; with less, the first hypotheses alone are tried."""
 
@@ -80,7 +81,7 @@ class IGLayers(IG):
             z = problem.rows(problem.starts.x.flatten(1))
             scouts.append(problem.search(pixels(victims[0]), z, self.schedule(steps, victims[0].plan)).z)
         scores = torch.tensor([fits(problem, pixels(victims[0]), evidences, z) for z in scouts])
-        best = scores.argmin(0).tolist()
+        best = torch.where(scores.amin(0) < scores[0] - MARGIN, scores.argmin(0), 0).tolist()
         images = torch.stack([problem.images(pixels(victims[0]), z) for z in scouts], 1)
         others = [[x for turn, x in enumerate(row) if turn != b] for row, b in zip(images, best, strict=True)]
         problem = self.problem(victims, [mine[b] for mine, b in zip(choices, best, strict=True)], 1, labels)
@@ -90,21 +91,13 @@ class IGLayers(IG):
     def finished(
         self, victims: Sequence[Victim], problem: Problem, z: Tensor, left: int, others: Sequence[Sequence[Tensor]]
     ) -> list[Guess]:
-        """Return what `left` more evaluations make of rows z, with the images that hypotheses given up had.
-
-        confidence is how badly the image explains a layer, as `explained` has it, by geometric mean.
-        """
+        """Return what `left` more evaluations make of rows z, with the images that hypotheses given up had."""
         space, schedule, spent = pixels(victims[0]), self.schedule(left, victims[0].plan), self.budget - left
         found = problem.search(space, z, schedule, marks(schedule.steps))
-        scores = fits(problem, space, [known(v) for v in victims], found.z)
         guesses = []
-        for guess, score, rejected in zip(rebuilt(problem, space, found).guesses(), scores, others, strict=True):
+        for guess, rejected in zip(rebuilt(problem, space, found).guesses(), others, strict=True):
             path = tuple((spent + count, x) for count, x in guess.path)
-            confidence = math.exp(score) if math.isfinite(score) else None
-            evaluations = spent + guess.evaluations
-            guesses.append(
-                replace(guess, confidence=confidence, evaluations=evaluations, path=path, others=tuple(rejected))
-            )
+            guesses.append(replace(guess, evaluations=spent + guess.evaluations, path=path, others=tuple(rejected)))
         return guesses
 
 
@@ -130,5 +123,5 @@ def hypotheses(evidence: Evidence, most: int, zeros: bool) -> list[Evidence]:
     sound = [[n for n in names if n != name] for name in names] if len(names) > 1 else []
     for k in range(len(names) - 2, 0, -1):
         sound += [names[:k], names[-k:]]
-    nothing = [evidence, *([masked(evidence, names, zeros=False)] if zeros else [])]
+    nothing = [masked(evidence, names), *([masked(evidence, names, zeros=False)] if zeros else [])]
     return [*nothing, *(masked(evidence, keep) for keep in sound)][:most]

@@ -43,8 +43,8 @@ class Likelihood(Inversion):
 
     The negative log-likelihood is taken relative to what it is at the truth, half the number of visible entries for
     Gaussian noise; the prior is multiplied by it (`fading`), so that it guides the search far from the truth and
-    has its own weight there. Parameters are those of `Inversion`; tv = 1 expects, with P parameters and n pixels, a
-    mean |dx| + |dy| of 2 n / P in the posterior.
+    has its own weight there. Parameters are those of `Inversion`; with P parameters and n pixels, tv expects a mean
+    |dx| + |dy| of 2 n / (P tv), the scale of the prior's Laplace law.
     """
 
     name: ClassVar[str] = "likelihood"
@@ -52,13 +52,13 @@ class Likelihood(Inversion):
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 
     budget: int = 600
-    lr: float = 0.03
-    tv: float = 1.0
+    lr: float = 0.05
+    tv: float = 0.1
     fading: bool = True
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack with several weights of the prior, its own first."""
-        return [self, *(replace(self, tv=factor * self.tv) for factor in (0.1, 0.3, 3.0))]
+        return [self, *(replace(self, tv=factor * self.tv) for factor in (0.3, 3.0, 10.0))]
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law and what is visible of each message.

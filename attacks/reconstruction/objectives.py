@@ -67,7 +67,7 @@ class MappedObjective:
     def __init__(self, evidences: Sequence[Evidence]) -> None:
         self.first = evidences[0]
         self.observed = _stacked([e.observed for e in evidences])
-        self.weight = _stacked([e.weight for e in evidences if e.weight is not None])
+        self.weight = _stacked(precisions(evidences) or [])
         simulations: list[object] = [e.simulate for e in evidences]
         params = [s.params for s in simulations if isinstance(s, Mappable)]
         self.params = {} if all(p is params[0] for p in params) else _stacked(params)
@@ -95,6 +95,18 @@ def discrepancy(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> T
         named[name] = nuisance[offset : offset + math.prod(shape)].view(shape)
         offset += math.prod(shape)
     return evidence.discrepancy(evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)), **named))
+
+
+def precisions(evidences: Sequence[Evidence]) -> list[Params] | None:
+    """Return the evidences' weights, None where none has any; in one form where some are a number a tensor only."""
+    if all(e.weight is None for e in evidences):
+        return None
+    ones = {name: torch.ones(()) for name in evidences[0].observed}
+    found = [ones if e.weight is None else e.weight for e in evidences]
+    for name, observed in evidences[0].observed.items():
+        if len({weight[name].shape for weight in found}) > 1:
+            found = [{**weight, name: weight[name].to(observed).expand_as(observed)} for weight in found]
+    return found
 
 
 def _stacked(trees: Sequence[Params]) -> Params:
@@ -129,5 +141,5 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
         steps = compile_chain(plan, first.params, dtype)
     if steps is None or measured is None:
         return (MappedObjective if isinstance(first.simulate, Mappable) else SimulatedObjective)(evidences)
-    weights = None if first.weight is None else [e.weight for e in evidences if e.weight is not None]
-    return FastObjective(ChainObjective(steps, plan.loss, [e.observed for e in evidences], weights, batch, measured))
+    observed, weights = [e.observed for e in evidences], precisions(evidences)
+    return FastObjective(ChainObjective(steps, plan.loss, observed, weights, batch, measured))
