@@ -27,7 +27,7 @@ from ppbench.errors import UsageError
 SCOUT = 0.5
 """Share of the budget for trying hypotheses."""
 MARGIN = 0.3
-"""By how much a hypothesis must explain better, in logarithms of a layer's 1 - cosine, than that nothing is poisoned."""
+"""By how much a hypothesis must explain better than that nothing is poisoned, in logarithms of a layer's 1 - cosine."""
 FEWEST = 8
 """Steps without which trying a hypothesis says nothing; with less, the first hypotheses alone are tried."""
 

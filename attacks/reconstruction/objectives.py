@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.evidence import Mappable as Mappable
 from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import Params
@@ -22,20 +23,6 @@ class Objective(Protocol):
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
         """Return D, dD/dx, dD/dy and dD/dnuisance."""
-
-
-@dataclass(frozen=True, eq=False)
-class Mappable:
-    """A `simulate` that runs under vmap over victims: it draws nothing and branches on no value.
-
-    params: all tensors that it holds; those of one `family` differ in nothing else.
-    """
-
-    params: Params
-
-    def family(self) -> Hashable:
-        """Return what makes two such simulations the same but for `params`."""
-        raise NotImplementedError
 
 
 class SimulatedObjective:
@@ -59,7 +46,10 @@ class SimulatedObjective:
 
 
 class MappedObjective:
-    """D as `SimulatedObjective` has it, of all victims at once by vmap: three to six times as fast on small networks.
+    """D as `SimulatedObjective` has it, of all victims at once by vmap: up to six times as fast on small networks.
+
+    Plain gradients of eight victims (32x32, one thread) run 1.0 (114k ConvNet) to 1.9 times (LeNet) as fast as in a
+    loop, 1.1 to 1.4 times for ResNet-20, DenseNet and WRN-10-2.
 
     Takes evidence whose `Mappable` simulations are of one family; where they share their params, these are not mapped.
     """
@@ -140,6 +130,7 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
     if first.params is not None and measured is not None and set(first.observed) == set(first.params):
         steps = compile_chain(plan, first.params, dtype)
     if steps is None or measured is None:
-        return (MappedObjective if isinstance(first.simulate, Mappable) else SimulatedObjective)(evidences)
+        mapped = len(evidences) > 1 and isinstance(first.simulate, Mappable)
+        return (MappedObjective if mapped else SimulatedObjective)(evidences)
     observed, weights = [e.observed for e in evidences], precisions(evidences)
     return FastObjective(ChainObjective(steps, plan.loss, observed, weights, batch, measured))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
 Simulate = Callable[..., Params]
 Measure = Literal["squares", "absolute", "cosine", "hinge"]
+
+
+@dataclass(frozen=True, eq=False)
+class Mappable:
+    """A `simulate` that runs under vmap over victims: it draws nothing and branches on no value.
+
+    params: all tensors that it holds; those of one `family` differ in nothing else.
+    """
+
+    params: Params
+
+    def family(self) -> Hashable:
+        """Return what makes two such simulations the same but for `params`."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -96,16 +110,27 @@ class Evidence:
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
 
 
-def simulation(plan: Plan, params: Params) -> Simulate:
-    """Return the undefended client's computation at `params` as a function of a guessed batch."""
+@dataclass(frozen=True, eq=False)
+class PlainGradient(Mappable):
+    """The undefended client's computation at `params`: the gradient of `plan.objective`."""
 
-    def simulate(x: Tensor, y: Tensor) -> Params:
+    plan: Plan
+
+    def family(self) -> Hashable:
+        """Return the plan."""
+        return PlainGradient, self.plan
+
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
+        """Return the gradient of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
         images, labels = x.flatten(0, 1), y.flatten(0, 1)
-        weights = {name: value.to(x.dtype) for name, value in params.items()}
+        weights = {name: value.to(x.dtype) for name, value in self.params.items()}
         ones = torch.ones(len(images), dtype=x.dtype, device=x.device)
-        return gradient(lambda p: plan.objective(p, images, labels, ones), weights)
+        return gradient(lambda p: self.plan.objective(p, images, labels, ones), weights)
 
-    return simulate
+
+def simulation(plan: Plan, params: Params) -> PlainGradient:
+    """Return the undefended client's computation at `params` as a function of a guessed batch."""
+    return PlainGradient(params, plan)
 
 
 def plain_evidence(view: View) -> list[Evidence]:
@@ -181,4 +206,15 @@ def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
 
 
-__all__ = ["Evidence", "Measure", "Noise", "Simulate", "as_gradient", "at_truth", "plain_evidence", "simulation"]
+__all__ = [
+    "Evidence",
+    "Mappable",
+    "Measure",
+    "Noise",
+    "PlainGradient",
+    "Simulate",
+    "as_gradient",
+    "at_truth",
+    "plain_evidence",
+    "simulation",
+]
