@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import repeat
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -73,40 +74,41 @@ def unit_scores(
         data_range: smallest and largest value that an input may take.
         yardstick: of its parts the mean image.
     """
-    truth = asked.truth
-    hits: list[bool | None] = [None] * len(truth.x)
-    if guess.y is not None:
-        hits = list(multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist()))
-    confidence = guess.confidence
-    if confidence is not None and not abs(confidence) < float("inf"):
-        confidence = None
+    truth, mean = asked.truth, yardstick.mean
+    hits = _label_hits(guess, truth)
     paths, oracle = _paths(guess, truth, data_range), _oracle(guess, found, truth, data_range)
     scores = []
     for index, (image, original) in enumerate(zip(found, truth.x, strict=True)):
         figures, slot = image_figures(image, original, data_range), asked.unit[index // asked.batch]
-        blind = None if yardstick.mean is None else _blind(yardstick.mean, original, data_range)
         scores.append(
             ImageScore(
                 probe=slot.probe,
                 client=slot.client,
                 index=index % asked.batch,
-                psnr=figures.psnr,
-                rmse=figures.rmse,
-                rmse_raw=figures.rmse_raw,
-                ssim=figures.ssim,
+                **asdict(figures),
                 label=hits[index],
-                confidence=confidence,
+                confidence=_finite(guess.confidence),
                 at_truth=checks.at_truth,
                 ratio=checks.ratio,
                 evaluations=guess.evaluations,
                 cohort=len(asked.unit) > 1,
-                mse=figures.mse,
-                blind=blind,
-                oracle=None if blind is None else oracle[index],
+                blind=None if mean is None else _blind(mean, original, data_range),
+                oracle=None if mean is None else oracle[index],
                 path=[(mark, values[index]) for mark, values in paths],
             )
         )
     return scores
+
+
+def _label_hits(guess: Guess, truth: Data) -> list[bool | None]:
+    """Return which labels came out, as multisets; None each where the attack gave none."""
+    if guess.y is None:
+        return [None] * len(truth.x)
+    return list(multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist()))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
 
 
 def perceived(

@@ -114,33 +114,41 @@ def render(
         )
         for board in found
     ]
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    by_id, table = {record.cell_id: record for record in records}, costs(found, records, times)
+    page = (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            verdict=list(verdict),
+            reliability=list(reliability),
+            sections=sections,
+            played=[(counted.title, played_svg(counted)) for counted in role_counts(records)],
+            costs=table,
+            several=len({row.setting for row in table}) > 1,
+            cells=[(row, by_id[row.cell_id]) for row in rows(records, claims)],
+            statuses={s: sum(r.status == s for r in records) for s in ("complete", "diverged", "failed")},
+            settings=sorted({f"{r.config.data.name}, {r.config.model.id}" for r in records}),
+            environments=sorted({_environment(record) for record in records}),
+            style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+            script=Markup(script),
+            script_digest=digest,
+            knows=lambda record: adaptive(record, records),
+            metric_of=metric_of,
+            tuned=tuned_text,
+        )
+    )
+    return page.lstrip()
+
+
+def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"number": number, "percent": percent, "size": size, "span": span, "error": error}
     environment.filters["seconds"] = seconds
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    by_id, table = {record.cell_id: record for record in records}, costs(found, records, times)
-    page = environment.get_template("page.html.j2").render(
-        verdict=list(verdict),
-        reliability=list(reliability),
-        sections=sections,
-        played=[(counted.title, played_svg(counted)) for counted in role_counts(records)],
-        costs=table,
-        several=len({row.setting for row in table}) > 1,
-        cells=[(row, by_id[row.cell_id]) for row in rows(records, claims)],
-        statuses={s: sum(r.status == s for r in records) for s in ("complete", "diverged", "failed")},
-        settings=sorted({f"{r.config.data.name}, {r.config.model.id}" for r in records}),
-        environments=sorted({_environment(record) for record in records}),
-        style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-        script=Markup(script),
-        script_digest=digest,
-        knows=lambda record: adaptive(record, records),
-        metric_of=metric_of,
-        tuned=tuned_text,
-    )
-    return page.lstrip()
+    return environment
 
 
 def _environment(record: Record) -> str:
