@@ -106,7 +106,8 @@ def test_canaries_of_images_are_wrong_blank_or_noise():
     assert kinds == tuple(name for name in FAMILIES for _ in range(60)) and len(used.unique()) == 60
     wrong, blank, noise = (Data(made.x[i : i + 60], made.y[i : i + 60]) for i in (0, 60, 120))
     assert torch.equal(wrong.x, task.test.x[used]) and (wrong.y.argmax(1) != task.test.y[used].argmax(1)).all()
-    assert (blank.x.flatten(1).std(1) == 0).all() and len(blank.x.flatten(1)[:, 0].unique()) == 60
+    quarters = blank.x.unflatten(2, (2, 4)).unflatten(4, (2, 4))
+    assert (quarters == quarters[:, :, :, :1, :, :1]).all() and len(quarters[:, 0, :, 0, :, 0].unique()) == 240
     assert noise.x.min() >= 0 and noise.x.max() <= 1 and abs(float(noise.x.var()) - 1 / 12) < 0.01
     assert (made.y.sum(1) == 1).all() and len(blank.y.argmax(1).unique()) > 5
     clients = rows(*(shard.x for shard in task.shards.values()))
@@ -126,8 +127,10 @@ def test_canaries_of_tables_lie_within_the_range_of_each_column(tmp_path):
     made, _, _ = canaries(task, 8, Seeds(0))
     low, high = task.test.x.amin(0), task.test.x.amax(0)
     assert (made.x >= low - 1e-4).all() and (made.x <= high + 1e-4).all()
-    shares = ((made.x[8:16] - low) / (high - low)).std(1)
-    assert (shares < 1e-3).all() and (((made.x[16:] - low) / (high - low)).std(1) > 0.05).all()
+    shares, noise = ((x - low) / (high - low) for x in (made.x[8:16], made.x[16:]))
+    assert (shares[:, 0] - shares[:, 1]).abs().max() < 1e-3, "five columns in four blocks: the first two go together"
+    assert len((shares[:, 1:] * 1e4).round().unique()) > 24 and (noise.std(1) > 0.05).all()
+    assert (noise[:, 0] - noise[:, 1]).abs().max() > 0.1
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""What membership attacks find in audits of overfit models, and of models that learn nothing: printed as JSON.
+
+Run: OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=FOLDER python benchmarks/measure_membership.py [digits] [mnist]
+
+Few records and many rounds, so that the models remember; 70 canaries of each of three families, half of them members;
+reference runs from public records. Every figure is that of `ppbench.records.aggregate` with its 95 % interval. MNIST is
+read from the folder mnist (parquet) of PPBENCH_TEST_DATA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppbench.adversary.attack import Attack
+from ppbench.adversary.score import score_members, score_traces
+from ppbench.audit.questions import Questions
+from ppbench.audit.runs import Audit
+from ppbench.choice import Point, make_defense
+from ppbench.config import EvaluateConfig, configure
+from ppbench.records.aggregate import aggregate
+from ppbench.registry import load
+from ppbench.task.task import make_task
+
+COMMON: dict[str, Any] = {
+    "defense": "none", "attacks": ("mia_loss",), "clients": 2, "schedule": "parallel", "public": 0.5,
+    "stages": ("audit",), "canaries": 70, "candidates": 60, "train": 300, "decay_at": (), "lr": 3e-3, "references": 16,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "digits": {"model": "mlp", "model_options": {"hidden": 256}, "rounds": 100},
+    "mnist": {"model": "cnn", "rounds": 30, "batch_size": 16},
+}
+SEEDS = {"digits": (0, 1, 2), "mnist": (0,)}
+WANTED = (
+    "canary_tpr_at_1pct_fpr", "canary_auc", "auc", "asr", "tpr_at_1pct_fpr", "auc_mislabelled", "auc_blank",
+    "auc_out_of_distribution", "epsilon_lower", "tracing_accuracy",
+)  # fmt: skip
+ATTACKS: tuple[tuple[str, int], ...] = (
+    ("mia_loss", 0), ("mia_lira", 16), ("mia_lira", 4), ("mia_lira_offline", 16), ("mia_rmia", 4), ("mia_rmia", 16),
+    ("mia_rmia_offline", 4), ("mia_update_cosine", 0), ("mia_whitebox", 0), ("audit_one_run", 0), ("tracing_cosine", 0),
+)  # fmt: skip
+"""Attacks and the references that each may use."""
+
+
+def config_of(case: str, references: int, seed: int = 0) -> EvaluateConfig:
+    """Return the evaluation of a case."""
+    dataset = "digits" if case == "digits" else f"parquet:{Path(os.environ['PPBENCH_TEST_DATA']) / 'mnist'}"
+    return configure(**{**COMMON, **CASES[case], "dataset": dataset, "references": references, "seed": seed})
+
+
+def asked(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[str, Any]:
+    """Return the figures of one attack, each with its interval."""
+    task, view = questions.audit.task, questions.view(threat)
+    generator = task.seeds.generator("attack", attack.name, threat, seed)
+    if attack.kind == "tracing":
+        question, owners = questions.tracing()
+        scored = score_traces(owners, attack.run(view, [question], generator)[0])
+    else:
+        scored = score_members(questions.candidates, attack.run(view, questions.challenges(), generator))
+    found = aggregate(scored.victims, classes=task.plan.spec.classes, seed=0)
+    return {m.name: [m.value, m.low, m.high, m.n] for m in found if m.name in WANTED}
+
+
+def measure(case: str, defense: str, seed: int, cache: Path) -> dict[str, Any]:
+    """Return what the attacks that are installed find in a case under a defense."""
+    began, config = time.perf_counter(), config_of(case, 16, seed)
+    audit = Audit.of(make_task(config), Point(make_defense(defense)), config, cache)
+    target, questions = audit.complete(), Questions(audit)
+    result: dict[str, Any] = {"accuracy": target.trained.utility.accuracy, "flags": [f.code for f in questions.flags()]}
+    result["seconds of training"] = round(time.perf_counter() - began, 1)
+    for name, count in ATTACKS:
+        result |= _attacked(name, count, questions)
+    return result
+
+
+def cases(names: Sequence[str], cache: Path) -> dict[str, Any]:
+    """Return all figures by case, defense and seed, and the settings."""
+    found: dict[str, Any] = {}
+    for case in names:
+        found[case] = {"setting": {**COMMON, **CASES[case]}}
+        for defense in ("none", "full_noise"):
+            found[case][defense] = {f"seed {seed}": measure(case, defense, seed, cache) for seed in SEEDS[case]}
+    return found
+
+
+def _attacked(name: str, count: int, questions: Questions) -> dict[str, Any]:
+    """Return the figures of an attack by name, with the first `count` references, from every view that it can use."""
+    try:
+        attack: Attack = load("attacks", name)()
+    except Exception:  # noqa: BLE001 - not installed here
+        return {}
+    references, dropped = questions.references
+    fewer = None
+    if references is not None and count:
+        keep, outputs, population = references.keep, references.outputs, references.population
+        fewer = replace(references, keep=keep[:count], outputs=outputs[:count], population=population[:count])
+    known = Questions(questions.audit)
+    known.__dict__["references"] = (fewer, dropped)
+    label = f"{name} R={count}" if count else name
+    found, run = {}, partial(asked, attack, known)
+    for threat in attack.threats:
+        if threat in ("server/1", "client/1"):
+            began = time.perf_counter()
+            found[f"{label} {threat}"] = run(threat, 0) | {"seconds": round(time.perf_counter() - began, 1)}
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(cases(sys.argv[1:] or tuple(CASES), Path(folder)), indent=1))
