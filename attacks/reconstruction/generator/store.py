@@ -1,0 +1,233 @@
+"""Generators in files: whole or not at all, with what they were trained on; trained once, by whoever comes first.
+
+A file is safetensors: the decoder's tensors, "fingerprints" (sorted int64, of the training images' contents), and one
+metadata entry "ppbench.generator" with the JSON of `About`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ppbench.attacks.reconstruction.generator.fingerprints import common
+from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
+from ppbench.errors import UsageError
+from ppbench.records.files import unwritable, write_atomic
+
+FORMAT = "ppbench.generator/1"
+ENTRY = "ppbench.generator"
+PRINTS = "fingerprints"
+
+
+@dataclass(frozen=True)
+class About:
+    """Where a generator comes from.
+
+    Attributes:
+        format: `FORMAT`.
+        plan: which decoder.
+        data_range: smallest and largest pixel that it makes.
+        data: SHA-256 of the training images.
+        split: which images those were, in words.
+        images: how many.
+        steps, batch, lr, noise: of the training.
+        seed: of its draws.
+        ceiling: median PSNR in decibels of public images held out of the training, encoded and decoded.
+        ceiling_latent: the same for the best latent that optimization from there finds (of the first 16).
+        held_out: how many of them.
+    """
+
+    format: str
+    plan: Architecture
+    data_range: tuple[float, float]
+    data: str
+    split: str
+    images: int
+    steps: int
+    batch: int
+    lr: float
+    noise: float
+    seed: int
+    ceiling: float
+    ceiling_latent: float
+    held_out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Generator:
+    """A trained decoder, where it comes from, and the fingerprints [M] int64 of the images that it was trained on."""
+
+    decoder: Decoder
+    about: About
+    prints: Tensor
+
+    @property
+    def ceiling(self) -> float:
+        """Median PSNR in decibels of held-out public images, encoded and decoded: the latent stage's ceiling."""
+        return self.about.ceiling
+
+
+def overlap(generator: Generator, images: Tensor) -> int:
+    """Return how many of images [N, *shape] the generator was trained on, by their contents."""
+    return common(generator.prints, images, *generator.about.data_range)
+
+
+def check_apart(generator: Generator, shards: Mapping[int, Tensor], source: str = "The generator") -> None:
+    """Refuse a generator that was trained on images of clients.
+
+    Args:
+        generator: the generator.
+        shards: images [N, *shape] by client.
+        source: what the message calls it.
+
+    Raises:
+        UsageError: it was; names the first such client.
+    """
+    for client, images in shards.items():
+        count = overlap(generator, images)
+        if count:
+            raise UsageError(
+                f"{source} was trained on {count} of the {len(images)} images of client {client}, so it could recite "
+                "them; use one trained on images that no client holds, as --public 0.5 sets them apart."
+            )
+
+
+def write(generator: Generator, path: Path) -> None:
+    """Write the generator to `path`, whole or not at all (UsageError where the system does not let us)."""
+    about = json.dumps(TypeAdapter(About).dump_python(generator.about, mode="json"), sort_keys=True)
+    tensors = {**generator.decoder.params, PRINTS: generator.prints}
+    data = save({name: value.contiguous() for name, value in sorted(tensors.items())}, {ENTRY: about})
+    write_atomic(path, data)
+
+
+def read(path: Path) -> Generator:
+    """Return the generator in the file `path`.
+
+    Raises:
+        UsageError: no such file, a damaged one, one of another kind, or a tensor that does not fit; names both.
+    """
+    if not path.is_file():
+        raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            entry = (file.metadata() or {}).get(ENTRY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError) as cause:
+        raise UsageError(f"The generator file {path} is damaged ({cause}); train it again, or give another.") from cause
+    about = _about(path, entry)
+    _check(path, about, tensors)
+    prints = tensors.pop(PRINTS)
+    return Generator(Decoder(about.plan, tensors, *about.data_range), about, prints)
+
+
+def _about(path: Path, entry: str | None) -> About:
+    if entry is None:
+        raise UsageError(f"The file {path} is no generator: it has no metadata {ENTRY!r}; give one that gifd wrote.")
+    try:
+        about = TypeAdapter(About).validate_python(_entries(json.loads(entry)))
+    except (ValueError, TypeError) as cause:  # a ValidationError is a ValueError
+        where, what = ENTRY, str(cause)
+        if isinstance(cause, ValidationError):
+            first = cause.errors()[0]
+            where, what = ".".join(map(str, first["loc"])), first["msg"]
+        raise UsageError(
+            f"The generator file {path} has unknown metadata at {where} ({what.lower()}); train it again, or give "
+            "another."
+        ) from cause
+    low, high = about.data_range
+    fits = about.format == FORMAT and about.plan.widths and min(*about.plan.widths, *about.plan.shape) > 0
+    if not (fits and about.plan.latent > 0 and low < high):
+        raise UsageError(
+            f"The generator file {path} has metadata of another kind (format {about.format!r}, data range "
+            f"[{low:g}, {high:g}]); this ppbench reads {FORMAT!r}: train it again, or give another."
+        )
+    return about
+
+
+def _entries(value: object) -> object:
+    """Return decoded JSON as it is, refusing what has other entries than `About`."""
+    names = {field.name for field in fields(About)}
+    if not isinstance(value, dict) or set(value) != names:
+        strange = sorted(set(value) ^ names) if isinstance(value, dict) else ["all"]
+        raise TypeError(f"entries that are missing or unknown: {', '.join(strange)}")
+    return value
+
+
+def _check(path: Path, about: About, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are missing, unknown, of another shape or type, or not finite; names the file and tensor."""
+    expected = about.plan.shapes()
+
+    def refuse(name: str, problem: str) -> UsageError:
+        return UsageError(f"The generator file {path} cannot be used: tensor {name!r} {problem}.")
+
+    for name in sorted({*expected, PRINTS} - set(tensors)):
+        raise refuse(name, "is missing; train it again, or give another")
+    for name in sorted(set(tensors) - {*expected, PRINTS}):
+        raise refuse(name, f"is unknown; known are {', '.join(sorted(expected))} and {PRINTS}")
+    for name, shape in expected.items():
+        value = tensors[name]
+        if value.dtype != torch.float32 or tuple(value.shape) != shape:
+            found = f"{value.dtype} {tuple(value.shape)}"
+            raise refuse(name, f"is {found}, but its metadata asks for torch.float32 {shape}")
+        if not bool(value.isfinite().all()):
+            raise refuse(name, "holds numbers that are not finite; train it again, or give another")
+    prints = tensors[PRINTS]
+    if prints.dtype != torch.int64 or prints.dim() != 1 or bool((prints.diff() <= 0).any()):
+        raise refuse(PRINTS, "must be ascending int64 numbers in one row")
+
+
+def cache() -> Path:
+    """Return the folder of trained generators: PPBENCH_CACHE, or ~/.cache/ppbench; below it "generators"."""
+    return Path(os.environ.get("PPBENCH_CACHE") or Path.home() / ".cache" / "ppbench") / "generators"
+
+
+def name(*parts: object) -> str:
+    """Return the name of a file by what its content depends on."""
+    return hashlib.sha256(repr((FORMAT, *parts)).encode()).hexdigest()[:32] + ".safetensors"
+
+
+def cached(path: Path, train: Callable[[], Generator]) -> Generator:
+    """Return the generator in `path`, trained and written first where it is not there.
+
+    Of several processes one trains, and the others wait. A damaged file is trained again, with a warning.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            if path.is_file():
+                try:
+                    return read(path)
+                except UsageError as cause:
+                    warnings.warn(f"{cause} It is trained again.", stacklevel=2)
+            write(train(), path)
+            return read(path)
+    except OSError as cause:
+        raise unwritable(path, 0, cause) from cause
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock `path`; the system releases it when a process ends, however it ends."""
+    if os.name != "posix":  # without such locks two processes may both train; the file is the same
+        yield
+        return
+    import fcntl
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

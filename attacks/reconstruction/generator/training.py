@@ -1,0 +1,213 @@
+"""Trains a decoder on public images, as the half of an autoencoder that attackers keep; seconds to minutes on a core.
+
+An attack searches not only latents but the map before every block, so every map is trained to be a code: the encoder
+has a map for each of them, and each step decodes from one stage, whose code is blurred by noise that the decoder must
+see through. What noise leaves readable is what images have in common, so that steps of one size in a map change an
+image as images differ. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, leaky_relu, linear, mse_loss
+
+from ppbench.attacks.reconstruction.generator.fingerprints import fingerprints
+from ppbench.attacks.reconstruction.generator.net import SLOPE, Architecture, Decoder, architecture, initial
+from ppbench.attacks.reconstruction.generator.store import FORMAT, About, Generator, cache, cached, name
+from ppbench.federation.tree import Params
+
+LATENT_NOISE = 0.05
+MEASURED, CLOSEST, REFINED = 500, 16, 200
+"""Held-out images: at most so many; those whose best latent is sought; and in how many steps."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a generator is trained.
+
+    Attributes:
+        steps: of Adam with a cosine-decayed rate.
+        batch: images a step.
+        lr: Adam's rate.
+        noise: standard deviation of the noise on maps, whose code is drawn to mean square 1 by a penalty.
+        penalty: its weight.
+        seed: of all draws.
+    """
+
+    steps: int = 4000
+    batch: int = 32
+    lr: float = 2e-3
+    noise: float = 0.5
+    penalty: float = 1e-3
+    seed: int = 0
+
+
+def trained(
+    images: Tensor,
+    data_range: tuple[float, float],
+    training: Training,
+    split: str = "public examples",
+    folder: Path | None = None,
+) -> Generator:
+    """Return a decoder trained on images [N, *shape]: from the cache, or trained now and kept there.
+
+    The same images, range and training give the same file, bit for bit on one machine.
+
+    Args:
+        images: float32, in `data_range`; a tenth of them, at most 500, are held out to measure the ceiling.
+        data_range: smallest and largest pixel.
+        training: how.
+        split: what the images are, in words; kept in the file.
+        folder: of the cache; None for `store.cache()`.
+
+    Raises:
+        UsageError: no images of 8x8 pixels or more, or a folder that cannot be written.
+    """
+    plan = architecture(tuple(images.shape[1:]))
+    data = digest(images)
+    path = (cache() if folder is None else folder) / name(data, split, data_range, asdict(plan), asdict(training))
+    return cached(path, lambda: fresh(images, data, plan, data_range, training, split))
+
+
+def digest(images: Tensor) -> str:
+    """Return the SHA-256 of the shape and pixels of images, in hexadecimal."""
+    hashed = hashlib.sha256(repr((tuple(images.shape), str(images.dtype))).encode())
+    hashed.update(images.detach().cpu().contiguous().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def fresh(
+    images: Tensor, data: str, plan: Architecture, data_range: tuple[float, float], training: Training, split: str
+) -> Generator:
+    """Return a generator trained now, on one thread: sums in another order would make another file."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        generator = torch.Generator().manual_seed(training.seed)
+        order = torch.randperm(len(images), generator=generator)
+        count = min(MEASURED, max(1, len(images) // 10)) if len(images) > 1 else 0
+        held, kept = images[order[:count]].float(), images[order[count:]].float()
+        low, high = map(float, data_range)
+        pair = Pair(plan, low, high, generator)
+        pair.fit(kept, training, generator)
+        decoder, encode = pair.finished(kept[: 4 * MEASURED])
+        test = held if count else kept
+        ceiling, best = measured(decoder, encode(test), test)
+    finally:
+        torch.set_num_threads(before)
+    about = About(
+        FORMAT, plan, (low, high), data, split, len(kept), training.steps, training.batch, training.lr,
+        training.noise, training.seed, ceiling, best, count,
+    )  # fmt: skip
+    return Generator(decoder, about, fingerprints(kept, low, high))
+
+
+def measured(decoder: Decoder, latents: Tensor, images: Tensor) -> tuple[float, float]:
+    """Return the median PSNR in decibels of images decoded from latents [N, L], and from the best ones found nearby."""
+    peak = decoder.high - decoder.low
+
+    def quality(z: Tensor, x: Tensor) -> Tensor:
+        return -10 * torch.log10(((decoder.decode(z) - x) / peak).square().flatten(1).mean(1).clamp(min=1e-10))
+
+    z, x = latents[:CLOSEST].clone().requires_grad_(), images[:CLOSEST]
+    adam = torch.optim.Adam([z], lr=0.05)
+    with torch.enable_grad():
+        for _ in range(REFINED):
+            adam.zero_grad()
+            (-quality(z, x).sum()).backward()
+            adam.step()
+    with torch.no_grad():
+        return float(quality(latents, images).median()), float(quality(z, x).median())
+
+
+class Pair:
+    """A decoder and its encoder while they are trained. Images come in blocks of the smallest map's multiple."""
+
+    def __init__(self, plan: Architecture, low: float, high: float, generator: torch.Generator) -> None:
+        self.plan, self.low, self.high = plan, low, high
+        self.params = initial(plan, generator)
+        self.encoder = Params()
+        wide = (*plan.widths, plan.shape[0])
+        for k, (out, into) in enumerate(zip(plan.widths, wide[1:], strict=True), start=1):
+            self._layer(f"down{k}", (out, into, 4, 4), generator)
+            self._layer(f"code{k}", (out, out, 1, 1), generator)
+        self._layer("code0", (plan.latent, math.prod(plan.size(1))), generator)
+
+    def _layer(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> None:
+        spread = math.sqrt(2 / math.prod(shape[1:]))
+        self.encoder[f"{name}.weight"] = torch.randn(shape, generator=generator) * spread
+        self.encoder[f"{name}.bias"] = torch.zeros(shape[0])
+
+    def encode(self, images: Tensor, stage: int) -> Tensor:
+        """Return the codes [S, *size(stage)] of images [S, *shape]."""
+        params, factor = self.encoder, 2 ** len(self.plan.widths)
+        grown = [side * factor - size for side, size in zip(self.plan.base, self.plan.shape[1:], strict=True)]
+        h = 2 * (images - self.low) / (self.high - self.low) - 1
+        h = torch.nn.functional.pad(h, (0, grown[1], 0, grown[0]))
+        for k in range(len(self.plan.widths), max(stage, 1) - 1, -1):
+            h = conv2d(h, params[f"down{k}.weight"], params[f"down{k}.bias"], stride=2, padding=1)
+            if k == stage:
+                return conv2d(h, params[f"code{k}.weight"], params[f"code{k}.bias"])
+            h = leaky_relu(h, SLOPE)
+        code: Tensor = linear(h.flatten(1), params["code0.weight"], params["code0.bias"])
+        return code
+
+    def loss(self, images: Tensor, stage: int, training: Training, generator: torch.Generator) -> Tensor:
+        """Return the squared error (mean, in units of the range) through the noisy code of one stage, and a penalty."""
+        code = self.encode(images, stage)
+        noise = torch.randn(code.shape, generator=generator) * (training.noise if stage else LATENT_NOISE)
+        made = Decoder(self.plan, self.params, self.low, self.high).decode(code + noise, stage)
+        weight = training.penalty if stage else 0.01 * training.penalty
+        scale = self.high - self.low
+        return mse_loss(made / scale, images / scale) + weight * code.square().mean()
+
+    def fit(self, images: Tensor, training: Training, generator: torch.Generator) -> None:
+        """Train both halves; stages take turns, beginning with the latent."""
+        leaves = [value.requires_grad_() for tree in (self.params, self.encoder) for value in tree.values()]
+        adam = torch.optim.Adam(leaves, lr=training.lr)
+        with torch.enable_grad():
+            for step in range(training.steps):
+                decay = 0.5 * (1 + math.cos(math.pi * step / training.steps)) * min(1.0, (step + 1) / 100)
+                adam.param_groups[0]["lr"] = training.lr * decay
+                rows = torch.randint(len(images), (training.batch,), generator=generator)
+                adam.zero_grad()
+                self.loss(images[rows], step % self.plan.blocks, training, generator).backward()
+                adam.step()
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+
+    def finished(self, images: Tensor) -> tuple[Decoder, Callable[[Tensor], Tensor]]:
+        """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder.
+
+        The latents' mean and covariance go into the first block; factors of the maps go from block to block, which
+        leaky ReLU lets through.
+        """
+        codes = self.encode(images, 0).double()
+        mean = codes.mean(0)
+        values, vectors = torch.linalg.eigh((codes - mean).T @ (codes - mean) / len(codes))
+        spread = values.clamp(min=1e-6 * float(values[-1])).sqrt()
+        params = {key: value.clone() for key, value in self.params.items()}
+        weight = params["block0.weight"].double()
+        params["block0.bias"] += (weight @ mean).float()
+        params["block0.weight"] = (weight @ (vectors * spread)).float()
+
+        def encode(x: Tensor) -> Tensor:
+            latents: Tensor = (self.encode(x, 0).double() - mean) @ vectors / spread
+            return latents.float()
+
+        decoder, h = Decoder(self.plan, params, self.low, self.high), encode(images)
+        for k in range(self.plan.blocks - 1):
+            h = decoder.block(k, h)
+            size = h.square().mean().sqrt().clamp(min=1e-6)
+            h = h / size
+            for part in ("weight", "bias"):
+                params[f"block{k}.{part}"] /= size
+            params[f"block{k + 1}.weight"] *= size
+        return decoder, encode

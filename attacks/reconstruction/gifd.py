@@ -1,0 +1,217 @@
+"""GIFD, gradient inversion by feature domain optimization (Fang, Chen, Wang and Xia, ICCV 2023), and its forerunners.
+
+What is searched is first the latent of a generator, then the map that enters each next block, then the pixels: every
+stage begins where the last one ended and may move farther from what the generator would make by itself. "ggl" stops
+after the latent (Li, Zhang, Liu and Liu, CVPR 2022); "gias" goes on with the generator's weights (Jeon et al.,
+NeurIPS 2021). The generator is trained on images that no client holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.descend import Schedule
+from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
+from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
+from ppbench.attacks.reconstruction.generator.stages import Story, searched
+from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, read
+from ppbench.attacks.reconstruction.generator.training import Training, trained
+from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.inversion import known, pixels
+from ppbench.attacks.reconstruction.problem import Space
+from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
+
+Method = Literal["gifd", "ggl", "gias"]
+
+
+@dataclass(frozen=True)
+class GIFD(IG):
+    """Search through a generator, stage by stage; the budget is shared by starts, and by stages as `shares` has it.
+
+    Attributes (and those of `IG`; `lr` is that of the pixel stage):
+        method: "gifd": latent, maps, pixels. "ggl": the latent alone. "gias": the latent, then the generator's weights.
+        generator: a .safetensors file with a generator; "" trains one on the view's public examples, once: the file is
+            kept, see `generator.store`.
+        steps: of that training, 32 images each.
+        seed: of that training.
+        rho: how far a map may move from where its stage began: the radius of an l1 ball, relative to its l1 norm.
+        latent: share of the evaluations for the latent.
+        last: share for the map that enters the last block; the maps between share what is left.
+        pixels: share for the pixels.
+        map_lr: learning rate of latent and maps, in units of a map's usual size (root mean square 1).
+        weight_lr: learning rate of the generator's weights ("gias").
+        signed: whether Adam is fed the sign of the gradient, as for `ig`; the paper does not.
+        spread: weight of the latent's mean square ("ggl"), whose law is N(0, 1).
+    """
+
+    name: ClassVar[str] = "gifd"
+    standard: ClassVar[bool] = False
+    reference: ClassVar[str] = "Fang et al., GIFD: Gradient Inversion by Feature Domain Optimization, ICCV 2023"
+
+    method: Method = "gifd"
+    generator: str = ""
+    steps: int = 4000
+    seed: int = 0
+    rho: float = 0.5
+    latent: float = 0.1
+    last: float = 0.5
+    pixels: float = 0.1
+    map_lr: float = 0.05
+    weight_lr: float = 1e-3
+    signed: bool = True
+    spread: float = 1e-3
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge, as `Inversion.run` does.
+
+        Raises:
+            UsageError: no public examples and no file, a file that cannot be used, or one for other images.
+        """
+        self.check()
+        made = self.prior(view)
+        return self.searched(view, challenges, generator, lambda victims: self.through(made.decoder, victims))
+
+    def prior(self, view: View) -> Generator:
+        """Return the generator: from the file that was named, or trained on the view's public examples (UsageError)."""
+        if self.generator:
+            made = read(Path(self.generator))
+            fitting(made, view.plan, self.generator)
+            return made
+        if view.public is None or not len(view.public.x):
+            raise UsageError(
+                f"Attack {self.name!r} needs a generator, and there are no public examples to train one on; use "
+                f"--public 0.5, or {self.name}.generator=PATH."
+            )
+        return trained(view.public.x, view.plan.data_range, Training(steps=self.steps, seed=self.seed))
+
+    def ceiling(self, view: View) -> float:
+        """Return the median PSNR in decibels of held-out public images that the generator encodes and decodes."""
+        return self.prior(view).ceiling
+
+    def check_task(self, task_images_by_client: Mapping[int, Tensor]) -> None:
+        """Refuse a generator file that was trained on images [N, *shape] of a client (UsageError)."""
+        if self.generator:
+            check_apart(read(Path(self.generator)), task_images_by_client, f"The generator {self.generator}")
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether inputs are images that a generator can make, and targets classes or numbers."""
+        shape = plan.spec.shape
+        return len(shape) == 3 and min(shape[1:]) >= 2 * SMALLEST and super().suits(plan)
+
+    def through(self, decoder: Decoder, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims that `blocks` put together, searched through `decoder`.
+
+        Each stage's result is one more try: the choice among them, and among starts, is by the mismatch alone.
+        """
+        problem = self.problem(victims, [known(v) for v in victims], self.share)
+        sizes = (self.share, victims[0].size[0], decoder.plan.latent)
+        at = torch.stack([torch.randn(sizes, generator=victim.generator) for victim in victims]).flatten(0, 1)
+        rest, story = problem.rows(at.flatten(1))[:, at[0].numel() :], Story(problem)
+        for stage, steps in self.shares(decoder.plan.blocks):
+            space, start = self.space(decoder, stage, at, pixels(victims[0]))
+            pace = self.pace(stage, decoder.plan.blocks, max(1, steps), victims[0].plan)
+            if steps:
+                spread = self.spread if self.method == "ggl" else 0.0
+                found = searched(problem, space, torch.cat([start, rest], 1), pace, spread)
+                story.add(space, found)
+                start, rest = found.z[:, : space.size], found.z[:, space.size :]
+            if isinstance(space, Maps):
+                at = space.following(start) if self.method == "gifd" else start.view_as(at)
+        return story.told().guesses()
+
+    def space(self, decoder: Decoder, stage: int, at: Tensor, box: Space) -> tuple[Space, Tensor]:
+        """Return what `stage` searches, and its first rows [S, n], from where the last stage ended: at [S, N, n]."""
+        if stage < decoder.plan.blocks:
+            return Maps(decoder, stage, at.shape[1], at, self.rho), at.flatten(1)
+        if self.method == "gias":
+            weights = Weights(decoder, at)
+            return weights, weights.start()
+        return box, at.flatten(1)
+
+    def shares(self, blocks: int) -> list[tuple[int, int]]:
+        """Return the stages of a search and the evaluations of a row in each; together `budget // tries`.
+
+        Stage k < `blocks` is the input of block k, stage `blocks` the pixels, or the weights. Latent, last map and
+        pixels get no more than their share; the maps between get what is left, or the last map where there are none.
+        """
+        total, between = self.budget // self.share, blocks - 2
+        if self.method == "ggl":
+            return [(0, total)]
+        first = min(total, math.ceil(self.latent * total))
+        if self.method == "gias":
+            return [(0, first), (blocks, total - first)]
+        final = min(total - first, int(self.pixels * total))
+        rest = total - first - final
+        each = max(0, rest - int(self.last * total)) // between if between else 0
+        return list(enumerate([first, *[each] * between, rest - each * between, final]))
+
+    def pace(self, stage: int, blocks: int, steps: int, plan: Plan) -> Schedule:
+        """Return how far to step in a stage: warm-up and decay of the paper."""
+        whole = replace(self.schedule(steps, plan), shape="warm", signed=self.signed)
+        if stage < blocks:
+            return replace(whole, lr=self.map_lr)
+        return replace(whole, lr=self.weight_lr) if self.method == "gias" else whole
+
+    def check(self) -> None:
+        """Raise UsageError for an option that does not exist or a number out of range."""
+        super().check()
+        if self.method not in get_args(Method):
+            right = " or ".join(map(repr, get_args(Method)))
+            raise UsageError(f"Attack {self.name!r}: method={self.method!r} is unknown; use {right}.")
+        for field in ("latent", "last", "pixels"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise UsageError(
+                    f"Attack {self.name!r}: {field}={getattr(self, field)} must be in [0, 1]; it is a share."
+                )
+        for field in ("rho", "spread"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise UsageError(f"Attack {self.name!r}: {field}={getattr(self, field)} must be finite and at least 0.")
+        for field in ("map_lr", "weight_lr", "steps"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise UsageError(f"Attack {self.name!r}: {field}={getattr(self, field)} must be finite and above 0.")
+
+
+@dataclass(frozen=True)
+class GGL(GIFD):
+    """Generative gradient leakage: the latent alone, kept near its law."""
+
+    name: ClassVar[str] = "ggl"
+    reference: ClassVar[str] = "Li et al., Auditing Privacy Defenses by Generative Gradient Leakage, CVPR 2022"
+
+    method: Method = "ggl"
+
+
+@dataclass(frozen=True)
+class GIAS(GIFD):
+    """Gradient inversion in alternative spaces: the latent, then the generator's weights, a copy for each victim."""
+
+    name: ClassVar[str] = "gias"
+    reference: ClassVar[str] = "Jeon et al., Gradient Inversion with Generative Image Prior, NeurIPS 2021"
+
+    method: Method = "gias"
+
+
+def fitting(made: Generator, plan: Plan, path: str) -> None:
+    """Refuse a generator of images of another shape or data range than the federation's (UsageError)."""
+    if made.decoder.plan.shape != tuple(plan.spec.shape):
+        raise UsageError(
+            f"The generator {path} makes images of shape {made.decoder.plan.shape}, and the network takes "
+            f"{tuple(plan.spec.shape)}; give one for these."
+        )
+    if (made.decoder.low, made.decoder.high) != tuple(map(float, plan.data_range)):
+        low, high = plan.data_range
+        raise UsageError(
+            f"The generator {path} makes pixels in [{made.decoder.low:g}, {made.decoder.high:g}], and the data lie in "
+            f"[{low:g}, {high:g}]; give one for these."
+        )
