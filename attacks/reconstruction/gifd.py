@@ -99,10 +99,10 @@ class GIFD(IG):
         """Return the median PSNR in decibels of held-out public images that the generator encodes and decodes."""
         return self.prior(view).ceiling
 
-    def check_task(self, task_images_by_client: Mapping[int, Tensor]) -> None:
+    def check_held(self, held: Mapping[int, Tensor]) -> None:
         """Refuse a generator file that was trained on images [N, *shape] of a client (UsageError)."""
         if self.generator:
-            check_apart(read(Path(self.generator)), task_images_by_client, f"The generator {self.generator}")
+            check_apart(read(Path(self.generator)), held, f"The generator {self.generator}")
 
     def suits(self, plan: Plan) -> bool:
         """Return whether inputs are images that a generator can make, and targets classes or numbers."""
