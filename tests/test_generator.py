@@ -1,0 +1,266 @@
+"""Generators: their architecture, training, files, cache, and whether they saw the clients' images."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ppbench.attacks.reconstruction.generator import store, training
+from ppbench.attacks.reconstruction.generator.fingerprints import common, fingerprints
+from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
+from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, overlap, read, write
+from ppbench.attacks.reconstruction.generator.training import Training, trained
+from ppbench.errors import UsageError
+from ppbench.task.dataset import open_dataset
+
+SHORT = Training(steps=30)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Tensor:
+    return open_dataset("digits", seed=0).train.x[:240].clone()
+
+
+@pytest.fixture(scope="module")
+def made(digits: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Generator:
+    return trained(digits[:200], (0.0, 1.0), SHORT, folder=tmp_path_factory.mktemp("generators"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((1, 8, 8), [(32,), (32, 4, 4), (1, 8, 8)]),
+        ((1, 28, 28), [(128,), (64, 7, 7), (32, 14, 14), (1, 28, 28)]),
+        ((3, 32, 32), [(128,), (128, 4, 4), (64, 8, 8), (32, 16, 16), (3, 32, 32)]),
+        ((3, 30, 19), [(128,), (64, 8, 5), (32, 16, 10), (3, 30, 19)]),
+        ((3, 64, 64), [(128,), (128, 4, 4), (128, 8, 8), (64, 16, 16), (32, 32, 32), (3, 64, 64)]),
+    ],
+)
+def test_blocks_follow_the_shape_of_the_images(shape: tuple[int, ...], sizes: list[tuple[int, ...]]) -> None:
+    plan = architecture(shape)
+    assert [plan.size(k) for k in range(plan.blocks + 1)] == sizes
+    decoder = Decoder(plan, initial(plan, torch.Generator().manual_seed(0)), -1.0, 3.0)
+    h = torch.randn(2, *sizes[0], generator=torch.Generator().manual_seed(1))
+    whole = decoder.decode(h)
+    for k in range(plan.blocks):
+        assert torch.equal(decoder.decode(h, k), whole)
+        h = decoder.block(k, h)
+        assert h.shape == (2, *sizes[k + 1])
+    assert torch.equal(h, whole)
+    assert float(h.min()) >= -1 and float(h.max()) <= 3 and float(h.std()) > 0.1
+
+
+@pytest.mark.parametrize("shape", [(10,), (1, 7, 32), (3, 3)])
+def test_inputs_that_are_no_images_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="8x8 pixels or more"):
+        architecture(shape)
+
+
+def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_before(
+    digits: Tensor, made: Generator, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    torch.randn(3)
+    before = torch.get_rng_state()
+    again = trained(digits[:200], (0.0, 1.0), SHORT, folder=tmp_path / "again")
+    assert torch.equal(torch.get_rng_state(), before)
+    other = trained(digits[:200], (0.0, 1.0), Training(steps=30, seed=1), folder=tmp_path / "other")
+    write(made, tmp_path / "first.safetensors")
+    (second,) = (tmp_path / "again").glob("*.safetensors")
+    assert second.read_bytes() == (tmp_path / "first.safetensors").read_bytes()
+    assert not torch.equal(other.decoder.params["block0.weight"], again.decoder.params["block0.weight"])
+
+
+def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits: Tensor, tmp_path: Path) -> None:
+    """Scale of codes: latents of covariance about 1, maps of mean square 1, so that one learning rate fits."""
+    short = trained(digits, (0.0, 1.0), Training(steps=4), folder=tmp_path)
+    longer = trained(digits, (0.0, 1.0), Training(steps=240), folder=tmp_path)
+    assert longer.ceiling > short.ceiling + 1
+    assert longer.about.ceiling_latent > longer.ceiling
+    assert (longer.about.images, longer.about.held_out) == (216, 24)
+    h = torch.randn(500, 32, generator=torch.Generator().manual_seed(0))
+    size = float(longer.decoder.block(0, h).square().mean().sqrt())
+    assert 0.6 < size < 1.7
+
+
+def test_a_second_call_reads_the_file(digits: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trained(digits, (0.0, 1.0), Training(steps=2), folder=tmp_path)
+
+    def never(*_: object) -> Generator:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(training, "fresh", never)
+    second = trained(digits, (0.0, 1.0), Training(steps=2), folder=tmp_path)
+    assert all(torch.equal(second.decoder.params[n], v) for n, v in first.decoder.params.items())
+    assert second.about == first.about
+    for changed in ({"images": digits[1:]}, {"training": Training(steps=3)}, {"data_range": (0.0, 2.0)}):
+        asked = {"images": digits, "data_range": (0.0, 1.0), "training": Training(steps=2), **changed}
+        with pytest.raises(AssertionError, match="trained again"):
+            trained(**asked, folder=tmp_path)
+
+
+def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPBENCH_CACHE", str(tmp_path))
+    assert store.cache() == tmp_path / "generators"
+    monkeypatch.delenv("PPBENCH_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert store.cache() == tmp_path / "home" / ".cache" / "ppbench" / "generators"
+
+
+def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made: Generator, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def slow() -> Generator:
+        calls.append(1)
+        time.sleep(0.2)
+        return made
+
+    found: list[Generator] = []
+    path = tmp_path / "deep" / "g.safetensors"
+    threads = [threading.Thread(target=lambda: found.append(store.cached(path, slow))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(calls), len(found)) == (1, 3)
+
+
+def test_a_cached_file_that_is_damaged_is_trained_again_with_a_warning(made: Generator, tmp_path: Path) -> None:
+    path = tmp_path / "g.safetensors"
+    write(made, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.warns(UserWarning, match=r"g\.safetensors is damaged.*It is trained again"):
+        store.cached(path, lambda: made)
+    assert path.read_bytes() == whole
+
+
+def test_training_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    def fails() -> Generator:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.cached(tmp_path / "g.safetensors", fails)
+    assert not list(tmp_path.glob("*.safetensors*"))
+
+
+def damage(tensors: dict[str, Tensor], about: dict, kind: str) -> dict[str, str]:
+    """Change what a file holds; returns its metadata."""
+    if kind == "missing":
+        del tensors["block1.bias"]
+    elif kind == "unknown":
+        tensors["block9.bias"] = torch.zeros(2)
+    elif kind == "shape":
+        tensors["block1.weight"] = torch.zeros(3, 3)
+    elif kind == "dtype":
+        tensors["block1.weight"] = tensors["block1.weight"].double()
+    elif kind == "nan":
+        tensors["block0.bias"] = tensors["block0.bias"] * torch.nan
+    elif kind == "prints":
+        tensors["fingerprints"] = tensors["fingerprints"].flip(0)
+    elif kind == "entry":
+        about["author"] = "me"
+    elif kind == "lacking":
+        del about["seed"]
+    elif kind == "type":
+        about["images"] = "many"
+    elif kind == "range":
+        about["data_range"] = [1.0, 0.0]
+    elif kind == "format":
+        about["format"] = "ppbench.generator/9"
+    elif kind == "widths":
+        about["plan"]["widths"] = [0]
+    return {} if kind == "bare" else {"ppbench.generator": "{" if kind == "json" else json.dumps(about)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("missing", "'block1.bias' is missing"),
+        ("unknown", "'block9.bias' is unknown"),
+        ("shape", r"'block1.weight' is torch.float32 \(3, 3\)"),
+        ("dtype", r"'block1.weight' is torch.float64"),
+        ("nan", "'block0.bias' holds numbers that are not finite"),
+        ("prints", "'fingerprints' must be ascending"),
+        ("entry", "author"),
+        ("lacking", "seed"),
+        ("type", "unknown metadata at images"),
+        ("range", "data range"),
+        ("format", "reads 'ppbench.generator/1'"),
+        ("widths", "metadata of another kind"),
+        ("bare", "is no generator"),
+        ("json", "unknown metadata"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(
+    made: Generator, tmp_path: Path, kind: str, says: str
+) -> None:
+    path = tmp_path / "mine.safetensors"
+    write(made, path)
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["ppbench.generator"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    meta = damage(tensors, about, kind)
+    save_file({n: v.contiguous() for n, v in tensors.items()}, path, meta)
+    with pytest.raises(UsageError, match=says) as raised:
+        read(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"x\.safetensors"):
+        read(path)
+    with pytest.raises(UsageError, match="no generator file"):
+        read(tmp_path / "nowhere.safetensors")
+
+
+def test_a_larger_decoder_of_the_family_comes_from_a_file(made: Generator, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    plan = replace(made.decoder.plan, latent=7, widths=(24,))
+    decoder = Decoder(plan, initial(plan, torch.Generator().manual_seed(0)))
+    write(Generator(decoder, replace(made.about, plan=plan), made.prints), tmp_path / "big.safetensors")
+    back = read(tmp_path / "big.safetensors").decoder
+    z = torch.ones(1, 7)
+    assert torch.equal(back.decode(z), decoder.decode(z))
+
+
+def test_images_are_known_by_their_contents(digits: Tensor, made: Generator) -> None:
+    held = {int(p) for p in fingerprints(digits[:200])} - {int(p) for p in made.prints}
+    assert len(held) == 20  # the tenth that measured the ceiling was not trained on
+    assert overlap(made, digits[200:]) == 0
+    assert overlap(made, digits[:200]) == 180
+    shuffled = digits[:200][torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    assert overlap(made, shuffled + 1e-4) == 180  # less than a step of 8 bits
+    assert overlap(made, 1 - digits[:200]) == 0
+    assert common(made.prints, digits[:0]) == 0
+
+
+def test_shape_and_copies_count_in_fingerprints() -> None:
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    twice = torch.cat([x, x])
+    assert torch.equal(fingerprints(twice), fingerprints(x))
+    assert common(fingerprints(x), twice) == 6
+    assert common(fingerprints(x), x.view(3, 1, 4, 16)) == 0
+    assert len(fingerprints(torch.full((2, 1, 8, 8), torch.nan))) == 1
+
+
+def test_a_generator_of_a_clients_images_is_refused_with_the_client_and_the_count(
+    digits: Tensor, made: Generator
+) -> None:
+    check_apart(made, {0: digits[200:220], 1: digits[220:]})
+    known = [i for i in range(200) if overlap(made, digits[i : i + 1])]
+    shards = {0: digits[200:], 4: torch.cat([digits[known[:3]], digits[200:205]])}
+    with pytest.raises(UsageError, match=r"trained on 3 of the 8 images of client 4.*no client holds"):
+        check_apart(made, shards)
