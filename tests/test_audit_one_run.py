@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
 
+from ppbench.adversary.attack import Challenge, References
+from ppbench.adversary.view import View
+from ppbench.attacks.membership.lira import LiRA
+from ppbench.attacks.membership.one_run import OneRunAudit, extremes
+from ppbench.attacks.membership.update_cosine import UpdateCosine
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.plan import Local, Plan
+from ppbench.federation.wire import SERVER, Envelope
 from ppbench.metrics.audit import audited, epsilon_lower, p_value
+from ppbench.metrics.intervals import Estimate
+from ppbench.task.net import initial, net_spec
 
 
 def brute_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -95,3 +111,137 @@ def test_impossible_counts_are_refused(bad: tuple[int, int, int]) -> None:
         epsilon_lower(*bad)
     with pytest.raises(ValueError, match="confidence"):
         epsilon_lower(5, 5, 5, confidence=1.0)
+
+
+# -- the attack ------------------------------------------------------------------------------------------------------
+SPEC = net_spec("mlp", (4,), 4, {"hidden": ""})
+PLAN = Plan(SPEC, 2, Local("gradient", batch=64))
+
+
+def asked(size: float, seed: int = 0, count: int = 200) -> tuple[View, list[Challenge], Tensor]:
+    """Return a client's view of a model that answers its input, both halves' challenges, and who was in.
+
+    A member has `size` more on its label's logit; everybody's logits are noise of deviation 1.
+    """
+    g = torch.Generator().manual_seed(seed)
+    member = torch.rand(count, generator=g) < 0.5
+    labels = torch.eye(4)[torch.randint(4, (count,), generator=g)]
+    x = torch.randn(count, 4, generator=g) + size * member[:, None] * labels
+    params = {n: torch.eye(4) if v.dim() == 2 else torch.zeros(4) for n, v in initial(SPEC, 0).items()}
+    view = View("client/1", 0, PLAN, NoDefense(), (Envelope(-1, 1, 0, SERVER, 0, 0, Model(params)),), ())
+    half = torch.arange(count) % 2 == 0
+    known = [torch.where(half == side, -1, member.to(torch.int8)) for side in (True, False)]
+    return view, [Challenge((), 1, x=x, labels=labels, known=k.to(torch.int8)) for k in known], member
+
+
+def bound(view: View, challenges: list[Challenge], member: Tensor, attack: OneRunAudit | None = None) -> Estimate:
+    """Return the figure of both halves together, as the scorer pools them."""
+    decision, guessed = torch.zeros(len(member), dtype=torch.bool), torch.zeros(len(member), dtype=torch.bool)
+    for guess, challenge in zip(
+        (attack or OneRunAudit()).run(view, challenges, torch.Generator().manual_seed(0)), challenges, strict=True
+    ):
+        unknown = challenge.known == -1
+        assert bool(guess.abstain[~unknown].all())
+        decision[unknown], guessed[unknown] = guess.decision[unknown], ~guess.abstain[unknown]
+    return audited(member.numpy(), decision.numpy(), guessed.numpy())
+
+
+def test_planted_leak_gives_a_bound_and_noise_gives_none() -> None:
+    strong = bound(*asked(8.0))
+    assert strong.value > 2.5
+    assert strong.value <= epsilon_lower(200, 100, 100)
+    assert "100 guesses" in strong.interval.method
+    assert bound(*asked(3.0)).value < strong.value
+    nulls = [bound(*asked(0.0, seed)).value for seed in range(40)]
+    assert sum(value > 0 for value in nulls) <= stats.binom.ppf(0.999, 40, 0.05)
+
+
+def test_guessing_on_fewer_is_surer() -> None:
+    """At a middling leak the surest tenth is righter than the whole; how many are guessed on is fixed by the share."""
+    view, challenges, member = asked(3.0, count=1000)
+    for share, made in ((0.1, 50), (0.5, 250), (1.0, 500)):
+        guesses = OneRunAudit(share=share).run(view, challenges, torch.Generator())
+        assert [int((~g.abstain).sum()) for g in guesses] == [made, made]
+        assert [int((g.decision & ~g.abstain).sum()) for g in guesses] == [made // 2, made // 2]
+    right = []
+    for share in (0.1, 1.0):
+        guess = OneRunAudit(share=share).run(view, challenges, torch.Generator())[0]
+        right.append(float((guess.decision == member)[~guess.abstain].double().mean()))
+    assert right[0] > right[1] + 0.05
+
+
+def test_the_known_half_is_never_used() -> None:
+    view, challenges, _ = asked(3.0)
+    flipped = [replace(c, known=torch.where(c.known >= 0, 1 - c.known, c.known)) for c in challenges]
+    straight, other = (OneRunAudit().run(view, c, torch.Generator().manual_seed(1)) for c in (challenges, flipped))
+    for a, b, challenge in zip(straight, other, challenges, strict=True):
+        unknown = challenge.known == -1
+        assert torch.equal(a.score, b.score)
+        assert torch.equal(a.abstain, b.abstain)
+        assert torch.equal(a.decision[unknown], b.decision[unknown])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.floats(0.01, 1), st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_extremes_are_extreme_and_ties_are_lots(scores: list[int], share: float, seed: int) -> None:
+    values = torch.tensor(scores, dtype=torch.float64)
+    where = torch.arange(len(scores)) % 3 != 1
+    decision, abstain = extremes(values, where, share, torch.Generator().manual_seed(seed))
+    count = int(where.sum())
+    each = min(round(share * count / 2), count // 2)
+    high, low = decision & ~abstain, ~decision & ~abstain
+    assert int(high.sum()) == int(low.sum()) == each
+    assert bool(abstain[~where].all())
+    if each:
+        rest = values[where & abstain]
+        assert float(values[high].min()) >= max([float(values[low].max()), *rest.tolist()])
+        assert float(values[low].max()) <= min([float(values[high].min()), *rest.tolist()])
+    again = extremes(values, where, share, torch.Generator().manual_seed(seed))
+    assert torch.equal(decision, again[0])
+    assert torch.equal(abstain, again[1])
+
+
+def test_equal_scores_are_coins() -> None:
+    """A model that cannot be queried: as many right as wrong, over forty federations."""
+    right = total = 0
+    for seed in range(40):
+        view, challenges, member = asked(8.0, seed)
+        broken = replace(view, mail=())
+        for guess, challenge in zip(
+            OneRunAudit().run(broken, challenges, torch.Generator().manual_seed(seed)), challenges, strict=True
+        ):
+            assert len(guess.score.unique()) == 1
+            made = (challenge.known == -1) & ~guess.abstain
+            right, total = right + int((guess.decision == member)[made].sum()), total + int(made.sum())
+    low, high = stats.binom.interval(0.999, total, 0.5)
+    assert low <= right <= high
+
+
+def test_references_and_uploads_are_used_where_there_are_any() -> None:
+    view, challenges, _ = asked(3.0)
+    count = len(challenges[0].x)
+    g = torch.Generator().manual_seed(3)
+    keep = torch.arange(8)[:, None] % 2 == torch.arange(count) % 2
+    outputs = torch.randn(8, 1, count, 4, generator=g, dtype=torch.float64)
+    outputs = outputs + 3 * keep[:, None, :, None] * challenges[0].labels
+    references = References(keep, outputs, torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(8, 0, 4).double())
+    told = replace(challenges[0], references=references)
+    (with_references,) = OneRunAudit().run(view, [told], torch.Generator())
+    assert torch.equal(with_references.score, LiRA().run(view, [told], torch.Generator())[0].score)
+    update = {n: torch.randn(v.shape, generator=g) for n, v in initial(SPEC, 0).items()}
+    sent = (
+        Envelope(-1, 1, 0, SERVER, 1, 0, view.mail[0].message),
+        Envelope(-1, 1, 0, 1, SERVER, 0, Update(update)),
+    )
+    server = View("server/1", SERVER, PLAN, NoDefense(), sent, ())
+    (by_uploads,) = OneRunAudit().run(server, [told], torch.Generator())
+    assert torch.equal(by_uploads.score, UpdateCosine().run(server, [told], torch.Generator())[0].score)
+
+
+def test_bad_options_and_challenges_of_the_attack_are_refused() -> None:
+    for share in (0.0, 1.1, math.nan):
+        with pytest.raises(UsageError, match=r"'audit_one_run': share="):
+            OneRunAudit(share=share).check()
+    with pytest.raises(UsageError, match="must have all three"):
+        OneRunAudit().run(asked(1.0)[0], [Challenge((), 1)], torch.Generator())
+    assert not OneRunAudit.standard

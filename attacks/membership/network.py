@@ -90,15 +90,24 @@ class OutputClassifier(MembershipAttack):
 
     def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
         """Return the mean probability [Q] of membership, and whether it is at least .5."""
-        self.check()
         found = signals(plan, outputs, asked.labels)
         usable = found.isfinite().all(-1) & outputs.isfinite().all(-1)
+        return self.classified(torch.cat([found, asked.labels], -1), usable, asked, generator)
+
+    def classified(self, features: Tensor, usable: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+        """Return what networks that learned from the known half make of features [Q, F] of which `usable` [Q] count.
+
+        The last C features are the label: by itself it says nothing, so there is nothing to learn where the others are
+        all the same.
+        """
+        self.check()
+        told = features[:, : features.shape[1] - asked.labels.shape[1]]
         fit = asked.told & usable
         member = asked.known[fit] == 1
-        scores = torch.full((len(found),), 0.5, dtype=torch.float64)
-        if not member.any() or member.all() or bool((found[fit] == found[fit][0]).all()):
+        scores = torch.full((len(features),), 0.5, dtype=torch.float64)
+        if not member.any() or member.all() or bool((told[fit] == told[fit][0]).all()):
             return Guess(score=scores, decision=coins(len(scores), generator))
-        features = torch.cat([found, asked.labels], -1).clamp(-LARGE, LARGE)
+        features = features.clamp(-LARGE, LARGE)
         draws = torch.randint(2**31, (self.seeds,), generator=generator).tolist()
         likely = self._probability(features[fit].numpy(), member.numpy(), features[usable].numpy(), draws)
         scores[usable] = torch.from_numpy(likely)

@@ -30,6 +30,8 @@ from ppbench.federation.wire import SERVER
 
 HELD = 2**28
 """Gradient entries held at a time, all candidates together: 1 GiB in float32. Above it, coordinates are sampled."""
+RIDGE = 0.03
+"""Strength of the ridge. Canaries' AUC varies by .03 between .001 and .1, and falls toward plain cosines' above."""
 CHUNK = 2**24
 """Gradient entries computed at a time."""
 
@@ -74,14 +76,15 @@ def _flat(evidence: Evidence, values: Params, kept: Tensor | None) -> Tensor:
         if evidence.weight is not None:
             value = value * evidence.weight[name].to(value).sqrt()
         parts.append(value.flatten(1))
-    whole = torch.cat(parts, 1)
+    whole: Tensor = torch.cat(parts, 1)
     return whole if kept is None else whole[:, kept]
 
 
 def _unit(rows: Tensor) -> Tensor:
     """Return rows [q, P] at norm 1; rows of 0 stay, rows that are not finite become 0."""
     rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    norms: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / norms.clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -168,8 +171,7 @@ class UpdateCosine(ScoredAttack):
     The score is the largest over the clients, since a record's owner is not known, of the mean over all rounds.
 
     Attributes:
-        ridge: strength of the ridge; records compete for an upload, the weaker the more. Canaries' AUC varies by .03
-            between .001 and .1, and falls toward that of plain cosines above.
+        ridge: strength of the ridge; the weaker it is, the more records compete for an upload.
         alone: whether each record is judged by its cosine alone, as published.
     """
 
@@ -182,7 +184,7 @@ class UpdateCosine(ScoredAttack):
         "joint regression: this project"
     )
 
-    ridge: float = 0.03
+    ridge: float = RIDGE
     alone: bool = False
 
     def check(self) -> None:

@@ -1,0 +1,98 @@
+"""Auditing with one training run (Steinke, Nasr and Jagielski, NeurIPS 2023): guesses for a lower bound on epsilon.
+
+Examples are in or out by coin. The auditor calls those with the highest scores in and those with the lowest out, and
+abstains on the rest. How many it guesses on is fixed before anything is seen; `ppbench/metrics/audit.py` makes the
+bound of how many are right. A claimed epsilon below it is refuted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.view import View
+from ppbench.attacks.membership.base import ScoredAttack, asked_of, finite_scores, last_model, query
+from ppbench.attacks.membership.lira import LiRA
+from ppbench.attacks.membership.signal import logit_gap
+from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
+from ppbench.errors import UsageError
+
+
+def extremes(scores: Tensor, asked: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return (decision [Q] bool, abstain [Q] bool): in for the highest, out for the lowest `share` / 2 of those asked.
+
+    round(share * number asked / 2) guesses each. Equal scores are ordered by lots, so that each guess is a coin where
+    all are equal.
+
+    Args:
+        scores: [Q] float64, finite.
+        asked: [Q] bool; on the others no guess is made.
+        share: share of the asked candidates that are guessed on, in (0, 1].
+        generator: for the lots.
+    """
+    lots = torch.rand(len(scores), generator=generator, dtype=torch.float64)
+    places = asked.nonzero()[:, 0]
+    places = places[lots[places].argsort()]
+    order = places[scores[places].sort(stable=True).indices]
+    each = min(round(share * len(order) / 2), len(order) // 2)
+    decision, abstain = torch.zeros(len(scores), dtype=torch.bool), torch.ones(len(scores), dtype=torch.bool)
+    decision[order[len(order) - each :]] = True
+    abstain[order[:each]] = False
+    abstain[order[len(order) - each :]] = False
+    return decision, abstain
+
+
+@dataclass(frozen=True)
+class OneRunAudit(ScoredAttack):
+    """Guesses on the candidates that it is surest of, by the strongest score that its view allows.
+
+    From a server's view: how much of the uploads each record explains (`mia_update_cosine`). From a client's: LiRA
+    where there are reference runs, else the gap between the label's logit and the others. No score uses the known half,
+    so all guesses follow from what training made public, as the bound demands.
+
+    Attributes:
+        share: share of the candidates that are guessed on, half as members.
+    """
+
+    name: ClassVar[str] = "audit_one_run"
+    threats: ClassVar[tuple[str, ...]] = ("client/1", "server/1")
+    audit: ClassVar = "rounds"
+    reference: ClassVar[str] = "Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023"
+
+    share: float = 0.5
+
+    def check(self) -> None:
+        """Raise UsageError for a share outside (0, 1]."""
+        if not 0 < self.share <= 1:
+            raise UsageError(f"Attack {self.name!r}: share={self.share} cannot be used; it must be in (0, 1].")
+
+    def members(self, view: View, challenge: Challenge) -> Tensor:
+        """Return the scores [Q] float64 of the strongest attack that the view allows."""
+        assert challenge.x is not None and challenge.labels is not None  # `run` has checked
+        if not view.threat.startswith("client/") and rounds_of(view):
+            return UpdateCosine().members(view, challenge)
+        if challenge.references is not None:
+            return LiRA().members(view, challenge)
+        message = last_model(view)
+        if message is None:
+            return torch.full((len(challenge.x),), torch.nan, dtype=torch.float64)
+        return logit_gap(view.plan, query(view, message, challenge.x), challenge.labels.double().cpu())
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return score, decision and abstain [Q], challenge by challenge; no guesses where membership is known.
+
+        Raises:
+            UsageError: a challenge lacks candidates, labels or the known half.
+        """
+        guesses = []
+        for guess, challenge in zip(super().run(view, challenges, generator), challenges, strict=True):
+            assert guess.score is not None
+            told = asked_of(self.name, challenge).told
+            decision, abstain = extremes(guess.score, ~told, self.share, generator)
+            guesses.append(Guess(score=finite_scores(guess.score), decision=decision, abstain=abstain))
+        return guesses

@@ -1,0 +1,81 @@
+"""Tracing by updates: a record belongs to the client whose uploads its gradient explains best, over all rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.view import View
+from ppbench.attacks.membership.update_cosine import RIDGE, update_coefficients
+from ppbench.attacks.tracing.nearest import NOBODY
+from ppbench.errors import UsageError
+from ppbench.federation.plan import Plan
+
+
+def owners(means: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the client [Q] int64 of the largest of means [N, Q]; NaN counts for nothing.
+
+    Equally large ones (a sum over clients says the same of all) are drawn from; without any the owner is nobody, -1.
+    """
+    known = means.nan_to_num(nan=-torch.inf)
+    best = known.max(0).values
+    lots = torch.rand(known.shape, generator=generator, dtype=torch.float64)
+    found = torch.where(known == best, lots, -1.0).argmax(0)
+    return torch.where(best > -torch.inf, found, NOBODY)
+
+
+@dataclass(frozen=True)
+class TracingCosine(Attack):
+    """The owner of a record is the client that it fits best by the statistic of `mia_update_cosine`.
+
+    That is the mean over all rounds of what the record's gradient, at each round's weights, adds to the other records'
+    in explaining a client's upload.
+
+    Attributes:
+        ridge, alone: as in `mia_update_cosine`.
+    """
+
+    name: ClassVar[str] = "tracing_cosine"
+    kind: ClassVar[Kind] = "tracing"
+    threats: ClassVar[tuple[str, ...]] = ("server/1",)
+    standard: ClassVar[bool] = False
+    audit: ClassVar = "rounds"
+    reference: ClassVar[str] = (
+        "question: Fan et al., Rethinking Privacy Preserving Deep Learning, 2020; cosine: Li et al., ICLR 2023; "
+        "joint regression: this project"
+    )
+
+    ridge: float = RIDGE
+    alone: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for a ridge that is not positive."""
+        if not 0 < self.ridge < float("inf"):
+            raise UsageError(f"Attack {self.name!r}: ridge={self.ridge} cannot be used; it must be above 0.")
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether records have labels that are a few numbers, not maps."""
+        return not plan.net.pixelwise
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return, for each challenge, the owner [Q] int64 of every candidate.
+
+        Raises:
+            UsageError: a challenge has no candidates or no labels of them.
+        """
+        guesses = []
+        for challenge in challenges:
+            if challenge.x is None or challenge.labels is None:
+                raise UsageError(
+                    f"Attack {self.name!r} was given a challenge without records or their labels; it must be asked in "
+                    "an audit, about labeled records."
+                )
+            ridge = None if self.alone else self.ridge
+            means = update_coefficients(view, challenge.x, challenge.labels, ridge).nanmean(0)
+            guesses.append(Guess(owner=owners(means, generator)))
+        return guesses

@@ -1,0 +1,353 @@
+"""Membership by updates over a whole training: planted leaks, nulls, noise over rounds, every defense's decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from scipy import stats
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.evidence import Evidence, plain_evidence, simulation
+from ppbench.adversary.view import Transcript, View
+from ppbench.attacks.membership import update_cosine
+from ppbench.attacks.membership.update_cosine import (
+    Directions,
+    UpdateCosine,
+    example_gradients,
+    rounds_of,
+    update_coefficients,
+)
+from ppbench.choice import make_defense
+from ppbench.defenses.full_noise import FullNoise
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import REAL, Drive, Federation
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import tree_map
+from ppbench.federation.wire import SERVER, Envelope, Slot, Wire
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+
+CLIENTS, BASE, COUNT = 4, 24, 100
+SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
+
+
+@dataclass(frozen=True)
+class World:
+    """A training as the server saw it; mislabelled candidates, who was a member, and who would own each."""
+
+    transcript: Transcript
+    x: Tensor
+    labels: Tensor
+    member: Tensor
+    owner: Tensor
+
+    @property
+    def view(self) -> View:
+        return self.transcript.view("server/1")
+
+    @property
+    def half(self) -> Tensor:
+        known = self.member.to(torch.int8)
+        known[1::2] = -1
+        return known
+
+    @property
+    def challenge(self) -> Challenge:
+        return Challenge((), 1, x=self.x, labels=self.labels, known=self.half)
+
+    def ask(self, attack: UpdateCosine | None = None, view: View | None = None, seed: int = 0) -> Guess:
+        generator = torch.Generator().manual_seed(seed)
+        (guess,) = (attack or UpdateCosine()).run(view or self.view, [self.challenge], generator)
+        assert guess.score.dtype == torch.float64
+        assert bool(guess.score.isfinite().all())
+        return guess
+
+    def area(self, attack: UpdateCosine | None = None, view: View | None = None) -> float:
+        return float(roc_auc_score(self.member, self.ask(attack, view).score))
+
+
+def world(
+    defense: Defense, upload: str = "delta", rounds: int = 12, seed: int = 0, none_in: bool = False, loss: str = ""
+) -> World:
+    """Train on digits; each candidate is in its owner's shard by coin. Single gradients are stepped on with Adam."""
+    g, digits = torch.Generator().manual_seed(seed), load_digits()
+    order = torch.randperm(len(digits.target), generator=g)
+    x = torch.tensor(digits.images, dtype=torch.float32)[order, None] / 16
+    y = torch.tensor(digits.target)[order]
+    base, asked = CLIENTS * BASE, slice(CLIENTS * BASE, CLIENTS * BASE + COUNT)
+    y[asked] += torch.randint(1, 10, (COUNT,), generator=g)
+    y = torch.nn.functional.one_hot(y % 10, 10).float()
+    member, owner = torch.rand(COUNT, generator=g) < 0.5, torch.randint(0, CLIENTS, (COUNT,), generator=g)
+    shards = {}
+    for c in range(CLIENTS):
+        own = (member & (owner == c) & (not none_in)).nonzero()[:, 0] + base
+        places = torch.cat([torch.arange(c * BASE, (c + 1) * BASE), own])
+        shards[c] = Data(x[places], y[places])
+    single = upload == "gradient"
+    local = Local(upload, batch=max(len(s.x) for s in shards.values()) if single else 16, opt=Opt(lr=0.1))
+    squared = loss == "squared"
+    server = Opt(lr=0.1) if squared else Opt("adam", lr=0.01)
+    plan = Plan(
+        SPEC, CLIENTS, local, loss="squared" if squared else "cross_entropy", server_opt=server if single else Opt()
+    )
+    federation = Federation(defense, plan, shards, Seeds(seed))
+    federation.start(initial(SPEC, seed))
+    wire, states = Wire(keep=True), []
+    for number in range(1, rounds + 1):
+        drive = Drive(federation, plan, REAL, -1, number, wire, federation.parties, federation.shards)
+        drive.run(defense.round(drive.context(SERVER, 0), federation.parties.server, range(CLIENTS)))
+        states += drive.states
+    transcript = Transcript(plan, defense, tuple(wire.mail), tuple(states))
+    return World(transcript, x[asked], y[asked], member, owner)
+
+
+@pytest.fixture(scope="module")
+def gradients() -> World:
+    return world(NoDefense(), "gradient", 25)
+
+
+@pytest.fixture(scope="module")
+def deltas() -> World:
+    return world(NoDefense(), "delta", 20)
+
+
+# -- leaks and nulls -------------------------------------------------------------------------------------------------
+def test_planted_leak_single_gradients(gradients: World) -> None:
+    guess, asked = gradients.ask(), gradients.half == -1
+    assert roc_auc_score(gradients.member[asked], guess.score[asked]) > 0.9
+    assert float((guess.decision == gradients.member)[asked].double().mean()) > 0.75
+
+
+def test_planted_leak_local_training(deltas: World) -> None:
+    """Uploads of several small batches are no single gradients, and yet most members are found."""
+    assert deltas.area() > 0.77
+
+
+def test_the_joint_regression_is_what_finds_them(gradients: World, deltas: World) -> None:
+    for some in (gradients, deltas):
+        assert some.area() > some.area(UpdateCosine(alone=True)) + 0.15
+
+
+@pytest.mark.parametrize("attack", [UpdateCosine(), UpdateCosine(alone=True)], ids=["joint", "alone"])
+@pytest.mark.parametrize("defense", [NoDefense(), FullNoise()], ids=["nobody-in", "noise"])
+def test_null(defense: Defense, attack: UpdateCosine) -> None:
+    """Nobody trained on any candidate, or uploads are noise: chance over 100 candidates."""
+    null = world(defense, "gradient", 6, none_in=isinstance(defense, NoDefense))
+    inside = int(null.member.sum())
+    deviation = ((COUNT + 1) / (12 * inside * (COUNT - inside))) ** 0.5
+    assert abs(null.area(attack) - 0.5) < stats.norm.isf(5e-4) * deviation
+
+
+def noisy(view: View, size: float) -> View:
+    """Return the view with Gaussian noise on every upload, of `size` times the upload's norm."""
+    g = torch.Generator().manual_seed(7)
+
+    def disturbed(update: Update) -> Update:
+        total = sum(v.numel() for v in update.params.values())
+        norm = torch.cat([v.flatten() for v in update.params.values()]).norm()
+        return Update(
+            {n: v + size * norm / total**0.5 * torch.randn(v.shape, generator=g) for n, v in update.params.items()}
+        )
+
+    mail = (replace(e, message=disturbed(e.message)) if isinstance(e.message, Update) else e for e in view.mail)
+    return replace(view, mail=tuple(mail))
+
+
+def test_noise_averages_out_over_rounds(gradients: World) -> None:
+    """A defense must face the whole transcript: noise that hides members in one round does not in 25."""
+    hidden = noisy(gradients.view, 5.0)
+    last = replace(hidden, mail=tuple(e for e in hidden.mail if e.round == 25))
+    assert gradients.area(view=hidden) > gradients.area(view=last) + 0.08
+    assert gradients.area(view=hidden) > 0.75
+
+
+# -- every defense's decoding ----------------------------------------------------------------------------------------
+LEAST = {"dp_sgd": 0.7, "ppdl": 0.65, "fedpc": 0.75, "phong": 0.75, "central": 0.75, "pbpfl": 0.75, "pbpfl_ext": 0.6}
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_uploads_are_read_as_the_defenses_own_server_reads_them(name: str) -> None:
+    masked = name.startswith("pbpfl")
+    options = {"theta": 0.1} if name == "ppdl" else {}
+    some = world(make_defense(name, options), "gradient" if masked else "delta", 15, loss="squared" if masked else "")
+    assert some.area() > LEAST[name]
+    found = update_coefficients(some.view, some.x, some.labels, 0.03)
+    assert found.shape == (15, CLIENTS, COUNT)
+    if name == "pbpfl_ext":  # a sum says the same of all
+        assert bool((found == found[:, :1]).all())
+
+
+# -- what is computed ------------------------------------------------------------------------------------------------
+def piece(observed: dict[str, Tensor], params: dict[str, Tensor] | None = None, **more: object) -> Evidence:
+    start = initial(SPEC, 0)
+    plan = Plan(SPEC, CLIENTS)
+    assert plan.net
+    return Evidence((Slot(-1, 0),), observed, simulation(plan, start), start if params is None else params, **more)
+
+
+def test_gradients_of_examples_are_those_of_single_batches(gradients: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, params = Plan(SPEC, CLIENTS), initial(SPEC, 0)
+    monkeypatch.setattr(update_cosine, "CHUNK", 3 * plan.net.parameter_count)
+    for part, leaves in example_gradients(piece(params), gradients.x[:7], gradients.labels[:7]):
+        assert part.stop - part.start <= 3
+        for row, q in enumerate(range(*part.indices(7))):
+            x, y = gradients.x[[q]], gradients.labels[[q]]
+            direct = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(1)), params)
+            for name, value in direct.items():
+                assert torch.allclose(leaves[name][row], value, atol=1e-6)
+
+
+def test_a_sum_of_gradients_is_taken_apart(gradients: World) -> None:
+    """Coefficients of a noiseless sum of some candidates' gradients name exactly those."""
+    x, y = gradients.x[:30], gradients.labels[:30]
+    simulate = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
+    inside = torch.arange(30) % 3 == 0
+    observed = tree_map(lambda t: t.detach(), simulate(x[inside][None], y[inside][None]))
+    evidence = piece(observed)
+    joint = Directions.of(evidence, x, y, 1e-4).explain(evidence)
+    assert float(joint[inside].min()) > float(joint[~inside].max())
+    plain = Directions.of(evidence, x, y, None).explain(evidence)
+    flat = torch.cat([v.flatten() for v in observed.values()])
+    for q in (0, 1):
+        own = torch.cat([v.flatten() for v in simulate(x[[q]][None], y[[q]][None]).values()]).detach()
+        assert plain[q].item() == pytest.approx(float(flat @ own / flat.norm() / own.norm()), abs=1e-5)
+
+
+def test_hidden_entries_do_not_count(gradients: World) -> None:
+    """Precision 0 hides a tensor, however it was poisoned."""
+    x, y = gradients.x[:20], gradients.labels[:20]
+    simulate = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
+    observed = tree_map(lambda t: t.detach(), simulate(x[:5][None], y[:5][None]))
+    name = next(iter(observed))
+    weight = {n: torch.full_like(v, float(n != name)) for n, v in observed.items()}
+    poisoned = {**observed, name: torch.full_like(observed[name], 1e6)}
+    clean, hidden = piece(observed, weight=weight), piece(poisoned, weight=weight)
+    first = Directions.of(clean, x, y, 0.03).explain(clean)
+    assert torch.allclose(first, Directions.of(hidden, x, y, 0.03).explain(hidden))
+
+
+def test_large_networks_are_compared_on_some_coordinates(gradients: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gradients.area()
+    monkeypatch.setattr(update_cosine, "HELD", COUNT * 800)
+    assert Plan(SPEC, CLIENTS).net.parameter_count > 2000
+    assert gradients.area() > whole - 0.1
+
+
+def test_weighted_sums_are_simulated_whole(gradients: World) -> None:
+    """Evidence without public weights simulates one batch a slot: each then holds the example."""
+    x, y = gradients.x[:6], gradients.labels[:6]
+    one = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
+
+    def both(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        assert len(x) == 2
+        a, b = one(x[:1], y[:1]), one(x[1:], y[1:])
+        return {n: 0.3 * a[n] + 0.7 * b[n] for n in a}
+
+    params = initial(SPEC, 0)
+    cohort = Evidence((Slot(-1, 0), Slot(-1, 1)), params, both)
+    ((_, mixed),) = example_gradients(cohort, x, y)
+    ((_, plain),) = example_gradients(piece(params), x, y)
+    assert all(torch.allclose(mixed[n], plain[n], atol=1e-6) for n in plain)
+
+
+# -- rounds, order, determinism --------------------------------------------------------------------------------------
+def test_rounds_are_read_one_at_a_time(gradients: World) -> None:
+    parts = rounds_of(gradients.view)
+    assert len(parts) == 25
+    for number, part in enumerate(parts, 1):
+        assert {e.round for e in part.mail} == {number}
+        assert {s.round for s in part.states} == {number}
+        assert len(plain_evidence(part)) == CLIENTS
+
+
+def test_halves_order_and_seeds_do_not_matter(gradients: World) -> None:
+    guess = gradients.ask()
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(1))
+    moved = replace(
+        gradients,
+        x=gradients.x[order],
+        labels=gradients.labels[order],
+        member=gradients.member[order],
+        owner=gradients.owner[order],
+    )
+    assert torch.allclose(moved.ask(seed=3).score, guess.score[order], rtol=1e-3, atol=1e-5)
+    other = replace(gradients.challenge, known=torch.where(gradients.half < 0, gradients.member.to(torch.int8), -1))
+    calls: list[int] = []
+
+    class Counting(UpdateCosine):
+        def members(self, view: View, challenge: Challenge) -> Tensor:
+            calls.append(1)
+            return super().members(view, challenge)
+
+    first, second = Counting().run(gradients.view, [gradients.challenge, other], torch.Generator())
+    assert torch.equal(first.score, second.score)
+    assert torch.equal(first.score, guess.score)
+    assert len(calls) == 1  # the halves ask about the same candidates
+    assert not torch.equal(first.decision, second.decision) or first.decision.unique().numel() == 2
+
+
+# -- what may go wrong -----------------------------------------------------------------------------------------------
+Poison = Callable[[Envelope], Envelope]
+
+
+def _filled(kind: type, value: float) -> Poison:
+    def poison(e: Envelope) -> Envelope:
+        bad = isinstance(e.message, kind)
+        return replace(e, message=tree_map(lambda t: torch.full_like(t, value), e.message)) if bad else e
+
+    return poison
+
+
+POISONS: dict[str, Poison] = {
+    "nan uploads": _filled(Update, torch.nan),
+    "inf uploads": _filled(Update, torch.inf),
+    "zero uploads": _filled(Update, 0.0),
+    "nan models": _filled(Model, torch.nan),
+}
+
+
+@pytest.mark.parametrize("poison", [*POISONS, "no mail"])
+def test_where_nothing_can_be_read_decisions_are_coins(poison: str, gradients: World) -> None:
+    mail = () if poison == "no mail" else tuple(map(POISONS[poison], gradients.view.mail[:40]))
+    view = replace(gradients.view, mail=mail)
+    first, again, other = (gradients.ask(view=view, seed=s) for s in (1, 1, 2))
+    assert len(first.score.unique()) == 1
+    assert torch.equal(first.decision, again.decision)
+    assert not torch.equal(first.decision, other.decision)
+
+
+def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None:
+    def broken(e: Envelope) -> Envelope:
+        return POISONS["nan uploads"](e) if e.sender == 1 or e.round == 3 else e
+
+    view = replace(gradients.view, mail=tuple(map(broken, gradients.view.mail)))
+    others = gradients.owner != 1
+    guess = gradients.ask(view=view)
+    assert roc_auc_score(gradients.member[others], guess.score[others]) > 0.88
+    x = gradients.x.clone()
+    x[5] = torch.nan
+    guess = replace(gradients, x=x).ask()
+    assert guess.score[5] == guess.score.min()
+    rest = torch.arange(COUNT) != 5
+    assert roc_auc_score(gradients.member[rest], guess.score[rest]) > 0.9
+
+
+def test_bad_options_and_challenges_are_refused(gradients: World) -> None:
+    for ridge in (0.0, -1.0, torch.inf):
+        with pytest.raises(UsageError, match="'mia_update_cosine': ridge="):
+            UpdateCosine(ridge=ridge).check()
+    with pytest.raises(UsageError, match="must have all three"):
+        UpdateCosine().run(gradients.view, [Challenge((), 1)], torch.Generator())
+    assert UpdateCosine.audit == "rounds"
+    assert not UpdateCosine.standard
