@@ -21,6 +21,7 @@ from ppbench.config import EvaluateConfig, configure
 from ppbench.controls import Check, check_controls
 from ppbench.errors import UsageError
 from ppbench.leaderboard.board import up_to_date, write_board
+from ppbench.metrics.perceptual import check_weights
 from ppbench.parallel import Job, Progress, Silent, Workers
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
@@ -107,6 +108,7 @@ def _checked(config: EvaluateConfig) -> Task:
     all_points = points(config)
     attacks(config)  # an unknown attack is told before any data is read
     task = make_task(config)
+    check_weights(config.weights, task.plan.spec.shape)
     every = list(groups(task, config))
     if not every:
         raise UsageError(

@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import ppbench
 from ppbench.errors import UsageError
 from ppbench.metrics import perceptual
 from ppbench.metrics.perceptual import SHAPES, Network, identity, located, measurable, network, tensors
+from ppbench.records.verify import verify
 
 DATA = os.environ.get("PPBENCH_TEST_DATA")
 
@@ -178,6 +180,59 @@ def test_small_images_and_rows_are_not_measured(alexnet: Network, shape: tuple[i
     if not known:
         with pytest.raises(ValueError, match="no perceptual figures"):
             alexnet.compare(torch.zeros(1, *shape), torch.zeros(1, *shape))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of 32 pictures of 32 pixels in two classes."""
+    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for part, count in (("train", 12), ("test", 4)):
+        for kind in ("dark", "light"):
+            folder = root / part / kind
+            folder.mkdir(parents=True)
+            for i in range(count):
+                level = rng.integers(0, 100, (32, 32, 3)) + (120 if kind == "light" else 0)
+                Image.fromarray(level.astype(np.uint8)).save(folder / f"{i}.png")
+    return f"imagefolder:{root}"
+
+
+def small(pictures: str, out: Path, **more: object) -> ppbench.Evaluation:
+    return ppbench.evaluate(
+        **{
+            **dict(defense="ppdl", dataset=pictures, model="mlp", attacks=("analytic",), grid=(0.5,), stages=("init",)),
+            **dict(victims=2, clients=2, rounds=1, attack_batch=(1,), out=out, workers=1),
+            **more,
+        }
+    )
+
+
+def test_an_evaluation_measures_images_and_names_the_network_not_the_file(
+    pictures: str, weights: Path, tmp_path: Path
+) -> None:
+    found = small(pictures, tmp_path / "out", weights=str(weights))
+    for record in found.records:
+        assert record.config.perceptual == identity(str(weights)), record.reason
+        exact = record.config.defense.id == "none"
+        assert (record.metric("psnr_median").value > 60) is exact
+        assert (record.metric("lpips_mean").value < 1e-3) is exact
+        assert (record.metric("feat_mse_mean").value < 1e-3) is exact
+        assert 5 < record.metric("blind_median").value < 20
+    assert str(weights) not in "".join(path.read_text() for path in (tmp_path / "out" / "records").glob("*.json"))
+    assert verify(tmp_path / "out") == []
+    again = small(pictures, tmp_path / "out", weights=str(weights))
+    assert again.computed == 0
+    without = small(pictures, tmp_path / "out")
+    assert without.computed == len(found.records), "measured otherwise, these are other cells"
+    for record in without.records:
+        assert record.config.perceptual == "" and "AlexNet" in record.metric("lpips_mean").reason
+
+
+@pytest.mark.parametrize("dataset", ["pictures", "digits"])
+def test_a_bad_file_is_refused_before_anything_runs(pictures: str, tmp_path: Path, dataset: str) -> None:
+    (tmp_path / "bad.pth").write_bytes(b"no weights")
+    with pytest.raises(UsageError, match=r"bad\.pth is no file of weights"):
+        small(pictures if dataset == "pictures" else dataset, tmp_path / "out", weights=str(tmp_path / "bad.pth"))
+    assert not (tmp_path / "out" / "records").exists() and not (tmp_path / "out" / "cache").exists()
 
 
 @pytest.mark.skipif(DATA is None, reason="PPBENCH_TEST_DATA is not set")

@@ -136,6 +136,16 @@ def identity(weights: str | None) -> str:
     return "" if path is None else _checked(*_stamp(path))
 
 
+def check_weights(weights: str | None, shape: tuple[int, ...]) -> None:
+    """Refuse a file of weights that cannot be used: a named one always, others where examples of `shape` need them.
+
+    Raises:
+        UsageError: as `identity` does.
+    """
+    if weights or measurable(shape):
+        identity(weights)
+
+
 def network(weights: str | None) -> Network | None:
     """Return the feature network, or None where there is no file of weights; raises as `identity` does."""
     path = located(weights)
