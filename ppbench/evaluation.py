@@ -98,13 +98,18 @@ def evaluate(
     return Evaluation(asked, records, checks, verdict, store.out, sum(len(some) for _, some in todo))
 
 
-def _checked(config: EvaluateConfig) -> Task:
-    """Return the task, after everything that can be refused was asked for: before anything is written."""
+def _check_device(config: EvaluateConfig) -> None:
+    """Refuse a GPU that is not there (UsageError)."""
     if config.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
+
+
+def _checked(config: EvaluateConfig) -> Task:
+    """Return the task, after everything that can be refused was asked for: before anything is written."""
+    _check_device(config)
     all_points = points(config)
     attacks(config)  # an unknown attack is told before any data is read
     task = make_task(config)
