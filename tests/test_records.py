@@ -87,7 +87,8 @@ def newer(probe: int, psnr: float | None, **more: object) -> ImageScore:
 def test_newer_scores_give_further_metrics_after_the_older_ones() -> None:
     old, new = (metrics([make(i, 10.0 + i) for i in range(20)]) for make in (image, newer))
     assert list(new) == [
-        *old, "psnr_worst_decile", "test_mse_mean", "lpips_mean", "feat_mse_mean", "blind_median", "oracle_median"
+        *old, "psnr_worst_decile", "test_mse_mean", "lpips_mean", "feat_mse_mean", "blind_median", "oracle_median",
+        "evaluations_per_broken",
     ]  # fmt: skip
     assert all(new[name] == old[name] for name in old)
     assert new["psnr_worst_decile"].value == 28.5 and new["oracle_median"].value == 19.5
@@ -95,6 +96,14 @@ def test_newer_scores_give_further_metrics_after_the_older_ones() -> None:
     assert new["lpips_mean"].value == 0.3 and new["feat_mse_mean"].value == 2 and new["blind_median"].value == 9
     assert new["test_mse_mean"].higher_is_safer and new["lpips_mean"].higher_is_safer
     assert not new["psnr_worst_decile"].higher_is_safer
+
+
+def test_the_price_of_a_victim_counts_a_batch_once_and_those_who_were_not_broken_too() -> None:
+    scores = [newer(i // 2, 25.0 if i < 3 else 15.0, index=i % 2, evaluations=100 * (i // 2 + 1)) for i in range(4)]
+    assert metrics(scores)["evaluations_per_broken"].value == 100
+    none = metrics([newer(0, 20.0), newer(1, None)])["evaluations_per_broken"]
+    assert none.value is None and "no victim" in none.reason
+    assert metrics([newer(0, 40.0, evaluations=0)])["evaluations_per_broken"].value == 0, "a closed form"
 
 
 def test_a_failed_reconstruction_is_as_far_off_as_can_be_and_perceived_as_the_scorer_saw_it() -> None:

@@ -120,6 +120,7 @@ class Row:
     feat_mse_mean_high: float | None
     blind_median: float | None
     oracle_median: float | None
+    evaluations_per_broken: float | None
     tpr_at_1pct_fpr: float | None
     tpr_at_1pct_fpr_low: float | None
     tpr_at_1pct_fpr_high: float | None
@@ -222,6 +223,7 @@ def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
 _FIGURES = (
     *("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", *METRIC_OF.values(), "auc", "output_error"),
     *("psnr_worst_decile", "test_mse_mean", "lpips_mean", "feat_mse_mean", "blind_median", "oracle_median"),
+    "evaluations_per_broken",
     *("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr", "epsilon_lower"),
 )
 

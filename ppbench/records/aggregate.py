@@ -36,9 +36,9 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int, delta: floa
 
     Image cells: psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean,
     share_above_20db, label_accuracy, at_truth_median, ratio_median, and where scores hold what they are made from:
-    psnr_worst_decile, test_mse_mean, lpips_mean, feat_mse_mean, blind_median, oracle_median. Label cells:
-    label_accuracy. Member cells: see `members_metrics`. Trace cells: tracing_accuracy. Output cells: agreement,
-    output_error. No victims: no metrics.
+    psnr_worst_decile, test_mse_mean, lpips_mean, feat_mse_mean, blind_median, oracle_median, evaluations_per_broken.
+    Label cells: label_accuracy. Member cells: see `members_metrics`. Trace cells: tracing_accuracy. Output cells:
+    agreement, output_error. No victims: no metrics.
 
     Args:
         victims: the per-victim scores, all of one kind.
@@ -129,7 +129,17 @@ def _later(scores: Sequence[ImageScore], seed: int) -> list[Metric]:
         _mean(scores, "feat_mse_mean", lambda s: s.feat_mse, PERCEPTUAL_REASON, seed),
         _known(scores, "blind_median", lambda s: s.blind, old, seed),
         _known(scores, "oracle_median", lambda s: s.oracle, old, seed),
+        metric_of("evaluations_per_broken", _price(scores), True),
     ]
+
+
+def _price(scores: Sequence[ImageScore]) -> Estimate:
+    """Return the gradient evaluations spent in all over the number of victims above 20 dB: what one of them costs."""
+    spent = sum({unit_of(score): score.evaluations for score in scores}.values())
+    broken = sum(score.psnr is not None and score.psnr > BROKEN_DB for score in scores)
+    if not broken:
+        return refused(len(scores), "no victim came out above 20 dB")
+    return Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
 
 
 def _mean(
