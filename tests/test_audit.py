@@ -7,7 +7,7 @@ import torch
 
 from ppbench.adversary.leaks import leaks
 from ppbench.audit.canaries import AVERAGE, FAMILIES, canaries
-from ppbench.audit.population import populate
+from ppbench.audit.population import levelled, populate
 from ppbench.audit.questions import Questions
 from ppbench.audit.runs import Audit, Refused
 from ppbench.choice import Point
@@ -80,7 +80,8 @@ def test_kept_candidates_are_trained_on_by_clients_other_than_the_first_and_no_o
             average = torch.tensor([kind == AVERAGE for kind in found.candidates.family])
             mine = rows(found.candidates.x[average & (found.owner == client)])
             assert set(mine) <= set(rows(task.shards[client].x)), "average candidates stay with their owner"
-            assert set(rows(task.shards[client].x)) <= set(rows(shard.x)) | set(mine)
+            own = set(rows(task.shards[client].x)) & set(rows(shard.x))
+            assert len(own | set(mine)) >= len(task.shards[client].x) - 8 and not own & set(rows(found.others.x))
 
 
 def test_references_use_public_records_alone_or_the_same_base():
@@ -89,14 +90,34 @@ def test_references_use_public_records_alone_or_the_same_base():
     public = set(rows(task.public.x))
     assert shared.public and [len(d.x) for d in shared.auxiliary.values()] == [len(d.x) for d in shared.base.values()]
     assert all(set(rows(data.x)) <= public for data in shared.auxiliary.values())
-    sizes = [len(shared.shards(run)[c].x) - len(shared.auxiliary[c].x) for run in (1, 3) for c in range(4)]
-    assert sizes[0] == sizes[4] == 0 and sizes[1:4] != sizes[5:8], "candidates are dealt out anew: owners are unknown"
+    asked = shared.candidates.x
+    holders = [[set(rows(asked)) & set(rows(shared.shards(run)[c].x)) for c in range(4)] for run in (1, 3)]
+    assert not holders[0][0] | holders[1][0], "the adversary holds no candidate"
+    moved = sum(len(holders[0][a] & holders[1][b]) for a in range(4) for b in range(4) if a != b)
+    assert moved > 5, "candidates are dealt out anew: who owns them is unknown"
     alone = population(public=0.0)
     assert not alone.public and alone.auxiliary is alone.base
     scarce = population(public=0.06, train=1000)
     assert sum(len(d.x) for d in scarce.auxiliary.values()) <= int(0.06 * 1437) and min(
         len(d.x) for d in scarce.auxiliary.values()
     )
+
+
+@pytest.mark.parametrize("public", [0.0, 0.5])
+def test_shards_stay_as_level_as_they_were_in_every_run(public):
+    found = population(public=public, train=400, candidates=60)
+    for run in range(5):
+        sizes = [len(shard.x) for shard in found.shards(run).values()]
+        assert max(sizes) - min(sizes) <= 1 and min(sizes) > 70
+    uneven = population(partition="imbalanced", train=600, candidates=40, public=0.0, canaries=4)
+    shares = [len(shard.x) / uneven.sizes[client] for client, shard in uneven.shards(0).items()]
+    assert max(shares) - min(shares) < 0.02
+
+
+def test_sizes_are_one_share_of_the_shards_or_all_there_is():
+    assert levelled({0: 10, 1: 10}, {0: 10, 1: 6}, {0: 0, 1: 3}) == {0: 9, 1: 9}
+    assert levelled({0: 10, 1: 11}, {0: 10, 1: 7}, {0: 0, 1: 9}) == {0: 10, 1: 11}
+    assert levelled({0: 10, 1: 10}, {0: 10, 1: 1}, {0: 0, 1: 30}) == {0: 10, 1: 31}, "too many canaries to be level"
 
 
 # -- canaries --------------------------------------------------------------------------------------------------------
@@ -197,7 +218,7 @@ def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
     assert all(server.state_at(e) is not None for e in server.exchanges())
     assert len(client.mail) == 1 and client.party == 0
     (_, own), target = client.data[0], questions.audit.restored()
-    assert torch.equal(own.x, questions.audit.population.base[0].x)
+    assert torch.equal(own.x, questions.audit.population.shards(0)[0].x)
     assert all(torch.equal(client.mail[0].message.params[n], v) for n, v in target.parties.server.params.items())
     last = server.mail[-1].message.params
     assert all(torch.equal(last[n], v) for n, v in client.mail[0].message.params.items())

@@ -37,10 +37,11 @@ class Population:
         keep: [1 + R, Q] bool, which candidates a run is trained on. Row 0 is the target, exactly half in (of an odd
             family half but one); rows 1 and 2, 3 and 4, ... are complements, so that each candidate is in exactly half
             of the references.
-        base: by client, what the target's clients hold beside candidates.
+        base: by client, what the target's clients have beside candidates, in random order.
         auxiliary: the same of the references: public records in shards of like size, or `base` itself.
         public: whether `auxiliary` is public, so that the adversary need not know other clients' records; then it does
             not know who owns a candidate either, and deals them out anew in every run.
+        sizes: by client, how many examples its shard of the evaluation has.
         others: Z records that no run is trained on, from the public split and the test part.
     """
 
@@ -50,18 +51,26 @@ class Population:
     base: dict[int, Data]
     auxiliary: dict[int, Data]
     public: bool
+    sizes: dict[int, int]
     others: Data
     seeds: Seeds
 
     def shards(self, run: int) -> dict[int, Data]:
-        """Return what each client holds in `run`: 0 is the target, 1 and on are references."""
+        """Return what each client holds in `run`: 0 is the target, 1 and on are references.
+
+        Sizes are in proportion to those of the evaluation's shards, see `levelled`, so that a defense that needs equal
+        shards has them, and the sizes that clients tell do not say how many of their candidates were kept.
+        """
         base = self.auxiliary if run else self.base
         owner = dealt(len(self.owner), sorted(base), self.seeds, run) if run and self.public else self.owner
+        mine = {client: self.keep[run] & (owner == client) for client in base}
+        sizes = levelled(self.sizes, {c: len(d.x) for c, d in base.items()}, {c: int(m.sum()) for c, m in mine.items()})
         found = {}
         for client, data in base.items():
-            mine = self.keep[run] & (owner == client)
-            x, y = self.candidates.x[mine], self.candidates.labels[mine]
-            found[client] = Data(torch.cat([data.x, x]), torch.cat([data.y, y]))
+            x, y, rest = self.candidates.x, self.candidates.labels, sizes[client] - int(mine[client].sum())
+            found[client] = Data(
+                torch.cat([data.x[:rest], x[mine[client]]]), torch.cat([data.y[:rest], y[mine[client]]])
+            )
         return found
 
     def tracing(self) -> tuple[Challenge, Tensor]:
@@ -99,7 +108,8 @@ def populate(task: Task, config: EvaluateConfig) -> Population:
     rest[used] = False
     auxiliary, others = _auxiliary(task, base, Data(task.test.x[rest], task.test.y[rest]), seeds)
     candidates = Candidates(x, y, keep[0], half, words)
-    return Population(candidates, owner, keep, base, auxiliary or base, bool(auxiliary), others, seeds)
+    sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
+    return Population(candidates, owner, keep, base, auxiliary or base, bool(auxiliary), sizes, others, seeds)
 
 
 def check_numbers(config: EvaluateConfig) -> None:
@@ -131,6 +141,22 @@ def dealt(count: int, clients: list[int], seeds: Seeds, run: int) -> Tensor:
     return others[order % len(others)]
 
 
+def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) -> dict[int, int]:
+    """Return how many records each client holds: one share, the largest possible, of what its shard has.
+
+    Where some client has more candidates than that, everybody holds all it has.
+
+    Args:
+        sizes: examples of each client's shard.
+        base: what each has beside candidates.
+        kept: the candidates that it must hold.
+    """
+    most = {client: base[client] + kept[client] for client in sizes}
+    tight = min(sizes, key=lambda client: most[client] / sizes[client])
+    found = {client: size * most[tight] // sizes[tight] for client, size in sizes.items()}
+    return found if all(found[client] >= max(1, kept[client]) for client in found) else most
+
+
 def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
     """Return `Population.keep`; `code` [Q] int64 numbers the families."""
     rows = [halved(code, seeds.generator("keep"))]
@@ -141,7 +167,7 @@ def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
 
 
 def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
-    """Return by client which records become candidates and which stay; one stays with every client.
+    """Return by client which records become candidates and which stay, one or more with every client.
 
     Twice `wanted` records are drawn from all clients but the adversary, or as many as there are.
     """
@@ -158,7 +184,7 @@ def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict
     chosen, base = {}, {}
     for client, order in orders.items():
         shard, cut = task.shards[client], int(taken[client])
-        mine, stay = order[:cut].sort().values, order[cut:].sort().values
+        mine, stay = order[:cut], order[cut:]
         base[client] = Data(shard.x[stay], shard.y[stay])
         if client != ADVERSARY:
             chosen[client] = Data(shard.x[mine], shard.y[mine])
