@@ -166,9 +166,9 @@ def _checked(path: Path, size: int, changed: int) -> str:
 
 @lru_cache(maxsize=1)
 def _network(path: Path, size: int, changed: int) -> Network:
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):  # its random start must move no one's draws
+    package: Any = lpips()
+    with warnings.catch_warnings(), torch.device("meta"):  # no random start: it would move everyone's draws, for 240 MB
         warnings.simplefilter("ignore")
-        package: Any = lpips()
         model = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False).eval()
     linear = torch.load(
         Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth", map_location="cpu", weights_only=True
@@ -177,9 +177,9 @@ def _network(path: Path, size: int, changed: int) -> Network:
     # lpips cuts AlexNet into five slices and keeps torchvision's numbers within them.
     slices = {layer: f"net.slice{i}.{layer.removeprefix('features.')}" for i, layer in enumerate(SHAPES, start=1)}
     state = {name.replace(layer, slices[layer]): value for name, value in backbone.items() for layer in [_layer(name)]}
-    if not set(linear) | set(state) >= {name for name, _ in model.named_parameters()}:
+    model.load_state_dict({**linear, **state}, strict=False, assign=True)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise UsageError("This release of lpips keeps AlexNet in another form; install lpips 0.1.4.")
-    model.load_state_dict({**linear, **state}, strict=False)
     return Network(_checked(path, size, changed), model.requires_grad_(False))
 
 
