@@ -54,6 +54,8 @@ class Inversion(Attack):
         fading: whether priors are weighed relative to the mismatch: they guide the search, and vanish where the
             observation is explained. A fixed weight that helps on one network outweighs the data on another.
         slots: rows that are evaluated together, at most, but all of a victim's.
+        compile: whether the objective goes through torch.compile. Measured on a LeNet, 8 victims, one thread of a busy
+            machine: 107 s of warm-up, then 1.38 ms an evaluation against 1.04 ms as it is; hence off.
     """
 
     kind: ClassVar[Kind] = "reconstruction"
@@ -67,6 +69,7 @@ class Inversion(Attack):
     tv: float = 1e-4
     fading: bool = False
     slots: int = 32
+    compile: bool = False
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; each victim has a generator of its own, whatever runs beside it.
@@ -131,6 +134,7 @@ class Inversion(Attack):
         size = sum(math.prod(shape) for shape in evidences[0].nuisance.values())
         starts = Starts(x, y, joint, x.new_zeros(len(x), size))
         matching = objective([self.matched(e) for e in evidences], plan, x.shape[1], torch.float32)
+        matching = torch.compile(matching) if self.compile else matching
         return Problem(matching, self.unit(evidences), starts, tries, self.penalty(plan), self.fading)
 
     def matched(self, evidence: Evidence) -> Evidence:

@@ -1,0 +1,107 @@
+"""The Adam loop: against torch's own, its schedules, its bookkeeping, rows that fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppbench.attacks.reconstruction.descend import Schedule, Value, descend
+
+GOAL = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
+STEEP = torch.tensor([1.0, 10.0, 0.1])
+
+
+def bowl(z: Tensor, index: Tensor) -> Value:
+    """A quadratic of its own for each row."""
+    away = z - GOAL[index]
+    loss = (STEEP * away**2).sum(1)
+    return Value(loss, loss, 2 * STEEP * away)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("shape", ["cosine", "constant"])
+def test_steps_are_those_of_torch_adam(shape: str, signed: bool) -> None:
+    """Signs for a few steps only: where a slope is about 0, rounding turns them."""
+    steps = 8 if signed else 50
+    z = torch.zeros(2, 3).requires_grad_()
+    optimizer = torch.optim.Adam([z], lr=0.09)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        slope = bowl(z.detach(), torch.arange(2)).gradient
+        z.grad = slope.sign() if signed else slope
+        optimizer.step()
+        if shape == "cosine":
+            schedule.step()
+    found = descend(bowl, torch.zeros(2, 3), Schedule(steps, 0.09, shape, signed))  # type: ignore[arg-type]
+    assert torch.allclose(found.end, z.detach(), atol=1e-5)
+
+
+def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_quarters() -> None:
+    schedule = Schedule(1000, shape="warm")
+    factors = [schedule.factor(step) for step in range(1000)]
+    assert 0 < factors[0] < 0.05
+    assert factors[24] == pytest.approx(0.5, abs=0.01)
+    assert all(f == pytest.approx(1.0) for f in factors[50:250])
+    assert factors[625] == pytest.approx(0.5, abs=0.01)
+    assert factors[-1] < 1e-4
+    assert factors[250:] == sorted(factors[250:], reverse=True)
+
+
+def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_then() -> None:
+    """The score asks for something else than the loss: where the first row passes 0.5."""
+
+    def passing(z: Tensor, index: Tensor) -> Value:
+        value = bowl(z, index)
+        return Value(value.loss, (z[:, 0] - 0.5).abs(), value.gradient)
+
+    found = descend(passing, torch.zeros(2, 3), Schedule(40, 0.1, "constant"), marks=[1, 3, 40])
+    assert found.score[0] < 0.06
+    assert abs(float(found.z[0, 0]) - 0.5) == pytest.approx(float(found.score[0]), abs=1e-6)
+    assert abs(float(found.end[0, 0]) - 0.5) > 0.2
+    assert [mark.evaluations for mark in found.trail] == [1, 3, 40]
+    assert torch.equal(found.trail[0].z, torch.zeros(2, 3))
+    assert torch.equal(found.trail[-1].z, found.z)
+    assert all((a.score >= b.score).all() for a, b in zip(found.trail, found.trail[1:], strict=False))
+    assert found.evaluations.tolist() == [40, 40]
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken: float) -> None:
+    seen: list[int] = []
+
+    def failing(z: Tensor, index: Tensor) -> Value:
+        seen.append(len(z))
+        value = bowl(z, index)
+        bad = (index == 0) & (torch.tensor(len(seen)) >= 5)
+        return Value(torch.where(bad, broken, value.loss), torch.where(bad, broken, value.score), value.gradient)
+
+    found, alone = (descend(f, torch.zeros(2, 3), Schedule(30, 0.1)) for f in (failing, bowl))
+    assert found.evaluations.tolist() == [5, 30]
+    assert torch.equal(found.z[1], alone.z[1])
+    assert found.score.isfinite().all()
+    assert seen == [2] * 5 + [1] * 25
+
+
+def test_nothing_finite_from_the_start_is_the_start_with_score_inf() -> None:
+    start = torch.ones(2, 3)
+    found = descend(lambda z, i: Value(z.sum(1) * torch.nan, z.sum(1) * torch.nan, z), start, Schedule(9), marks=[1])
+    assert torch.equal(found.z, start)
+    assert found.score.tolist() == [torch.inf, torch.inf]
+    assert found.evaluations.tolist() == [1, 1]
+
+
+def test_rows_are_projected_after_every_step_each_by_its_index() -> None:
+    limits = torch.tensor([0.3, 0.7])
+    seen: list[Tensor] = []
+
+    def watched(z: Tensor, index: Tensor) -> Value:
+        seen.append(z)
+        return bowl(z, index)
+
+    def box(z: Tensor, index: Tensor) -> Tensor:
+        return z.clamp(-limits[index][:, None], limits[index][:, None])
+
+    found = descend(watched, torch.zeros(2, 3), Schedule(60, 0.1), project=box)
+    assert all((z.abs() <= limits[:, None]).all() for z in [*seen, found.end])
+    assert torch.allclose(found.end[0], torch.tensor([0.3, -0.3, 0.3]), atol=1e-3)

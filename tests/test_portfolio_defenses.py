@@ -1,0 +1,149 @@
+"""Two defenses of no worth, which an oblivious bench ranks best: some attack of the portfolio undoes each.
+
+Soteria-like: columns of one layer's gradient are zeroed, those that say most about the example. Last-layer noise:
+thirty times the layer's own size, under a public law. Images are 8x8 digits, the network DLNet at initialization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import pytest
+import torch
+
+from ppbench.adversary.attack import Attack
+from ppbench.adversary.score import score_images
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.dlg import IDLG
+from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.layers_left_out import IGLayers
+from ppbench.attacks.reconstruction.likelihood import Likelihood
+from ppbench.defenses.none import NoDefense
+from ppbench.federation.contract import Context, Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data, Local, Noise, Plan
+from ppbench.federation.tree import Tree
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+
+VICTIMS = 4
+EXACT = 54.0
+"""PSNR in dB at which an image is wrong by half a grey level of eight bits: what is nearer counts as that."""
+OBLIVIOUS = (IDLG(budget=200), IG(budget=200))
+PORTFOLIO = (OBLIVIOUS[1], IGLayers(budget=500), Likelihood(budget=250))
+
+
+@dataclass(frozen=True)
+class Columns(Defense):
+    """Zeroes the share of the columns of one layer's weight gradient that are the largest, example by example."""
+
+    layer: str = "head"
+    share: float = 0.8
+
+    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+        """Return the gradient with the columns zeroed."""
+        weight = result[f"{self.layer}.weight"]
+        size = weight.flatten(2).norm(dim=(0, 2)) if weight.dim() > 2 else weight.norm(dim=0)
+        drop = size.topk(round(self.share * len(size))).indices
+        kept = torch.ones_like(size).index_fill(0, drop, 0.0)
+        shape = (1, -1, *[1] * (weight.dim() - 2))
+        return super().upload(ctx, me, {**result, f"{self.layer}.weight": weight * kept.view(shape)})
+
+
+@dataclass(frozen=True)
+class LastLayerNoise(Defense):
+    """Adds Gaussian noise of one public deviation to the head's gradient."""
+
+    std: float = 1.0
+
+    def noise(self, plan: Plan) -> Noise:
+        """Return the law: the head's tensors alone have noise."""
+        return Noise("gaussian", 0.0, (("head.weight", self.std), ("head.bias", self.std)))
+
+    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+        """Return the gradient with noise on the head."""
+        noisy = {}
+        for name in ("head.weight", "head.bias"):
+            noisy[name] = result[name] + self.std * torch.randn(result[name].shape, generator=ctx.generator)
+        return super().upload(ctx, me, {**result, **noisy})
+
+
+Seen = tuple[View, Victims]
+
+
+@pytest.fixture(scope="module")
+def see(digits: Data) -> Callable[[Defense], Seen]:
+    """Return what a server sees of the victims under a defense, and who they are."""
+
+    def make(defense: Defense) -> Seen:
+        plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient", batch=1))
+        fed = Federation(defense, plan, {0: Data(digits.x[1000:1040].clone(), digits.y[1000:1040].clone())}, Seeds(0))
+        fed.start(initial(plan.spec, 1))
+        victims = choose_victims(fed.shards, "server/1", 1, VICTIMS, Seeds(0))
+        return fed.probe(victims.data).view("server/1"), victims
+
+    return make
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Median PSNR in dB by the scorer: of each oblivious attack, and of the portfolio's best on each victim."""
+
+    oblivious: tuple[float, ...]
+    worst: float
+
+
+def leak(seen: Seen) -> Leak:
+    view, victims = seen
+
+    def psnrs(attack: Attack) -> list[float]:
+        guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
+        return [min(s.psnr or 0.0, EXACT) for s in score_images(victims, guesses, {}, {}, view.plan.data_range).victims]
+
+    found = {attack: psnrs(attack) for attack in {*OBLIVIOUS, *PORTFOLIO}}
+    best = [max(row) for row in zip(*(found[attack] for attack in PORTFOLIO), strict=True)]
+    return Leak(tuple(median(found[attack]) for attack in OBLIVIOUS), median(best))
+
+
+@pytest.fixture(scope="module")
+def undefended(see: Callable[[Defense], Seen]) -> Leak:
+    return leak(see(NoDefense()))
+
+
+@pytest.fixture(scope="module")
+def noisy(see: Callable[[Defense], Seen]) -> Seen:
+    """Return what a server sees under noise of thirty times the root mean square of the head's gradient."""
+    view, _ = see(NoDefense())
+    names, found = ("head.weight", "head.bias"), view.defense.evidence(view)
+    heads = [torch.cat([e.observed[n].flatten() for n in names]) for e in found]
+    return see(LastLayerNoise(30 * float(torch.stack(heads).square().mean().sqrt())))
+
+
+def test_undefended_digits_are_broken_by_the_oblivious_too(undefended: Leak) -> None:
+    assert min(undefended.oblivious) > 50
+    assert undefended.worst > 50
+
+
+@pytest.mark.parametrize("layer", ["head", "features.4"])
+def test_zeroed_columns_are_undone(layer: str, see: Callable[[Defense], Seen], undefended: Leak) -> None:
+    found = leak(see(Columns(layer)))
+    assert found.worst > undefended.worst - 1
+    assert max(found.oblivious) < undefended.worst - 5
+
+
+def test_noise_on_the_last_layer_is_undone(noisy: Seen, undefended: Leak) -> None:
+    found = leak(noisy)
+    assert found.worst > undefended.worst - 1
+    assert max(found.oblivious) < undefended.worst - 5
+
+
+@pytest.mark.parametrize("attack", [IGLayers(budget=20), Likelihood(budget=20)], ids=["ig_layers", "likelihood"])
+def test_either_knows_labels_that_a_noisy_head_hides(attack: Attack, noisy: Seen) -> None:
+    view, victims = noisy
+    true = [int(victims.truth(unit).y.argmax()) for unit in victims.units]
+    for attacker, right in ((attack, True), (IG(budget=1), False)):
+        guesses = attacker.run(view, victims.challenges(), torch.Generator().manual_seed(0))
+        assert ([int(g.y[0]) for g in guesses] == true) is right
