@@ -80,11 +80,14 @@ def _flat(evidence: Evidence, values: Params, kept: Tensor | None) -> Tensor:
     return whole if kept is None else whole[:, kept]
 
 
-def _unit(rows: Tensor) -> Tensor:
-    """Return rows [q, P] at norm 1; rows of 0 stay, rows that are not finite become 0."""
-    rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
-    norms: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / norms.clamp(min=torch.finfo(rows.dtype).tiny)
+def _normalize(rows: Tensor) -> Tensor:
+    """Bring rows [q, P] to norm 1 in place and return [q] bool, which were finite: the others become 0, as 0 stays."""
+    norms: Tensor = rows.norm(dim=1)
+    known = norms.isfinite()
+    if not known.all():
+        rows[~known] = 0
+    rows /= torch.where(known, norms, 1.0).clamp(min=torch.finfo(rows.dtype).tiny)[:, None]
+    return known
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class Directions:
         rows = torch.empty(len(x), min(total, most), device=like.device)
         for part, leaves in example_gradients(evidence, x, labels):
             rows[part] = _flat(evidence, leaves, kept)
-        known, rows = rows.isfinite().all(1), _unit(rows)
+        known = _normalize(rows)
         eye = torch.eye(len(x), dtype=torch.float64, device=like.device)
         inverse = eye if ridge is None else torch.linalg.inv((rows @ rows.T).double() + ridge * eye)
         return Directions(rows, kept, known, inverse)
@@ -129,8 +132,8 @@ class Directions:
         """Return each candidate's coefficient [Q] float64, on CPU; NaN where there is nothing to compare."""
         observed = {name: value[None].to(self.rows) for name, value in evidence.observed.items()}
         upload = _flat(evidence, observed, self.kept)
-        found = (self.inverse @ (self.rows @ _unit(upload)[0]).double()).cpu()
-        usable = bool(upload.isfinite().all()) and bool((upload != 0).any())
+        usable = bool(_normalize(upload)[0]) and bool(upload.any())
+        found = (self.inverse @ (self.rows @ upload[0]).double()).cpu()
         return torch.where(self.known.cpu() & usable, found, torch.nan)
 
 

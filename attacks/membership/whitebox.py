@@ -17,7 +17,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.view import View
-from ppbench.attacks.membership.base import FLOOR, asked_of
+from ppbench.attacks.membership.base import FLOOR, asked_of, same_question
 from ppbench.attacks.membership.network import OutputClassifier, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
 from ppbench.errors import UsageError
@@ -133,11 +133,12 @@ class WhiteBox(Attack):
             UsageError: a challenge lacks candidates, labels or the known half.
         """
         assert view.plan.net  # built here: under vmap its initialization could not draw
-        guesses = []
-        for challenge in challenges:
+        guesses, found = [], torch.zeros(0, 0)
+        for number, challenge in enumerate(challenges):
             asked = asked_of(self.name, challenge)
             assert challenge.x is not None  # `asked_of` has checked
-            found = self.features(view, challenge.x, asked.labels)
+            if not number or not same_question(challenges[number - 1], challenge):
+                found = self.features(view, challenge.x, asked.labels)
             usable = found.isfinite().all(1) & (found.shape[1] > 0)
             guesses.append(self.classifier.classified(torch.cat([found, asked.labels], 1), usable, asked, generator))
         return guesses
