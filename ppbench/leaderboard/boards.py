@@ -168,13 +168,15 @@ def headline_of(kind: BoardKind, record: Record) -> str:
     """Return the metric that a board ranks by, for data and a network as `record` has them.
 
     Images are ranked by PSNR, table rows by the relative error; models by the decisions read off them, those without
-    classes by the relative error.
+    classes by the relative error; audits by their canaries.
     """
     if kind == "reconstruction":
         return "psnr_median" if is_image(record) else "rmse_mean"
     if kind == "extraction":
         return "agreement" if record.config.model.classes > 1 else "output_error"
-    return "auc" if kind == "membership" else "tracing_accuracy"
+    if kind == "membership":
+        return "canary_auc" if record.config.audit is not None and record.config.audit.canaries else "auc"
+    return "tracing_accuracy"
 
 
 def boards(records: Sequence[Record], claims: Claims) -> list[Board]:

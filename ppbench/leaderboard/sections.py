@@ -33,13 +33,14 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         *(("auc", "AUC"), ("asr", "ASR")),
         *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
     ),
+    "canary_auc": (("canary_auc", "Canaries, AUC"), ("canary_tpr_at_1pct_fpr", "Canaries, TPR at 1 % FPR")),
     "agreement": (("agreement", "Decisions read"), ("output_error", "Relative error")),
     "output_error": (("output_error", "Relative error"),),
     "tracing_accuracy": (("tracing_accuracy", "Traced to the owner"),),
 }
 
 AUDITED = (
-    *(("canary_auc", "Canaries, AUC"), ("canary_tpr_at_1pct_fpr", "Canaries, TPR at 1 % FPR")),
+    *(("auc", "Average, AUC"), ("tpr_at_1pct_fpr", "Average, TPR at 1 % FPR")),
     ("epsilon_lower", "ε at least"),
 )
 """Further figures of audits: each by the attack that is strongest in it, which may be another than the worst case."""
@@ -93,12 +94,19 @@ class Section:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
-        given = {m.name for entry in self.board.entries for r in entry.records for m in r.metrics}
-        return COLUMNS[self.board.headline] + tuple(column for column in AUDITED if column[0] in given)
+        own, given = (
+            COLUMNS[self.board.headline],
+            {m.name for e in self.board.entries for r in e.records for m in r.metrics},
+        )
+        return own + tuple(c for c in AUDITED if self._audited and c[0] in given and c not in own)
+
+    @property
+    def _audited(self) -> bool:
+        return self.board.setting.kind == "membership" and self.board.setting.stage == "audit"
 
     def shown(self, entry: Entry, name: str) -> Record | None:
         """Return the record whose metric `name` stands in the row: of an audit's, the strongest in it."""
-        return best(entry.records, name) if name in dict(AUDITED) else entry.worst
+        return best(entry.records, name) if self._audited and name in dict(AUDITED) else entry.worst
 
     @property
     def utility(self) -> str:
