@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ import ppbench.canaries as canaries
 from ppbench.adversary.view import Transcript
 from ppbench.canaries import CANARIES, harness_check, share_broken
 from ppbench.federation.tree import tree_map
+from ppbench.leaderboard.board import write_board
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +57,19 @@ def test_an_attack_that_crashes_is_a_harness_fault(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(canaries, "load", broken)
     check = harness_check()
     assert check.ok is False and "ZeroDivisionError: planted" in check.sentence
+
+
+def test_a_harness_fault_stands_on_the_page_and_nothing_is_ranked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fabricate: Callable[..., Record]
+) -> None:
+    store = Store(tmp_path / "out")
+    store.prepare()
+    for name, db in (("none", 60.0), ("full_noise", 5.0), ("spn", 30.0)):
+        store.save(fabricate(name, None, "dlg", "reconstruction", db, adaptive=name == "spn"), seconds=0.0)
+    write_board(store)
+    assert "HARNESS FAULT" not in store.html_path.read_text() and "Controls hold." in store.html_path.read_text()
+    monkeypatch.setattr(canaries, "load", lambda group, name: 1 / 0)
+    harness_check.cache_clear()
+    write_board(store)
+    page = store.html_path.read_text()
+    assert "HARNESS FAULT" in page and "Controls hold." not in page and "does not hide pixels" not in page

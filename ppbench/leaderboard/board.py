@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from ppbench.canaries import harness_check
 from ppbench.controls import CONTROLS, check_controls
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim, Defense
@@ -106,11 +107,20 @@ def write_board(store: Store) -> list[Path]:
     if not records:
         raise UsageError(f"{store.out} holds no records; run ppbench evaluate --out {store.out} first.")
     verdict, reliability = summary(records)
-    write_html(records, store.html_path, verdict=verdict, reliability=reliability, claims=claimed, images=store.images)
+    harness = harness_check()
+    write_html(
+        records,
+        store.html_path,
+        verdict=verdict if harness.ok else (),
+        reliability=reliability if harness.ok else [harness.sentence, *reliability],
+        claims=claimed,
+        images=store.images,
+        sound=harness.ok is True,
+    )
     written = [store.csv_path, store.html_path]
     folder = store.out / "figures"
     folder.mkdir(exist_ok=True)
-    for board in boards(records, claimed):
+    for board in boards(records, claimed, harness.ok is True):
         for words, svg, png in _figures(board, records):
             name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
             for suffix, data in ((".svg", svg.encode()), (".png", png)):

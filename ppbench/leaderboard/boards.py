@@ -179,8 +179,14 @@ def headline_of(kind: BoardKind, record: Record) -> str:
     return "tracing_accuracy"
 
 
-def boards(records: Sequence[Record], claims: Claims) -> list[Board]:
-    """Return every board of `records`; of one suite, data set and model in the order of `ORDER`."""
+def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
+    """Return every board of `records`; of one suite, data set and model in the order of `ORDER`.
+
+    Args:
+        records: every cell.
+        claims: what a paper prints about a record's defense.
+        sound: whether the harness's canaries fall (`ppbench.canaries`); else no board is ranked.
+    """
     groups: dict[Setting, list[Record]] = defaultdict(list)
     for record in records:
         if record.config.attack.kind in BOARD_OF:
@@ -191,7 +197,7 @@ def boards(records: Sequence[Record], claims: Claims) -> list[Board]:
             *(s.suite, s.data, s.model, ORDER.index(s.kind), s.threat, STAGE_ORDER.index(s.stage), s.batch, str(s)),
         ),
     )
-    return [_board(key, groups[key], records, claims) for key in keys]
+    return [_board(key, groups[key], records, claims, sound) for key in keys]
 
 
 def adaptive(record: Record, records: Iterable[Record]) -> bool:
@@ -202,7 +208,9 @@ def adaptive(record: Record, records: Iterable[Record]) -> bool:
     )
 
 
-def _board(setting: Setting, members: Sequence[Record], records: Sequence[Record], claims: Claims) -> Board:
+def _board(
+    setting: Setting, members: Sequence[Record], records: Sequence[Record], claims: Claims, sound: bool
+) -> Board:
     rows: dict[str, list[Record]] = defaultdict(list)
     for record in members:
         config = record.config
@@ -213,7 +221,7 @@ def _board(setting: Setting, members: Sequence[Record], records: Sequence[Record
     same = ("suite", "threat", "data_sha256", "train", "model", "model_options")
     scope = [r for r in records if all(getattr(setting_of(r), k) == getattr(setting, k) for k in same)]
     checks = board_checks(setting.kind, name, entries, scope)
-    reliable = all(check.ok is True for check in checks)
+    reliable = sound and all(check.ok is True for check in checks)
     placed = ranked(entries, name) if reliable and not setting.intended else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: order(e, name))), checks, reliable)
 

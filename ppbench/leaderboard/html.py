@@ -102,9 +102,10 @@ def render(
     claims: Claims = no_claims,
     images: ImagesOf = no_images,
     times: TimesOf = no_times,
+    sound: bool = True,
 ) -> str:
     """Return the page; arguments as `write_html`, and `times`, which finds how long a client takes."""
-    found = boards(records, claims)
+    found = boards(records, claims, sound)
     sections = [
         Section(
             board,
@@ -164,6 +165,7 @@ def write_html(
     reliability: Sequence[str] = (),
     claims: Claims = no_claims,
     images: ImagesOf = no_images,
+    sound: bool = True,
 ) -> None:
     """Write the leaderboard's page, whole or not at all.
 
@@ -174,10 +176,13 @@ def write_html(
         reliability: sentences on the controls, beside what each board says of its own.
         claims: what a paper prints about a record's defense.
         images: finds reconstructions, e.g. `Store.images`.
+        sound: whether the harness's own canaries fall; else nothing is ranked.
 
     Raises:
         UsageError: the file cannot be written, or an artifact or a file of times is corrupt.
     """
     times = partial(time_of, path.parent)
-    page = render(records, verdict=verdict, reliability=reliability, claims=claims, images=images, times=times)
+    page = render(
+        records, verdict=verdict, reliability=reliability, claims=claims, images=images, times=times, sound=sound
+    )
     write_atomic(path, page.encode())
