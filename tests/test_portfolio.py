@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.leaderboard.boards import boards
 from ppbench.leaderboard.table import no_claims
+from ppbench.leaderboard.worst import worst_csv
 from ppbench.portfolio import worst_case
 from ppbench.records.schema import Record
 from ppbench.task.task import Task, make_task
@@ -139,3 +142,17 @@ def test_public_examples_are_held_by_no_client_and_known_to_every_view() -> None
     twins = sum(row.numpy().tobytes() in held for row in task.public.x)
     assert twins == 0
     assert make_task(configure(defense="none", clients=3)).public is None
+
+
+def test_the_worst_case_is_a_table_with_a_row_for_each_defense(fabricate: Make) -> None:
+    records = [
+        changed(fabricate("spn", 0.1, "dlg", "reconstruction", 10.0), v0=40.0),
+        fabricate("spn", 0.1, "ig", "reconstruction", 20.0, adaptive=True),
+        fabricate("none", None, "dlg", "reconstruction", 30.0),
+    ]
+    table = list(csv.DictReader(io.StringIO(worst_csv(boards(records, no_claims)))))
+    assert [row["defense"] for row in table] == ["none", "spn"]
+    row = table[1]
+    assert (row["worst"], row["attacks"], row["plain"]) == ("portfolio (ig)", "2", "dlg")
+    assert float(row["plain_psnr_median"]) == 11.0 and float(row["worst_psnr_median"]) == 21.0
+    assert row["reliable"] == "False"  # no full_noise beside it

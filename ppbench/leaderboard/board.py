@@ -18,6 +18,7 @@ from ppbench.leaderboard.html import write_html
 from ppbench.leaderboard.sections import about as about_of
 from ppbench.leaderboard.sections import figures
 from ppbench.leaderboard.table import csv_text, write_csv
+from ppbench.leaderboard.worst import worst_csv
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
@@ -98,7 +99,10 @@ def up_to_date(store: Store) -> bool:
 
 
 def write_board(store: Store) -> list[Path]:
-    """Write leaderboard.csv, leaderboard.html and figures/ of a folder from its records; return what was written.
+    """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
+
+    Returns:
+        What was written.
 
     Raises:
         UsageError: a record or an artifact is corrupt, there is none, or the folder cannot be written.
@@ -117,10 +121,13 @@ def write_board(store: Store) -> list[Path]:
         images=store.images,
         sound=harness.ok is True,
     )
-    written = [store.csv_path, store.html_path]
+    found = boards(records, claimed, harness.ok is True)
+    worst = store.out / "worst_case.csv"
+    write_atomic(worst, worst_csv(found).encode())
+    written = [store.csv_path, store.html_path, worst]
     folder = store.out / "figures"
     folder.mkdir(exist_ok=True)
-    for board in boards(records, claimed, harness.ok is True):
+    for board in found:
         for words, svg, png in _figures(board, records):
             name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
             for suffix, data in ((".svg", svg.encode()), (".png", png)):
