@@ -27,6 +27,7 @@ from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.task.task import Task, make_task
 from ppbench.train import trained
+from ppbench.tuning import tuning_victims
 from ppbench.verdict import sentences
 
 
@@ -128,8 +129,10 @@ def _checked(config: EvaluateConfig) -> Task:
             f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
         )
     held = {client: shard.x for client, shard in task.shards.items()}
-    for attack in fitting(task, config):
+    fit = fitting(task, config)
+    for attack in fit:
         attack.check_held(held)
+    rehearsed = any(len(attack.variants()) > 1 for attack in fit)
     if any(group.stage == "audit" for group in every):
         populate(task, config)
     for group in every:
@@ -139,6 +142,8 @@ def _checked(config: EvaluateConfig) -> Task:
             choose_candidates(task.shards, task.test, config.candidates, task.seeds)
         else:
             victims_of(task, config, group)
+            if rehearsed:
+                tuning_victims(all_points[group.point].defense, task, config, group)
     return task
 
 

@@ -15,6 +15,8 @@ from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.adversary.view import View
 from ppbench.cells import Group
 from ppbench.config import EvaluateConfig
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
 from ppbench.records.schema import ImageScore, Tuned
@@ -39,17 +41,30 @@ def rehearsal(fed: Federation, task: Task, config: EvaluateConfig, group: Group)
     Raises:
         UsageError: the test part has too few examples.
     """
-    seeds, roles = Seeds(task.seeds.seed("tuning")), len(fed.defense.roles) if group.role else 1
-    parts = {c: Data(task.test.x[c :: config.clients], task.test.y[c :: config.clients]) for c in range(config.clients)}
-    sums = fed.defense.sums
-    victims = choose_victims(
-        parts, group.threat, group.batch, config.tuning, seeds, sums=sums, roles=roles, first=FIRST
-    )
+    victims = tuning_victims(fed.defense, task, config, group)
     transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
     view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=task.public)
     if group.role:
         victims = victims.playing(group.role, transcript.roles(), config.tuning)
     return Rehearsal(view, victims)
+
+
+def tuning_victims(defense: Defense, task: Task, config: EvaluateConfig, group: Group) -> Victims:
+    """Return the victims of a rehearsal: examples of the test part, dealt to the clients.
+
+    Raises:
+        UsageError: the test part has too few.
+    """
+    seeds, roles = Seeds(task.seeds.seed("tuning")), len(defense.roles) if group.role else 1
+    parts = {c: Data(task.test.x[c :: config.clients], task.test.y[c :: config.clients]) for c in range(config.clients)}
+    count, sums = config.tuning, defense.sums
+    try:
+        return choose_victims(parts, group.threat, group.batch, count, seeds, sums=sums, roles=roles, first=FIRST)
+    except UsageError as cause:
+        raise UsageError(
+            f"Option tuning={count} cannot be used: the {len(task.test.x)} test examples, dealt to {config.clients} "
+            f"clients, are too few for so many in batches of {group.batch}; give fewer, or a smaller --attack-batch."
+        ) from cause
 
 
 def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:

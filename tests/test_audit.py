@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ppbench.adversary.isolate import isolated
 from ppbench.adversary.leaks import leaks
+from ppbench.attacks.membership.lira import LiRA
 from ppbench.audit.canaries import AVERAGE, FAMILIES, canaries
 from ppbench.audit.population import levelled, populate
 from ppbench.audit.questions import Questions
@@ -175,6 +177,13 @@ def test_bad_numbers_are_one_sentence_before_anything_is_written(options, senten
     assert not (tmp_path / "o").exists()
 
 
+def test_tuning_images_beyond_the_test_part_are_refused_before_anything_is_trained(tmp_path):
+    options = dict(defense="none", attacks=("ig",), tuning=500, stages=("init",), attack_batch=(8,))
+    with pytest.raises(UsageError, match=r"tuning=500.*360 test examples"):
+        evaluate(configure(**options), out=tmp_path / "o", workers=1)
+    assert not (tmp_path / "o").exists()
+
+
 # -- what attacks see ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory) -> Questions:
@@ -250,6 +259,14 @@ def test_a_reference_that_diverges_is_left_out_with_its_complement(questions, mo
     answers["finished"][0] = False
     assert Questions(questions.audit).references == (None, 4)
     assert Questions(questions.audit).challenges()[0].references is None
+
+
+def test_an_audit_attack_in_a_process_of_its_own_guesses_the_same(questions, tmp_path):
+    attack, view, challenges = LiRA(), questions.view("client/1"), questions.challenges()
+    here = attack.run(view, challenges, torch.Generator().manual_seed(5))
+    there = isolated(attack, view, challenges, 5, tmp_path / "box")
+    for one, other in zip(here, there, strict=True):
+        assert torch.equal(one.score, other.score) and torch.equal(one.decision, other.decision)
 
 
 # -- from end to end -------------------------------------------------------------------------------------------------
