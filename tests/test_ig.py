@@ -15,6 +15,8 @@ from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction import affine
+from ppbench.attacks.reconstruction.affine import Convolution
 from ppbench.attacks.reconstruction.explained import layer, layers
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
@@ -102,6 +104,22 @@ def test_plain_gradients_of_other_networks_are_mapped_over_victims(measure: str)
     args = (x, y, x.new_zeros(3, 0), torch.tensor([2, 0, 1]))
     for mine, theirs in zip(fast(*args), SimulatedObjective(evidence)(*args), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "size"), [(3, 1, 1, (6, 5)), ((3, 2), (1, 2), (2, 0), (7, 9)), (5, 2, 2, (8, 9))]
+)
+def test_patches_are_summed_alike_slice_by_slice_and_by_torch(
+    kernel: int, stride: int, padding: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = torch.nn.Conv2d(3, 4, kernel, stride, padding)
+    layer = Convolution(module, "layer", module.weight.detach(), None, False, size)
+    dropped = torch.rand(2, module.weight[0].numel(), layer.out[0] * layer.out[1], generator=seeded())
+    whole = layer.fold(dropped)
+    monkeypatch.setattr(affine, "SLICED", 0)
+    sliced = layer.fold(dropped)
+    assert sliced.shape == (2, 3, *size)
+    assert torch.allclose(sliced, whole, atol=1e-5)
 
 
 # -- priors ------------------------------------------------------------------------------------------------------------

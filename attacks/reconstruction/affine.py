@@ -8,6 +8,10 @@ from torch import Tensor, nn
 
 from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
 
+SLICED = 16_384
+"""Numbers in one place of the kernel, over all images, from which `Convolution.fold` sums slices: up to 7 times as fast
+as `F.fold` there (3x3 kernels on 32 victims), down to .4 times below."""
+
 
 class Affine:
     """z = W a + b: the four passes, on products that `Dense` and `Convolution` define.
@@ -174,8 +178,19 @@ class Convolution(Affine):
         return torch.bmm(spread(full(weight).columns, len(cotangent)), cotangent.flatten(2))
 
     def fold(self, dropped: Tensor) -> Tensor:
-        """Return the patches [N, K, L] summed where they overlap: [N, C, H, W]."""
-        return F.fold(dropped, self.size, self.kernel, padding=self.padding, stride=self.stride)
+        """Return the patches [N, K, L] summed where they overlap: [N, C, H, W].
+
+        One sum of whole images a place in the kernel, unless images are so small that the calls would cost more.
+        """
+        (h, w), (kh, kw), (sh, sw), (ph, pw) = self.size, self.kernel, self.stride, self.padding
+        if len(dropped) * self.channels * self.out[0] * self.out[1] < SLICED:
+            return F.fold(dropped, self.size, self.kernel, padding=self.padding, stride=self.stride)
+        patches = dropped.view(len(dropped), self.channels, kh, kw, *self.out)
+        total = dropped.new_zeros(len(dropped), self.channels, h + 2 * ph, w + 2 * pw)
+        for i in range(kh):
+            for j in range(kw):
+                total[..., i : i + sh * self.out[0] : sh, j : j + sw * self.out[1] : sw] += patches[:, :, i, j]
+        return total[..., ph : ph + h, pw : pw + w]
 
     def add(self, z: Tensor, bias: Tensor) -> Tensor:
         """Return z [N, O, H', W'] plus a bias [V, O] or [1, O]."""

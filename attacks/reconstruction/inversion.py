@@ -68,7 +68,7 @@ class Inversion(Attack):
     lr: float = 0.1
     tv: float = 1e-4
     fading: bool = False
-    slots: int = 32
+    slots: int = 16
     compile: bool = False
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:

@@ -213,14 +213,14 @@ class MaxPool(Linear):
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
         """Return the maxima [N, C, H', W']."""
-        out: Tensor
         out, memo.places = F.max_pool2d(a, self.kernel, self.stride, self.padding, return_indices=True)
         return out
 
     def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
         """Return each maximum's cotangent at its place: [N, C, H, W]."""
         out = cotangent.new_zeros(*cotangent.shape[:2], self.size[0] * self.size[1])
-        return out.scatter_add_(2, kept(memo.places).flatten(2), cotangent.flatten(2)).unflatten(2, self.size)
+        out.scatter_add_(2, kept(memo.places).flatten(2), cotangent.flatten(2))
+        return out.view(*cotangent.shape[:2], *self.size)
 
     def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
         """Return the tangents at the maxima's places."""
