@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -152,33 +153,23 @@ def test_training_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.safetensors*"))
 
 
-def damage(tensors: dict[str, Tensor], about: dict, kind: str) -> dict[str, str]:
-    """Change what a file holds; returns its metadata."""
-    if kind == "missing":
-        del tensors["block1.bias"]
-    elif kind == "unknown":
-        tensors["block9.bias"] = torch.zeros(2)
-    elif kind == "shape":
-        tensors["block1.weight"] = torch.zeros(3, 3)
-    elif kind == "dtype":
-        tensors["block1.weight"] = tensors["block1.weight"].double()
-    elif kind == "nan":
-        tensors["block0.bias"] = tensors["block0.bias"] * torch.nan
-    elif kind == "prints":
-        tensors["fingerprints"] = tensors["fingerprints"].flip(0)
-    elif kind == "entry":
-        about["author"] = "me"
-    elif kind == "lacking":
-        del about["seed"]
-    elif kind == "type":
-        about["images"] = "many"
-    elif kind == "range":
-        about["data_range"] = [1.0, 0.0]
-    elif kind == "format":
-        about["format"] = "ppbench.generator/9"
-    elif kind == "widths":
-        about["plan"]["widths"] = [0]
-    return {} if kind == "bare" else {"ppbench.generator": "{" if kind == "json" else json.dumps(about)}
+Tensors, Entries = dict[str, Tensor], dict
+DAMAGE: dict[str, Callable[[Tensors, Entries], object]] = {
+    "missing": lambda tensors, about: tensors.pop("block1.bias"),
+    "unknown": lambda tensors, about: tensors.update({"block9.bias": torch.zeros(2)}),
+    "shape": lambda tensors, about: tensors.update({"block1.weight": torch.zeros(3, 3)}),
+    "dtype": lambda tensors, about: tensors.update({"block1.weight": tensors["block1.weight"].double()}),
+    "nan": lambda tensors, about: tensors["block0.bias"].fill_(torch.nan),
+    "prints": lambda tensors, about: tensors.update({"fingerprints": tensors["fingerprints"].flip(0)}),
+    "entry": lambda tensors, about: about.update(author="me"),
+    "lacking": lambda tensors, about: about.pop("seed"),
+    "type": lambda tensors, about: about.update(images="many"),
+    "range": lambda tensors, about: about.update(data_range=[1.0, 0.0]),
+    "format": lambda tensors, about: about.update(format="ppbench.generator/9"),
+    "widths": lambda tensors, about: about["plan"].update(widths=[0]),
+    "bare": lambda tensors, about: None,
+    "json": lambda tensors, about: None,
+}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +199,8 @@ def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["ppbench.generator"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    meta = damage(tensors, about, kind)
+    DAMAGE[kind](tensors, about)
+    meta = {} if kind == "bare" else {"ppbench.generator": "{" if kind == "json" else json.dumps(about)}
     save_file({n: v.contiguous() for n, v in tensors.items()}, path, meta)
     with pytest.raises(UsageError, match=says) as raised:
         read(path)

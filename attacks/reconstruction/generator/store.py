@@ -27,6 +27,7 @@ from ppbench.errors import UsageError
 from ppbench.records.files import unwritable, write_atomic
 
 FORMAT = "ppbench.generator/1"
+"""Part of every file's name: raise it when the files, or what training makes, change."""
 ENTRY = "ppbench.generator"
 PRINTS = "fingerprints"
 

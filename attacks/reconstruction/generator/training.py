@@ -169,7 +169,7 @@ class Pair:
         return mse_loss(made / scale, images / scale) + weight * code.square().mean()
 
     def fit(self, images: Tensor, training: Training, generator: torch.Generator) -> None:
-        """Train both halves; stages take turns, beginning with the latent."""
+        """Train both halves; stages take turns."""
         leaves = [value.requires_grad_() for tree in (self.params, self.encoder) for value in tree.values()]
         adam = torch.optim.Adam(leaves, lr=training.lr)
         with torch.enable_grad():

@@ -1,0 +1,293 @@
+"""Search through a generator: projections, stages, budgets, and what comes out of an undefended gradient of digits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.evidence import simulation
+from ppbench.adversary.view import View
+from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
+from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights, project_l1
+from ppbench.attacks.reconstruction.generator.store import Generator, overlap, write
+from ppbench.attacks.reconstruction.generator.training import Training, trained
+from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD
+from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.plan import Data, Plan
+from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.task.dataset import open_dataset
+from ppbench.task.net import initial as weights
+from ppbench.task.net import net_spec
+
+STEPS = 150
+SMALL = {"widths": "8,8", "pool": "avg"}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Data:
+    train = open_dataset("digits", seed=0).train
+    return train.take(torch.arange(260))
+
+
+@pytest.fixture(scope="module")
+def public(digits: Data) -> Data:
+    return Data(digits.x[:240].clone(), digits.y[:240].clone())
+
+
+@pytest.fixture(scope="module")
+def made(public: Data, tmp_path_factory: pytest.TempPathFactory) -> Generator:
+    return trained(public.x, (0.0, 1.0), Training(steps=700), folder=tmp_path_factory.mktemp("generators"))
+
+
+@pytest.fixture(scope="module")
+def path(made: Generator, tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("given") / "digits.safetensors"
+    write(made, file)
+    return str(file)
+
+
+def seen(x: Tensor, y: Tensor, public: Data | None = None, poison: float | None = None) -> View:
+    """Return a server's view of one gradient for each batch of x [V, N, *shape], y [V, N, C]."""
+    plan = Plan(net_spec("cnn", tuple(x.shape[2:]), 10, SMALL), clients=1)
+    params = weights(plan.spec, seed=0)
+    simulate, mail = simulation(plan, params), []
+    for i in range(len(x)):
+        observed = {n: v.detach() for n, v in simulate(x[i][None], y[i][None]).items()}
+        if poison is not None and i == 0:
+            observed = {n: v * poison if poison == 0 else v + poison for n, v in observed.items()}
+        mail.append(Envelope(i, 1, 0, SERVER, 0, 0, Model(params)))
+        mail.append(Envelope(i, 1, 0, 0, SERVER, 0, Update(observed)))
+    return View("server/1", SERVER, plan, NoDefense(), tuple(mail), (), public=public)
+
+
+def victims(digits: Data, count: int, batch: int = 1) -> tuple[Tensor, Tensor]:
+    rows = torch.arange(240, 240 + count * batch)
+    return digits.x[rows].unflatten(0, (count, batch)), digits.y[rows].unflatten(0, (count, batch))
+
+
+def run(attack: GIFD, view: View, count: int, batch: int = 1) -> list[Guess]:
+    asked = [Challenge((Slot(i, 0),), batch) for i in range(count)]
+    return attack.run(view, asked, torch.Generator().manual_seed(0))
+
+
+def psnr(guess: Tensor, truth: Tensor) -> float:
+    return -10 * math.log10(float((guess.clamp(0, 1) - truth).square().mean()))
+
+
+def nearest_in_ball(z: Tensor, radius: float) -> Tensor:
+    """Return the nearest point of an l1 ball by bisection of the threshold: slow, and another way."""
+    if float(z.abs().sum()) <= radius:
+        return z
+    low, high = 0.0, float(z.abs().max())
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float((z.abs() - middle).clamp(min=0).sum()) > radius else (low, middle)
+    return z.sign() * (z.abs() - high).clamp(min=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.floats(-100, 100), min_size=5, max_size=5), min_size=1, max_size=4),
+    radii=st.lists(st.floats(0, 300), min_size=4, max_size=4),
+)
+def test_projection_finds_the_nearest_point_of_the_l1_ball(rows: list[list[float]], radii: list[float]) -> None:
+    z, radius = torch.tensor(rows, dtype=torch.float64), torch.tensor(radii[: len(rows)], dtype=torch.float64)
+    found = project_l1(z, radius)
+    for mine, row, limit in zip(found, z, radius.tolist(), strict=True):
+        assert torch.allclose(mine, nearest_in_ball(row, limit), atol=1e-9)
+        assert float(mine.abs().sum()) <= limit + 1e-9
+
+
+def test_projection_in_float32_stays_in_balls_of_many_numbers() -> None:
+    z = torch.randn(6, 8192, generator=torch.Generator().manual_seed(0))
+    radius = torch.tensor([0.0, 1.0, 100.0, 1000.0, 6000.0, 1e6])
+    found = project_l1(z, radius)
+    assert bool((found.abs().sum(1) <= radius * (1 + 1e-4) + 1e-6).all())
+    assert torch.equal(found[5], z[5]) and not bool(found[0].any())
+
+
+def space(stage: int, rho: float, rows: int = 2, count: int = 3) -> Maps:
+    g = torch.Generator().manual_seed(1)
+    plan = architecture((1, 12, 8))
+    decoder = Decoder(plan, initial(plan, g))
+    return Maps(decoder, stage, count, torch.rand(rows, count, math.prod(plan.size(stage)), generator=g), rho)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_slopes_come_back_through_the_generator_as_autograd_has_them(stage: int) -> None:
+    maps, g = space(stage, 0.5), torch.Generator().manual_seed(2)
+    z = torch.randn(2, maps.size, generator=g)
+    images, pull = maps.images(z, torch.arange(2))
+    assert images.shape == (2, 3, 1, 12, 8)
+    slope = torch.randn(images.shape, generator=g)
+    _, back = torch.func.vjp(lambda z: maps.decoder.decode(maps.maps(z), stage).view(2, 3, 1, 12, 8), z)
+    assert torch.allclose(pull(slope), back(slope)[0], atol=1e-6)
+
+
+def test_maps_stay_in_the_ball_of_their_own_image_and_latents_are_free() -> None:
+    maps, index = space(1, 0.25, rows=3), torch.tensor([2, 0])
+    z = maps.center[index].flatten(1) + 5.0
+    moved = (maps.project(z, index).view(2, 3, -1) - maps.center[index]).abs().sum(2)
+    assert torch.allclose(moved, 0.25 * maps.center[index].abs().sum(2), rtol=1e-4)
+    assert torch.equal(space(0, 0.25).project(z, index), z)
+
+
+def test_every_row_has_weights_of_its_own() -> None:
+    maps, g = space(0, 0.0), torch.Generator().manual_seed(3)
+    apart = Weights(maps.decoder, torch.randn(2, 3, maps.decoder.plan.latent, generator=g))
+    z, index = apart.start(), torch.arange(2)
+    images, _ = apart.images(z, index)
+    assert torch.allclose(images.flatten(0, 1), maps.decoder.decode(apart.latents.flatten(0, 1)), atol=1e-6)
+    before = {n: v.clone() for n, v in maps.decoder.params.items()}
+    z[1] += 0.1 * torch.randn(apart.size, generator=g)
+    changed, pull = apart.images(z, index)
+    assert torch.allclose(changed[0], images[0], atol=1e-6) and not torch.allclose(changed[1], images[1], atol=1e-3)
+    slope = torch.zeros_like(changed)
+    slope[1] = 1
+    assert not bool(pull(slope)[0].any()) and bool(pull(slope)[1].any())
+    assert all(torch.equal(before[n], v) for n, v in maps.decoder.params.items())
+
+
+@pytest.mark.parametrize("attack", [GIFD(), GGL(map_lr=0.2), GIAS(map_lr=0.2)])
+def test_a_planted_leak_comes_out_far_better_than_a_random_or_a_mean_image(
+    attack: GIFD, digits: Data, public: Data, path: str
+) -> None:
+    x, y = victims(digits, 6)
+    found = run(replace(attack, generator=path, budget=STEPS), seen(x, y), 6)
+    mine = sorted(psnr(guess.x, truth) for guess, truth in zip(found, x, strict=True))
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    blind = sorted(
+        max(psnr(n, truth), psnr(public.x.mean(0), truth), psnr(public.x[:6].mean(0), truth))
+        for n, truth in zip(noise, x, strict=True)
+    )
+    assert mine[3] > blind[3] + (5 if attack.method == "gifd" else 1.5)
+    assert all(guess.y.tolist() == label.argmax(-1).tolist() for guess, label in zip(found, y, strict=True))
+
+
+def test_the_choice_among_starts_and_stages_is_by_the_matching_loss_alone(digits: Data, path: str) -> None:
+    """Where the smallest mismatch is not that of the last stage too: a pixel stage of huge steps."""
+    x, y = victims(digits, 3)
+    view = seen(x, y)
+    attack = GIFD(generator=path, budget=48, tries=2, lr=30.0, pixels=0.3)
+    for guess, evidence in zip(run(attack, view, 3), attack.evidence(view), strict=True):
+        assert len(guess.others) == 2 * 3 - 1
+
+        def mismatch(image: Tensor, guess: Guess = guess, evidence=evidence) -> float:
+            label = torch.nn.functional.one_hot(guess.y, 10).float()
+            compared = attack.matched(evidence)
+            return float(compared.discrepancy(compared.simulate(image[None], label[None])).detach())
+
+        assert math.isclose(mismatch(guess.x), guess.confidence, rel_tol=1e-3, abs_tol=1e-6)
+        assert all(mismatch(other) >= guess.confidence - 1e-5 for other in guess.others)
+
+
+@pytest.mark.parametrize("method", ["gifd", "ggl", "gias"])
+@pytest.mark.parametrize(("budget", "tries"), [(1, 1), (2, 4), (7, 1), (23, 2)])
+def test_the_budget_is_kept_over_starts_and_stages(
+    method: str, budget: int, tries: int, digits: Data, path: str
+) -> None:
+    x, y = victims(digits, 2)
+    for guess in run(GIFD(generator=path, method=method, budget=budget, tries=tries), seen(x, y), 2):
+        assert budget - tries < guess.evaluations <= budget
+        spent = [evaluations for evaluations, _ in guess.path]
+        assert spent == sorted(spent) and spent[-1] <= guess.evaluations
+        assert torch.equal(guess.path[-1][1], guess.x)
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 6])
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 300, 1001])
+@pytest.mark.parametrize("method", ["gifd", "ggl", "gias"])
+def test_stages_share_all_evaluations(blocks: int, total: int, method: str) -> None:
+    shares = GIFD(budget=total, method=method).shares(blocks)
+    assert sum(steps for _, steps in shares) == total and min(steps for _, steps in shares) >= 0
+    assert [stage for stage, _ in shares] == sorted(stage for stage, _ in shares)
+
+
+def test_one_seed_gives_one_guess_bit_for_bit_whatever_runs_beside_it(digits: Data, path: str) -> None:
+    x, y = victims(digits, 3)
+    attack = GIFD(generator=path, budget=24)
+    first, second = run(attack, seen(x, y), 3), run(attack, seen(x, y), 3)
+    assert all(torch.equal(a.x, b.x) and a.confidence == b.confidence for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0].x, first[1].x)
+
+
+@pytest.mark.parametrize("method", ["gifd", "ggl", "gias"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0])
+def test_an_observation_that_says_nothing_is_a_failed_guess(
+    method: str, poison: float, digits: Data, path: str
+) -> None:
+    x, y = victims(digits, 2)
+    broken, whole = run(GIFD(generator=path, method=method, budget=10), seen(x, y, poison=poison), 2)
+    assert broken.confidence is None and broken.evaluations == 0 and bool(broken.x.isfinite().all())
+    assert whole.confidence is not None and whole.evaluations == 10
+
+
+def test_batches_and_huge_gradients_are_searched(digits: Data, path: str) -> None:
+    x, y = victims(digits, 2, batch=3)
+    found = run(GIFD(generator=path, budget=20, tries=2), seen(x, y, poison=1e30), 2, batch=3)
+    assert all(guess.x.shape == (3, 1, 8, 8) and bool(guess.x.isfinite().all()) for guess in found)
+    assert found[1].confidence is not None and found[1].confidence < 1
+
+
+def test_the_generator_comes_from_the_views_public_examples(
+    digits: Data, public: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPBENCH_CACHE", str(tmp_path))
+    x, y = victims(digits, 1)
+    attack, view = GIFD(budget=5, steps=3), seen(x, y, public)
+    run(attack, view, 1)
+    assert len(list((tmp_path / "generators").glob("*.safetensors"))) == 1
+    assert overlap(attack.prior(view), public.x) == 216
+    assert attack.ceiling(view) == attack.prior(view).ceiling
+    attack.check_held({0: public.x})  # trained on the view's examples, which the harness set apart itself
+
+
+def test_without_public_examples_and_file_the_sentence_says_what_to_do(digits: Data) -> None:
+    x, y = victims(digits, 1)
+    with pytest.raises(UsageError, match=r"no public examples to train one on; use --public 0\.5, or gifd\.generator"):
+        run(GIFD(), seen(x, y), 1)
+    with pytest.raises(UsageError, match=r"ggl\.generator=PATH"):
+        run(GGL(), seen(x, y), 1)
+
+
+def test_a_file_for_other_images_or_of_the_clients_images_is_refused(
+    digits: Data, public: Data, made: Generator, path: str, tmp_path: Path
+) -> None:
+    x, y = victims(digits, 1)
+    with pytest.raises(UsageError, match=r"makes images of shape \(1, 8, 8\), and the network takes \(1, 12, 12\)"):
+        run(GIFD(generator=path), seen(torch.rand(1, 1, 1, 12, 12), y), 1)
+    other = tmp_path / "wide.safetensors"
+    decoder = replace(made.decoder, high=2.0)
+    write(replace(made, decoder=decoder, about=replace(made.about, data_range=(0.0, 2.0))), other)
+    with pytest.raises(UsageError, match=r"makes pixels in \[0, 2\], and the data lie in \[0, 1\]"):
+        run(GIFD(generator=str(other)), seen(x, y), 1)
+    GIFD(generator=path).check_held({0: digits.x[240:]})
+    with pytest.raises(UsageError, match=r"digits\.safetensors was trained on \d+ of the 240 images of client 3"):
+        GIFD(generator=path).check_held({0: digits.x[240:], 3: public.x})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"method": "magic"}, {"rho": -1.0}, {"latent": 2.0}, {"steps": 0}, {"map_lr": 0.0}, {"spread": math.nan}],
+)
+def test_options_out_of_range_are_refused(wrong: dict) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        GIFD(**wrong).check()
+
+
+def test_only_images_suit() -> None:
+    def suits(shape: tuple[int, ...], model: str = "mlp") -> bool:
+        return GIFD().suits(Plan(net_spec(model, shape, 10, {}), clients=1))
+
+    assert suits((1, 8, 8)) and suits((3, 32, 32))
+    assert not suits((16,)) and not suits((1, 4, 4))
