@@ -43,14 +43,18 @@ ATTACKS: dict[str, type[Attack]] = {
 }
 KINDS = {kind: [n for n, a in ATTACKS.items() if a.kind == kind] for kind in ("reconstruction", "label")}
 GRADIENT = KINDS["reconstruction"] + KINDS["label"]  # attacks on the uploads of probes
-MEMBERSHIP = [n for n, a in ATTACKS.items() if a.kind == "membership"]
-TRACING = [n for n, a in ATTACKS.items() if a.kind == "tracing"]
+MEMBERSHIP = [n for n, a in ATTACKS.items() if a.kind == "membership" and not a.audit]
+TRACING = [n for n, a in ATTACKS.items() if a.kind == "tracing" and not a.audit]
+AUDITS = [n for n, a in ATTACKS.items() if a.audit]  # see test_audit_contract.py
 EXTRACTION = [n for n, a in ATTACKS.items() if a.kind == "extraction"]
 LEVEL = 0.999  # of the intervals around chance
 START = 8  # evaluations that the smallest budget may be exceeded by: each pass of each restart looks at its start once
 CLIENTS = 4
 
 RING = 2.0**48  # unit of the fixed-point numbers that masked defenses send
+
+PUBLIC = Data(torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(6)), torch.eye(10)[torch.arange(64) % 10])
+"""What no client holds: noise, so that a generator knows nothing of digits and its range is no help but a start."""
 
 Federate = Callable[..., Federation]
 Change = Callable[[Tensor], Tensor]
@@ -138,7 +142,7 @@ def probe(
     if pictures is not None:
         victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
     view = run.probe(victims.data).view(threat, own=victims.own)
-    return World(view, victims.challenges(), victims)
+    return World(replace(view, public=PUBLIC), victims.challenges(), victims)
 
 
 def written(view: View, change: Change, by_server: bool = False) -> View:
@@ -251,7 +255,7 @@ def within_chance(hits: int, trials: int, chance: float) -> bool:
 # -- the registry ----------------------------------------------------------------------------------------------------
 def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
     assert all([*KINDS.values(), MEMBERSHIP, TRACING, EXTRACTION])
-    assert sorted(GRADIENT + MEMBERSHIP + TRACING + EXTRACTION) == sorted(ATTACKS)
+    assert sorted(GRADIENT + MEMBERSHIP + TRACING + EXTRACTION + AUDITS) == sorted(ATTACKS)
     for name, attack in ATTACKS.items():
         assert attack.name == name
         assert attack.reference
@@ -262,11 +266,18 @@ def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
 
 # -- planted leaks ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KINDS["reconstruction"])
-def test_planted_leak_an_undefended_gradient_gives_the_image(name: str, federate: Federate) -> None:
+def test_planted_leak_an_undefended_gradient_gives_the_image(name: str, federate: Federate, digits: Data) -> None:
+    """To 30 dB; through a generator, whose stages share the budget, to 25; by its latent alone, recognizably."""
     attack, world = ATTACKS[name](), probe(federate(name, NoDefense()), 8)
+    world = replace(world, view=replace(world.view, public=Data(digits.x[600:1000], digits.y[600:1000])))
     guesses = attack.run(world.view, world.challenges, seeded())
-    assert median(psnrs(attack, world, guesses)) > 30
     assert [guess.y.tolist() for guess in guesses] == world.labels
+    if name != "ggl":
+        assert median(psnrs(attack, world, guesses)) > (25 if name in ("gifd", "gias") else 30)
+        return
+    truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units]).flatten(1)
+    nearest = torch.cdist(torch.cat([guess.x for guess in guesses]).flatten(1), truth).argmin(1)
+    assert int((nearest == torch.arange(8)).sum()) >= 6  # by chance 1 in 8 each
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -372,11 +383,14 @@ def test_a_poisoned_upload_harms_no_other_victim(name: str, federate: Federate) 
     attack, world = ATTACKS[name](), probe(federate(name, NoDefense()), 4)
     bad = written(world.view, POISONS["nan"]).mail
     mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
-    guesses = attack.run(replace(world.view, mail=mail), world.challenges, seeded())
+    clean, guesses = (
+        attack.run(replace(world.view, mail=m), world.challenges, seeded()) for m in (world.view.mail, mail)
+    )
     sound = [0, 2, 3]
     assert [guesses[i].y.tolist() for i in sound] == [world.labels[i] for i in sound]
     if attack.kind == "reconstruction":
-        assert min(psnrs(attack, world, guesses)[i] for i in sound) > 30
+        before, after = psnrs(attack, world, clean), psnrs(attack, world, guesses)
+        assert all(after[i] > min(before[i], 60) - 3 for i in sound)
 
 
 @each_case
