@@ -86,7 +86,7 @@ def test_owners_are_traced_and_not_in_noise(name: str, threat: str, found: Found
 
 def test_one_seed_one_result(found: Found, tmp_path: Path) -> None:
     """Of the attacks that need no references: the target is trained anew, in another folder."""
-    some = tuple(name for name, attack in AUDITS.items() if attack.audit == "rounds")
+    some = tuple(n for n, attack in AUDITS.items() if attack.audit == "rounds" and n != "mia_whitebox")  # it fits long
     small = {**ASKED, "attacks": some, "references": 0, "rounds": 2, "canaries": 4, "candidates": 10}
     once, again = (evaluate(**small, out=tmp_path / folder, workers=1).records for folder in ("a", "b"))
     assert [r.model_dump_json() for r in once] == [r.model_dump_json() for r in again]
