@@ -45,6 +45,7 @@ class BaffleSketch(DLG):
     box: float = 1.0
 
     name: ClassVar[str] = "baffle_sketch"
+    version: ClassVar[str] = "2"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"baffle"})

@@ -47,7 +47,7 @@ class AdaptiveDP(Attack):
     box: float = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"dp", "dp_sgd"})

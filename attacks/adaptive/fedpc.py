@@ -45,6 +45,7 @@ class AdaptiveFedPC(FedAvgInversion):
     sign_budget: int = 150
 
     name: ClassVar[str] = "adaptive_fedpc"
+    version: ClassVar[str] = "2"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"fedpc"})
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")

@@ -71,6 +71,7 @@ class AdaptiveMPDP(Attack):
     budget: int = 1800
 
     name: ClassVar[str] = "adaptive_mpdp"
+    version: ClassVar[str] = "2"
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1")
     adaptive: ClassVar[bool] = True

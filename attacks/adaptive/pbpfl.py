@@ -43,6 +43,7 @@ class AdaptivePBPFLExt(Attack):
     budget: int = 1800
 
     name: ClassVar[str] = "adaptive_pbpfl_ext"
+    version: ClassVar[str] = "2"
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1",)
     adaptive: ClassVar[bool] = True

@@ -19,6 +19,7 @@ class AdaptivePPDL(AdaptiveDP):
     """
 
     name: ClassVar[str] = "adaptive_ppdl"
+    version: ClassVar[str] = "2"
     targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
     reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 

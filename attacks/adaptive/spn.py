@@ -73,6 +73,7 @@ class AdaptiveSPN(Attack):
     accept: float = 0.1
 
     name: ClassVar[str] = "adaptive_spn"
+    version: ClassVar[str] = "2"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"spn"})

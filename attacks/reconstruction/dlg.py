@@ -52,6 +52,7 @@ class DLG(Attack):
     """
 
     name: ClassVar[str] = "dlg"
+    version: ClassVar[str] = "2"
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"
@@ -149,6 +150,7 @@ class IDLG(DLG):
     """Improved DLG: labels are read off the head's gradient first, then the images are searched."""
 
     name: ClassVar[str] = "idlg"
+    version: ClassVar[str] = "2"
     reference: ClassVar[str] = "Zhao, Mopuri and Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
 
     label: Label = "inferred"

@@ -41,6 +41,7 @@ class FedAvgInversion(DLG):
     """
 
     name: ClassVar[str] = "fedavg_inversion"
+    version: ClassVar[str] = "2"
     probes: ClassVar[tuple[str, ...]] = ("local",)
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020; Dimitrov et al., TMLR 2022"
 

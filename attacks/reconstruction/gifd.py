@@ -119,6 +119,11 @@ class GIFD(IG):
         shape = plan.spec.shape
         return len(shape) == 3 and min(shape[1:]) >= 2 * SMALLEST and super().suits(plan)
 
+    def variants(self) -> Sequence[Attack]:
+        """Return this attack, the same on signs (surer in few steps), and both a third as smooth."""
+        signs = replace(self, signed=not self.signed, map_lr=self.map_lr * (4 if self.signed else 0.25))
+        return [self, signs, replace(self, tv=self.tv / 3), replace(signs, tv=self.tv / 3)]
+
     def through(self, decoder: Decoder, victims: Sequence[Victim]) -> list[Guess]:
         """Return the guesses for victims that `blocks` put together, searched through `decoder`.
 
