@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.score import score_members, score_traces
+from ppbench.adversary.score import score_members
 from ppbench.audit.questions import Questions
 from ppbench.audit.runs import Audit
 from ppbench.choice import Point, make_defense
@@ -43,11 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
 SEEDS = {"digits": (0, 1, 2), "mnist": (0,)}
 WANTED = (
     "canary_tpr_at_1pct_fpr", "canary_auc", "auc", "asr", "tpr_at_1pct_fpr", "auc_mislabelled", "auc_blank",
-    "auc_out_of_distribution", "epsilon_lower", "tracing_accuracy",
+    "auc_out_of_distribution", "epsilon_lower"
 )  # fmt: skip
 ATTACKS: tuple[tuple[str, int], ...] = (
     ("mia_loss", 0), ("mia_lira", 16), ("mia_lira", 4), ("mia_lira_offline", 16), ("mia_rmia", 4), ("mia_rmia", 16),
-    ("mia_rmia_offline", 4), ("mia_update_cosine", 0), ("mia_whitebox", 0), ("audit_one_run", 0), ("tracing_cosine", 0),
+    ("mia_rmia_offline", 4), ("mia_update_cosine", 0), ("mia_whitebox", 0), ("audit_one_run", 0),
 )  # fmt: skip
 """Attacks and the references that each may use."""
 
@@ -62,11 +62,7 @@ def asked(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[
     """Return the figures of one attack, each with its interval."""
     task, view = questions.audit.task, questions.view(threat)
     generator = task.seeds.generator("attack", attack.name, threat, seed)
-    if attack.kind == "tracing":
-        question, owners = questions.tracing()
-        scored = score_traces(owners, attack.run(view, [question], generator)[0])
-    else:
-        scored = score_members(questions.candidates, attack.run(view, questions.challenges(), generator))
+    scored = score_members(questions.candidates, attack.run(view, questions.challenges(), generator))
     found = aggregate(scored.victims, classes=task.plan.spec.classes, seed=0)
     return {m.name: [m.value, m.low, m.high, m.n] for m in found if m.name in WANTED}
 
