@@ -158,7 +158,7 @@ def test_every_row_has_weights_of_its_own() -> None:
     assert all(torch.equal(before[n], v) for n, v in maps.decoder.params.items())
 
 
-@pytest.mark.parametrize("attack", [GIFD(), GGL(map_lr=0.2), GIAS(map_lr=0.2)])
+@pytest.mark.parametrize("attack", [GIFD().variants()[1], GGL(), GIAS()])
 def test_a_planted_leak_comes_out_far_better_than_a_random_or_a_mean_image(
     attack: GIFD, digits: Data, public: Data, path: str
 ) -> None:
@@ -274,6 +274,14 @@ def test_a_file_for_other_images_or_of_the_clients_images_is_refused(
     GIFD(generator=path).check_held({0: digits.x[240:]})
     with pytest.raises(UsageError, match=r"digits\.safetensors was trained on \d+ of the 240 images of client 3"):
         GIFD(generator=path).check_held({0: digits.x[240:], 3: public.x})
+
+
+def test_variants_differ_and_keep_the_budget() -> None:
+    variants = GIFD(budget=77, generator="x").variants()
+    assert variants[0] == GIFD(budget=77, generator="x") and len(set(map(repr, variants))) == len(variants) == 4
+    assert all(isinstance(v, GIFD) and v.budget == 77 and v.generator == "x" for v in variants)
+    for variant in variants:
+        variant.check()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
