@@ -215,6 +215,7 @@ class GIAS(GIFD):
     reference: ClassVar[str] = "Jeon et al., Gradient Inversion with Generative Image Prior, NeurIPS 2021"
 
     method: Method = "gias"
+    latent: float = 0.3
 
 
 def fitting(made: Generator, plan: Plan, path: str) -> None:
