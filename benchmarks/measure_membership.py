@@ -35,11 +35,14 @@ from ppbench.task.task import make_task
 COMMON: dict[str, Any] = {
     "defense": "none", "attacks": ("mia_loss",), "clients": 2, "schedule": "parallel", "public": 0.5,
     "stages": ("audit",), "canaries": 70, "candidates": 60, "train": 300, "decay_at": (), "lr": 3e-3, "references": 16,
+    "batch_size": 16,
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
-    "digits": {"model": "mlp", "model_options": {"hidden": 256}, "rounds": 100},
-    "mnist": {"model": "cnn", "rounds": 30, "batch_size": 16},
-}
+    "digits": {
+        "model": "mlp", "model_options": {"hidden": 256}, "rounds": 120, "lr": 5e-3, "decay_at": (80,), "decay": 0.2,
+    },
+    "mnist": {"model": "cnn", "rounds": 30},
+}  # fmt: skip
 SEEDS = {"digits": (0, 1, 2), "mnist": (0,)}
 WANTED = (
     "canary_tpr_at_1pct_fpr", "canary_auc", "auc", "asr", "tpr_at_1pct_fpr", "auc_mislabelled", "auc_blank",

@@ -111,6 +111,10 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
             continue
         if attack.audit and not _audited(config, attack, named=name in asked):
             continue
+        if attack.needs_public and not config.public:
+            if name in asked:
+                raise UsageError(f"Attack {name!r} learns from public examples; set some apart, as --public 0.5.")
+            continue
         chosen.append(attack)
     kinds = {attack.kind for attack in chosen}
     if any(a.kind == "tracing" and not a.audit for a in chosen) and "reconstruction" not in kinds:

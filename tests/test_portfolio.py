@@ -12,8 +12,10 @@ import torch
 
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.cells import Group
+from ppbench.choice import attacks
 from ppbench.config import configure
 from ppbench.defenses.none import NoDefense
+from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation
 from ppbench.leaderboard.boards import boards
 from ppbench.leaderboard.table import no_claims
@@ -156,3 +158,30 @@ def test_the_worst_case_is_a_table_with_a_row_for_each_defense(fabricate: Make) 
     assert (row["worst"], row["attacks"], row["plain"]) == ("portfolio (ig)", "2", "dlg")
     assert float(row["plain_psnr_median"]) == 11.0 and float(row["worst_psnr_median"]) == 21.0
     assert row["reliable"] == "False"  # no full_noise beside it
+
+
+def test_attacks_that_learn_from_public_examples_need_some() -> None:
+    with pytest.raises(UsageError, match=r"'gifd' learns from public examples; set some apart, as --public 0.5"):
+        attacks(configure(defense="none", attacks=("gifd",)))
+    for share, expected in ((0.0, False), (0.5, True)):
+        names = {attack.name for attack in attacks(configure(defense="none", attacks=("all",), public=share))}
+        assert ("gifd" in names) == expected and "ig" in names
+    (own,) = attacks(configure(defense="none", attacks=("gifd",), settings={"gifd.generator": "mine.safetensors"}))
+    assert not own.needs_public
+
+
+def test_audits_and_references_are_asked_for_before_attacks_that_need_them() -> None:
+    with pytest.raises(UsageError, match="'mia_lira' is asked in audits; add --stage audit"):
+        attacks(configure(defense="none", attacks=("mia_lira",)))
+    with pytest.raises(UsageError, match="'mia_lira' learns from reference runs; add --references 16"):
+        attacks(configure(defense="none", attacks=("mia_lira",), stages=("audit",)))
+    quick = {attack.name for attack in attacks(configure(defense="spn"))}
+    whole = {attack.name for attack in attacks(configure("portfolio", defense="spn"))}
+    assert {"dlg", "adaptive_spn"} <= quick < whole
+    assert {"ig_layers", "likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick
+
+
+def test_one_budget_for_all_that_search_unless_one_is_named() -> None:
+    settings = {"dlg.budget": 7}
+    found = {a.name: a for a in attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
+    assert found["dlg"].budget == 7 and found["ig"].budget == found["gifd"].budget == found["adaptive_dp"].budget == 50

@@ -15,8 +15,8 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.evidence import Evidence, Simulate
 from ppbench.adversary.view import View
-from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
+from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.defenses.perturbation import Surrogates, surrogates
 from ppbench.federation.plan import Batch

@@ -109,6 +109,11 @@ class GIFD(IG):
         """Return the median PSNR in decibels of held-out public images that the generator encodes and decodes."""
         return self.prior(view).ceiling
 
+    @property
+    def needs_public(self) -> bool:
+        """Whether a generator has to be trained: none was named."""
+        return not self.generator
+
     def check_held(self, held: Mapping[int, Tensor]) -> None:
         """Refuse a generator file that was trained on images [N, *shape] of a client (UsageError)."""
         if self.generator:

@@ -140,6 +140,11 @@ class Attack:
             UsageError: one sentence that names the file and what would be right. Default: never.
         """
 
+    @property
+    def needs_public(self) -> bool:
+        """Whether the attack learns from public examples, and has nothing else to learn from. Default: no."""
+        return False
+
     def variants(self) -> Sequence[Attack]:
         """Return the settings, or hypotheses about the defense, that are tried on tuning victims; the best one is run.
 
