@@ -105,7 +105,7 @@ def evaluate(
     references: Annotated[
         int | None, typer.Option(help="Reference runs of an audit: an even number, 0 for none.")
     ] = None,
-    canaries: Annotated[int | None, typer.Option(help="Canaries of each family in an audit: an even number.")] = None,
+    canaries: Annotated[int | None, typer.Option(help="Canaries of each of three families in an audit.")] = None,
     stage: Annotated[
         str | None,
         typer.Option(help="init, iterate, final, audit (membership with canaries and references); commas between."),

@@ -42,7 +42,7 @@ class EvaluateConfig(Strict):
         tuning: images of the test part on which an attack's settings are tried, before it is run on the victims.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
         references: reference runs of an audit, which its membership attacks may learn from.
-        canaries: canaries of each family in an audit, half of them members.
+        canaries: canaries of each family in an audit; a coin decides for each whether it is a member.
         probe: what a probed client does with the victim's batch: "gradient" (uploads one gradient of it) or "local"
             (its local part of a round, as in training).
         probe_rounds: rounds that a probed client holds the batch, all seen by the adversary.
@@ -87,7 +87,7 @@ class EvaluateConfig(Strict):
     tuning: int = Field(default=4, ge=1)
     budget: int | None = Field(default=None, ge=1)
     references: int = Field(default=0, ge=0)
-    canaries: int = Field(default=70, ge=0)
+    canaries: int = Field(default=80, ge=0)
     stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
     threats: tuple[str, ...] = ("server/1",)
     weights: str | None = None

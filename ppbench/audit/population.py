@@ -119,8 +119,6 @@ def check_numbers(config: EvaluateConfig) -> None:
             f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
             f"runs, so give an even number up to {MOST_REFERENCES}."
         )
-    if config.canaries % 2:
-        raise UsageError(f"Option canaries={config.canaries} cannot be used: half are members; give an even number.")
 
 
 def halved(groups: Tensor, generator: torch.Generator) -> Tensor:
@@ -158,8 +156,14 @@ def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) 
 
 
 def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
-    """Return `Population.keep`; `code` [Q] int64 numbers the families."""
-    rows = [halved(code, seeds.generator("keep"))]
+    """Return `Population.keep`; `code` [Q] int64 numbers the families, 0 being average records.
+
+    The target has a coin for each canary, independent of the others, as a bound on epsilon needs, and exactly half of
+    the average records. References have half of each family, and a run beside them the other half.
+    """
+    generator = seeds.generator("keep")
+    coins = torch.randint(0, 2, (len(code),), generator=generator) == 1
+    rows = [torch.where(code == 0, halved(code, generator), coins)]
     for pair in range(references // 2):
         row = halved(code, seeds.generator("keep", pair))
         rows += [row, ~row]

@@ -22,8 +22,9 @@ def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | Non
 
     asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only canaries.
     Where canaries were among them: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over the canaries of
-    all families together, and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over all
-    candidates, and no asr, which needs a decision on everyone.
+    all families together, and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the
+    canaries, whose membership is by independent coins (over all candidates where there are none), and no asr, which
+    needs a decision on everyone.
 
     Args:
         scores: at least one.
@@ -39,7 +40,7 @@ def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | Non
             name = f"auc_{family}"
             found.append(_auc(name, halves([s for s in canaries if s.family == family]), seed))
     if any(score.decision is None for score in scores):
-        found.append(metric_of("epsilon_lower", _bound(scores, DELTA if delta is None else delta), False))
+        found.append(metric_of("epsilon_lower", _bound(canaries or average, DELTA if delta is None else delta), False))
     return found
 
 
@@ -72,7 +73,7 @@ def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
 
 
 def _bound(scores: Sequence[MemberScore], delta: float) -> Estimate:
-    """Return the lower bound on epsilon from the guesses on all candidates of both halves."""
+    """Return the lower bound on epsilon from the guesses on the candidates `scores` of both halves."""
     return audited(
         np.array([score.member for score in scores], dtype=bool),
         np.array([score.decision is True for score in scores], dtype=bool),
