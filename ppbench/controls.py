@@ -160,6 +160,8 @@ def _members(undefended: Sequence[Record]) -> Check:
     """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells."""
     asked = [r for r in undefended if r.config.attack.kind == "membership" and r.metric("asr") is not None]
     asked = [r for r in asked if r.config.stage == "final"] or asked
+    if all(r.config.stage == "audit" for r in asked) and any(r.metric("canary_auc") for r in asked):
+        return _canaries([r for r in asked if r.metric("canary_auc")])
     strongest = best(asked, "asr")
     metric = strongest.metric("asr") if strongest is not None else None
     if strongest is None or metric is None or metric.low is None or metric.high is None:
@@ -168,6 +170,18 @@ def _members(undefended: Sequence[Record]) -> Check:
     text = f"{strongest.config.attack.id}: ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
     verb = "finds" if ok else "is NOT shown to find"
     return Check("none", ok, f"The best attack {verb} members of the undefended model ({text}).")
+
+
+def _canaries(asked: Sequence[Record]) -> Check:
+    """Judge `none` by the canaries of its audit, where nothing else was asked."""
+    top = best(asked, "canary_auc")
+    metric = top.metric("canary_auc") if top is not None else None
+    if top is None or metric is None or metric.low is None or metric.high is None:
+        return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
+    ok = above_chance(top, "canary_auc", len(asked))
+    verb = "finds" if ok else "is NOT shown to find"
+    text = f"{top.config.attack.id}: AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
+    return Check("none", ok, f"The best attack {verb} canaries in the undefended model ({text}).")
 
 
 def _full_noise(records: Sequence[Record]) -> Check:

@@ -196,7 +196,7 @@ def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
 
 
 def test_networks_without_a_fast_form_take_double_backward() -> None:
-    plan = Plan(net_spec("alexnet", (3, 32, 32), 10), 2, Local("gradient"))
+    plan = Plan(net_spec("resnet20", (3, 32, 32), 10), 2, Local("gradient"))
     params = initial(plan.spec, 0)
     phi = torch.rand(1, 1, plan.net.feature_count)
     objective = backbone_objective(plan, params, [params], phi)

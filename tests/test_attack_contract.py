@@ -267,17 +267,21 @@ def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
 # -- planted leaks ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KINDS["reconstruction"])
 def test_planted_leak_an_undefended_gradient_gives_the_image(name: str, federate: Federate, digits: Data) -> None:
-    """To 30 dB; through a generator, whose stages share the budget, to 25; by its latent alone, recognizably."""
-    attack, world = ATTACKS[name](), probe(federate(name, NoDefense()), 8)
-    world = replace(world, view=replace(world.view, public=Data(digits.x[600:1000], digits.y[600:1000])))
+    """To 30 dB; through a generator, whose stages share the budget, to 25; by its latent alone, what it makes."""
+    attack, public = ATTACKS[name](), Data(digits.x[600:1000], digits.y[600:1000])
+    pictures: Change | None = None
+    if name == "ggl":
+        world, draws = probe(federate(name, NoDefense()), 1), seeded(4)
+        decoder = attack.prior(replace(world.view, public=public)).decoder
+
+        def pictures(x: Tensor) -> Tensor:
+            return decoder.decode(torch.randn(len(x), decoder.plan.latent, generator=draws)).detach()
+
+    world = probe(federate(name, NoDefense()), 8, pictures=pictures)
+    world = replace(world, view=replace(world.view, public=public))
     guesses = attack.run(world.view, world.challenges, seeded())
     assert [guess.y.tolist() for guess in guesses] == world.labels
-    if name != "ggl":
-        assert median(psnrs(attack, world, guesses)) > (25 if name in ("gifd", "gias") else 30)
-        return
-    truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units]).flatten(1)
-    nearest = torch.cdist(torch.cat([guess.x for guess in guesses]).flatten(1), truth).argmin(1)
-    assert int((nearest == torch.arange(8)).sum()) >= 6  # by chance 1 in 8 each
+    assert median(psnrs(attack, world, guesses)) > {"gifd": 25, "gias": 25, "ggl": 20}.get(name, 30)
 
 
 @pytest.mark.parametrize("batch", [1, 4])

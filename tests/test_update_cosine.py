@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -351,3 +352,31 @@ def test_bad_options_and_challenges_are_refused(gradients: World) -> None:
         UpdateCosine().run(gradients.view, [Challenge((), 1)], torch.Generator())
     assert UpdateCosine.audit == "rounds"
     assert not UpdateCosine.standard
+
+
+def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [object() for _ in range(10)]
+
+    class Told:
+        @staticmethod
+        def evidence(part: object) -> list[SimpleNamespace]:
+            return [SimpleNamespace(simulate=client) for client in range(3)]
+
+    view = SimpleNamespace(defense=Told)
+    monkeypatch.setattr(update_cosine, "rounds_of", lambda view: parts)
+    assert update_cosine.affordable(view, 2000) == parts  # 10 rounds of 3 models and 2000 candidates
+    assert update_cosine.affordable(view, 2001) == parts[1::2]
+    assert update_cosine.affordable(view, 10**6) == parts[-1:]
+
+
+def test_the_same_question_is_computed_once_and_another_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(update_cosine, "_known", None)
+    monkeypatch.setattr(update_cosine, "coefficients", lambda *asked: calls.append(asked) or torch.zeros(1, 2, 3))
+    view, x, y = View("server/1", SERVER, None, NoDefense(), (), ()), torch.zeros(3, 4), torch.eye(3)
+    for asked in ((view, x, y, 0.1), (view, x.clone(), y, 0.1), (view, x + 1, y, 0.1), (view, x + 1, y, 0.2)):
+        update_coefficients(*asked).fill_(5)  # what is returned is the caller's own
+    assert len(calls) == 3
+    assert not update_coefficients(view, x + 1, y, 0.2).any()
+    update_coefficients(replace(view), x + 1, y, 0.2)
+    assert len(calls) == 4

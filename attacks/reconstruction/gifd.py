@@ -54,11 +54,11 @@ class GIFD(IG):
         rho: how far a map may move from where its stage began: the radius of an l1 ball, relative to its l1 norm.
         latent: share of the evaluations for the latent.
         last: share for the map that enters the last block; the maps between share what is left.
-        pixels: share for the pixels. None by default: at 300 evaluations they gained nothing on tuning images.
+        pixels: share for the pixels, warm-started from the last map: on CIFAR-10 they change little, digits gain.
         map_lr: learning rate of latent and maps, in units of a map's usual size (root mean square 1).
         weight_lr: learning rate of the generator's weights ("gias").
         signed: whether Adam is fed the sign of the gradient, as for `ig`; the paper does not.
-        spread: weight of the latent's mean square ("ggl"), whose law is N(0, 1).
+        spread: weight of the latent's mean square ("ggl"), whose law is N(0, 1), in units of the present mismatch.
     """
 
     name: ClassVar[str] = "gifd"
@@ -74,11 +74,11 @@ class GIFD(IG):
     tv: float = 0.6
     latent: float = 0.05
     last: float = 0.7
-    pixels: float = 0.0
+    pixels: float = 0.05
     map_lr: float = 0.2
     weight_lr: float = 1e-3
     signed: bool = False
-    spread: float = 1e-3
+    spread: float = 0.05
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge, as `Inversion.run` does.

@@ -170,9 +170,8 @@ def _network(path: Path, size: int, changed: int) -> Network:
     with warnings.catch_warnings(), torch.device("meta"):  # no random start: it would move everyone's draws, for 240 MB
         warnings.simplefilter("ignore")
         model = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False).eval()
-    linear = torch.load(
-        Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth", map_location="cpu", weights_only=True
-    )
+    path_of_heads = Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth"
+    linear = torch.load(path_of_heads, map_location="cpu", weights_only=True)
     backbone = {name: value.float() for name, value in tensors(path).items()}
     # lpips cuts AlexNet into five slices and keeps torchvision's numbers within them.
     slices = {layer: f"net.slice{i}.{layer.removeprefix('features.')}" for i, layer in enumerate(SHAPES, start=1)}

@@ -20,7 +20,8 @@ def searched(problem: Problem, space: Space, z: Tensor, schedule: Schedule, spre
         space: what is searched.
         z: first rows [S, n + E], nuisance unknowns and logits included.
         schedule: how far to step.
-        spread: weight of the mean square of the n numbers, which are drawn to N(0, 1) by it; no part of the score.
+        spread: weight of the mean square of the n numbers, which are drawn to N(0, 1) by it, in units of the present
+            mismatch, so that it vanishes where all is explained; no part of the score.
     """
     steps = marks(schedule.steps)
     if not spread:
@@ -29,9 +30,9 @@ def searched(problem: Problem, space: Space, z: Tensor, schedule: Schedule, spre
 
     def evaluate(z: Tensor, index: Tensor) -> Value:
         value, own = function(z, index), z[:, : space.size]
-        slope = value.gradient.clone()
-        slope[:, : space.size] += 2 * spread / space.size * own
-        return replace(value, loss=value.loss + spread * own.square().mean(1), gradient=slope)
+        slope, weight = value.gradient.clone(), spread * value.score
+        slope[:, : space.size] += 2 * weight[:, None] / space.size * own
+        return replace(value, loss=value.loss + weight * own.square().mean(1), gradient=slope)
 
     return descend(evaluate, z, schedule, marks=steps)
 
