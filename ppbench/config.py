@@ -39,7 +39,8 @@ class EvaluateConfig(Strict):
         partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
         attack_batch: sizes of the victims' batches.
         victims: victim images a cell (rounded up to whole batches); candidates: members and non-members of each kind.
-        tuning: images of the test part on which an attack's settings are tried, before it is run on the victims.
+        tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; 0: an
+            attack's own settings are taken.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
         references: reference runs of an audit, which its membership attacks may learn from.
         canaries: canaries of each family in an audit; a coin decides for each whether it is a member.
@@ -84,7 +85,7 @@ class EvaluateConfig(Strict):
     probe_rounds: int = Field(default=1, ge=1, le=100)
     victims: int = Field(default=20, ge=1)
     candidates: int = Field(default=200, ge=4)
-    tuning: int = Field(default=4, ge=1)
+    tuning: int = Field(default=4, ge=0)
     budget: int | None = Field(default=None, ge=1)
     references: int = Field(default=0, ge=0)
     canaries: int = Field(default=80, ge=0)
@@ -98,8 +99,8 @@ class EvaluateConfig(Strict):
 
 SEARCHES = ("dlg", "idlg", "fedavg_inversion")
 PRESETS: dict[str, dict[str, Any]] = {
-    # One start a victim: on two cores the whole has to end within three minutes.
-    "quick": {"settings": {f"{attack}.restarts": 0 for attack in SEARCHES}},
+    # One start a victim, and no tuning: on two cores the whole has to end within a few minutes.
+    "quick": {"settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},
     # The whole arsenal: half of the training part public, as in the MP-DP paper, for generators and reference runs.
     "portfolio": {
         "attacks": ("all",),
