@@ -112,13 +112,13 @@ class Bench:
                 self._keep(cell, Scored([]), 0.0, f"no probed client acted as {group.role}")
             return
         found: dict[str, list[Guess]] = {}
-        wanted, trial, choice = {cell.id for cell in missing}, None, None
-        for cell in cells(self.task, self.config, group):
-            if cell.id not in wanted and cell.attack.name not in needed:
-                continue
-            began = time.perf_counter()
-            if cell.config.tuning:
-                trial = trial or rehearsal(fed, self.task, self.config, group)
+        wanted = {cell.id for cell in missing}
+        due = [c for c in cells(self.task, self.config, group) if c.id in wanted or c.attack.name in needed]
+        rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: it may leave the range of what is sent
+        trial = rehearsal(fed, self.task, self.config, group) if rehearsed else None
+        for cell in due:
+            began, choice = time.perf_counter(), None
+            if trial is not None and cell.tuned:
                 label = (cell.attack.name, group.threat, group.stage, group.batch)
                 attack, choice = tuned(cell.attack, trial, self.task, label)
                 cell = replace(cell, attack=attack)
@@ -127,7 +127,6 @@ class Bench:
             found[cell.attack.name] = guesses
             if cell.id in wanted:
                 self._keep(cell, scored, time.perf_counter() - began, failure, choice=choice)
-            choice = None
 
     def _questions(self, cell: Cell, victims: Victims, found: Mapping[str, list[Guess]]) -> list[Challenge]:
         if cell.attack.kind != "tracing":

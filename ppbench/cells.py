@@ -52,6 +52,11 @@ class Cell:
     config: CellConfig
     id: str
 
+    @property
+    def tuned(self) -> bool:
+        """Whether the attack's own settings are tried first; one that follows another takes what that one gave."""
+        return bool(self.config.tuning) and self.follows is None
+
 
 def fitting(task: Task, config: EvaluateConfig) -> list[Attack]:
     """Return the evaluation's attacks that can say something about the task's network and loss, and of the probes.
@@ -116,10 +121,10 @@ def _scalars(value: object) -> dict[str, Scalar]:
 
 def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
     """Return what determines an attack's answers, its source's version and parameters included."""
-    own = _scalars(attack)
+    own = attack.parameters()
     if follows is None:
         return own
-    source = {"version": follows.version, **_scalars(follows)}
+    source = {"version": follows.version, **follows.parameters()}
     return {**own, **{f"{follows.name}.{name}": value for name, value in source.items()}}
 
 
@@ -165,7 +170,7 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
                 probe_rounds=1 if group.records else config.probe_rounds,
                 role=group.role,
                 perceptual=_perceptual(task, config, attack),
-                tuning=config.tuning if len(attack.variants()) > 1 else 0,
+                tuning=config.tuning if len((follows or attack).variants()) > 1 else 0,
                 audit=AuditInfo(references=config.references, canaries=config.canaries)
                 if group.stage == "audit"
                 else None,

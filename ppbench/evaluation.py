@@ -132,7 +132,7 @@ def _checked(config: EvaluateConfig) -> Task:
     fit = fitting(task, config)
     for attack in fit:
         attack.check_held(held)
-    rehearsed = any(len(attack.variants()) > 1 for attack in fit)
+    rehearsed = config.tuning and any(len(attack.variants()) > 1 for attack in fit)
     if any(group.stage == "audit" for group in every):
         populate(task, config)
     for group in every:

@@ -14,15 +14,17 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, Record
 
 Place = tuple[int, int, int]
+PRICE = "evaluations_per_broken"
 
 
 def worst_case(records: Sequence[Record]) -> Record | None:
     """Return the strongest reconstruction cell, with each victim's score by the attack that rebuilt it best.
 
-    The cells must be about the same victims: one defense, control value, stage, threat model, batch size and role. A
-    result of several attacks is called "portfolio (NAME)" after the attack that is best on most victims; it has the
-    configuration, the images and the flags of the single cell with the best median. Where that cell is best on every
-    victim, it is returned as it is. Oracles, and cells that are not complete, are left out; None where none is left.
+    The cells must be of one defense, control value, stage, threat model, batch size and role; where some asked about
+    more victims than others, each counts by the attacks that were run on it. A result of several attacks is called
+    "portfolio (NAME)" after the attack that is best on most victims, and knows the defense where a winner does; the
+    rest of its configuration, images and flags are those of the cell with the best median. Where that cell is best on
+    every victim, it is returned as it is. Oracles and cells that are not complete are left out; None of none.
     """
     told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
     told = sorted((r for r in told if _images(r)), key=lambda r: (r.config.attack.id, r.cell_id))
@@ -30,19 +32,20 @@ def worst_case(records: Sequence[Record]) -> Record | None:
     if first is None:
         return None
     names: Counter[str] = Counter()
-    merged = []
-    everyone = [(first.config.attack.id, _images(first)), *((r.config.attack.id, _images(r)) for r in told)]
-    for place, score in _images(first).items():
-        name, top = max(
-            ((name, own.get(place, score)) for name, own in everyone), key=lambda pair: _leak(pair[1], first)
-        )
-        names[name] += 1
+    merged, knowing = [], False
+    everyone = [(r.config.attack, _images(r)) for r in (first, *told)]  # of equals the first one's counts
+    for place in sorted({place for _, own in everyone for place in own}):
+        some = [(attack, own[place]) for attack, own in everyone if place in own]
+        winner, top = max(some, key=lambda pair: _leak(pair[1], first))
+        names[winner.id] += 1
+        knowing = knowing or winner.adaptive
         merged.append(top)
-    if merged == list(_images(first).values()):
+    if merged == [score for _, score in sorted(_images(first).items())]:
         return first
     most = max(sorted(names), key=lambda name: names[name])
-    attack = first.config.attack.model_copy(update={"id": f"portfolio ({most})"})
+    attack = first.config.attack.model_copy(update={"id": f"portfolio ({most})", "adaptive": knowing})
     metrics = aggregate(merged, classes=first.config.model.classes, seed=first.config.seed)
+    metrics = [m for m in metrics if m.name != PRICE]  # it would count the winners' evaluations alone
     config = first.config.model_copy(update={"attack": attack})
     return first.model_copy(update={"config": config, "victims": merged, "metrics": metrics})
 

@@ -92,14 +92,14 @@ def train(
 
     def watch(round_: int) -> None:
         if round_ % max(1, config.rounds // 10) == 0 or round_ == config.rounds:
-            figure = _figure(fed, task)
+            figure = curve_figure(fed, task)
             if math.isfinite(figure):
                 curve.append((round_, figure))
         if after is not None:
             after(round_)
 
     finished = fed.run(config.rounds, watch)
-    result = _figures(fed, task, curve, finished, taken.memory_peak)
+    result = figures_of(fed, task, curve, finished, taken.memory_peak)
     _keep(fed, result, home)
     return fed, result
 
@@ -153,7 +153,7 @@ def masks_overlap(fed: Federation, task: Task) -> Overlap:
     return joined([overlap(fed.outputs(x), y) for x, y in parts])
 
 
-def _figure(fed: Federation, task: Task) -> float:
+def curve_figure(fed: Federation, task: Task) -> float:
     """Return the figure of the learning curve: accuracy, of pixels where targets are masks, or mean squared error."""
     if task.segmented:
         return float(masks_overlap(fed, task).accuracy.mean())
@@ -178,7 +178,7 @@ def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Ut
     )
 
 
-def _figures(
+def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
 ) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""

@@ -25,6 +25,8 @@ from ppbench.task.task import Task
 
 FIRST = 1_000_000
 """Number of the first tuning probe: far from those of victims, whose noise and masks must not come twice."""
+WORST = 1e6
+"""Relative error that a failed reconstruction of a table row counts as."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,8 @@ def tuning_victims(defense: Defense, task: Task, config: EvaluateConfig, group: 
 def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
     """Return the variant of `attack` with the largest median PSNR on the tuning victims, and what each one gave.
 
-    A variant that fails scores 0 dB; of equals, and where there are no victims, the first is taken.
+    Of table rows, which decibels say nothing about, minus the relative error takes the place of PSNR. A variant that
+    fails scores worst; of equals, and where there are no victims, the first is taken.
 
     Args:
         attack: a reconstruction attack with several variants.
@@ -88,11 +91,16 @@ def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, 
 
 def _median(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> float:
     victims = trial.victims
+    image = len(task.plan.spec.shape) == 3
+    worst = 0.0 if image else -WORST
     if not victims.units:
-        return 0.0
+        return worst
     try:
         guesses = attack.run(trial.view, victims.challenges(), task.seeds.generator("tuning", *label))
         scored = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
     except Exception:  # noqa: BLE001 - a variant that fails here is not chosen; the run itself will say why
-        return 0.0
-    return statistics.median([s.psnr or 0.0 for s in scored if isinstance(s, ImageScore)])
+        return worst
+    images = [s for s in scored if isinstance(s, ImageScore)]
+    if not image:
+        return statistics.median([-WORST if s.rmse is None else -s.rmse for s in images])
+    return statistics.median([s.psnr or 0.0 for s in images])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from ppbench.adversary.isolate import isolated
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.audit.canaries import AVERAGE, FAMILIES, canaries
-from ppbench.audit.population import levelled, populate
+from ppbench.audit.population import levelled, needs_level, populate
 from ppbench.audit.questions import Questions
 from ppbench.audit.runs import Audit, Refused
 from ppbench.choice import Point
@@ -19,6 +21,7 @@ from ppbench.errors import UsageError
 from ppbench.evaluation import evaluate
 from ppbench.federation.plan import Data
 from ppbench.records.verify import verify
+from ppbench.registry import load
 from ppbench.seeds import Seeds
 from ppbench.task.task import make_task
 
@@ -113,13 +116,30 @@ def test_references_use_public_records_alone_or_the_same_base():
 
 @pytest.mark.parametrize("public", [0.0, 0.5])
 def test_shards_stay_as_level_as_they_were_in_every_run(public):
-    found = population(public=public, train=400, candidates=60)
+    found = replace(population(public=public, train=400, candidates=60), level=True)
     for run in range(5):
         sizes = [len(shard.x) for shard in found.shards(run).values()]
         assert max(sizes) - min(sizes) <= 1 and min(sizes) > 70
-    uneven = population(partition="imbalanced", train=600, candidates=40, public=0.0, canaries=4)
+    uneven = replace(population(partition="imbalanced", train=600, candidates=40, public=0.0, canaries=4), level=True)
     shares = [len(shard.x) / uneven.sizes[client] for client, shard in uneven.shards(0).items()]
     assert max(shares) - min(shares) < 0.02
+
+
+def test_one_coin_adds_one_record_and_changes_nothing_else():
+    found = population(train=400, candidates=60, canaries=20)
+    before = {client: rows(shard.x) for client, shard in found.shards(0).items()}
+    for place in (0, 7, 50):
+        keep = found.keep.clone()
+        keep[0, place] = ~keep[0, place]
+        after = {client: rows(shard.x) for client, shard in replace(found, keep=keep).shards(0).items()}
+        changed = [sorted(set(before[c]) ^ set(after[c])) for c in before]
+        assert [len(rows) for rows in changed].count(1) == 1 and sum(map(len, changed)) == 1
+
+
+def test_only_defenses_that_need_equal_shards_have_them_levelled():
+    plan, sizes = make_task(config()).plan, [40, 40, 40, 40]
+    level = {name: needs_level(load("defenses", name)(), plan, sizes) for name in ("none", "dp_sgd", "fedpc", "mpdp")}
+    assert level == {"none": False, "dp_sgd": False, "fedpc": False, "mpdp": True}
 
 
 def test_sizes_are_one_share_of_the_shards_or_all_there_is():

@@ -17,13 +17,14 @@ from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.explained import explained, layers, masked
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, thinner
+from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.ppdl import PPDL
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Noise, Plan
 from ppbench.federation.wire import Slot
 from ppbench.seeds import Seeds
@@ -108,7 +109,7 @@ def test_hidden_entries_stay_hidden_and_do_not_count() -> None:
 
 
 def test_a_mean_of_uploads_has_less_noise_in_every_tensor() -> None:
-    law = thinner(Noise("laplace", 2.0, (("a", 4.0),)), 4)
+    law = scaled(Noise("laplace", 2.0, (("a", 4.0),)), 0.5)
     assert law == Noise("laplace", 1.0, (("a", 2.0),))
     assert (law.of("a"), law.of("b")) == (2.0, 1.0)
 
@@ -207,3 +208,15 @@ def test_settings_out_of_range_are_refused() -> None:
     for bad in (Likelihood(tv=-1.0), Likelihood(lr=0.0), Likelihood(budget=0), Likelihood(start="white")):  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="likelihood"):
             bad.check()
+
+
+def test_the_law_of_a_weight_change_is_divided_as_the_change_is(plan: Plan, digits: Data) -> None:
+    """PPDL adds its noise to what it sends; a change over two epochs at rate .05 is taken for a tenth of a gradient."""
+    for local, divisor in ((Local("gradient"), 1.0), (Local("delta", 2, 64, Opt("sgd", lr=0.05)), 0.1)):
+        own = replace(plan, local=local)
+        run = Federation(PPDL(sigma=1e-3), own, {c: Data(digits.x[c::4], digits.y[c::4]) for c in range(4)}, Seeds(0))
+        run.start(initial(own.spec, 1))
+        victims = {Slot(0, c): Data(digits.x[c : c + 1], digits.y[c : c + 1]) for c in range(4)}
+        view = run.probe(victims, "gradient" if local.upload == "gradient" else "local").view("server/1")
+        for evidence in Likelihood().evidence(view):
+            assert evidence.noise.std == pytest.approx(1e-3 / divisor)

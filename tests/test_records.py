@@ -176,13 +176,15 @@ def test_an_audit_that_abstains_gives_a_bound_on_epsilon_and_no_asr() -> None:
     surest = [candidate(i, 1.0 - i % 2, "blank") for i in range(100)]
     silent = [candidate(100 + i, 0.5, "average", decision=None) for i in range(100)]
     found = metrics([*surest, *silent])
-    assert found["epsilon_lower"].value == rounded_to(epsilon_lower(100, 100, 100)) and found["epsilon_lower"].value > 2
+    assert found["epsilon_lower"].value == rounded_to(epsilon_lower(100, 50, 50)) and found["epsilon_lower"].value > 2
     assert found["epsilon_lower"].n == 100 and not found["epsilon_lower"].higher_is_safer
     assert found["asr"].value is None and "abstains" in found["asr"].reason and found["auc"].value == 0.5
     other = {m.name: m for m in aggregate([*surest, *silent], classes=10, seed=0, delta=1e-2)}
     assert other["epsilon_lower"].value < found["epsilon_lower"].value and "delta 0.01" in other["epsilon_lower"].method
-    wrong = [s.model_copy(update={"decision": not s.member}) for s in surest]
+    wrong = [s.model_copy(update={"score": 1 - s.score}) for s in surest]
     assert metrics([*wrong, *silent])["epsilon_lower"].value == 0
+    alone = metrics(silent)["epsilon_lower"]
+    assert alone.value is None and "independent coins" in alone.reason, "average records are in by halves, not by coins"
     assert "epsilon_lower" not in metrics(surest)
 
 

@@ -27,7 +27,7 @@ from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
 from ppbench.attacks.reconstruction.generator.stages import Story, searched
-from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, read
+from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, digest, read
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import known, pixels
@@ -35,6 +35,7 @@ from ppbench.attacks.reconstruction.problem import Space
 from ppbench.attacks.reconstruction.starts import Victim
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Plan
+from ppbench.records.scores import Scalar
 
 Method = Literal["gifd", "ggl", "gias"]
 EPOCHS, LEAST = 40, 1000
@@ -108,6 +109,10 @@ class GIFD(IG):
     def ceiling(self, view: View) -> float:
         """Return the median PSNR in decibels of held-out public images that the generator encodes and decodes."""
         return self.prior(view).ceiling
+
+    def parameters(self) -> dict[str, Scalar]:
+        """Return the fields, a generator file by its digest (UsageError where it cannot be read)."""
+        return {**super().parameters(), **({"generator": digest(Path(self.generator))} if self.generator else {})}
 
     @property
     def needs_public(self) -> bool:

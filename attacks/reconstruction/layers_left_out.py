@@ -65,7 +65,19 @@ class IGLayers(IG):
             raise UsageError(f"Attack {self.name!r}: tries={self.tries} cannot be used; hypotheses are its starts: 1.")
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together: labels, hypotheses, then the best one further."""
+        """Return the guesses for victims that `blocks` put together, those with entries of exactly 0 apart.
+
+        Their hypotheses are one more, and a victim's must not depend on who is searched beside it.
+        """
+        zeros = [hidden([known(v)]) for v in victims]
+        found: dict[int, Guess] = {}
+        for kind in sorted(set(zeros)):
+            rows = [i for i, own in enumerate(zeros) if own == kind]
+            found |= dict(zip(rows, self.tried([victims[i] for i in rows]), strict=True))
+        return [found[i] for i in range(len(victims))]
+
+    def tried(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims with as many hypotheses: labels, hypotheses, then the best one further."""
         evidences, left, labels = [known(v) for v in victims], self.budget, None
         if self.budget > victims[0].plan.spec.classes:
             tried = tried_labels(victims, evidences, self.start)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.adversary.evidence import Evidence
+from ppbench.adversary.evidence import Evidence, as_gradient
 from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.explained import tried_labels
 from ppbench.attacks.reconstruction.inversion import Inversion, known, marks, pixels, rebuilt
@@ -63,13 +63,16 @@ class Likelihood(Inversion):
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law and what is visible of each message.
 
-        A mean of U uploads has 1 / sqrt(U) of the noise. A law that the evidence itself states comes first.
+        A mean of U uploads has 1 / sqrt(U) of the noise. The law is that of an upload; where a weight change is taken
+        for a gradient, it is divided as that is. A law that the evidence itself states comes first.
         """
         law, found = view.defense.noise(view.plan), []
+        first = min((e.round for e in view.exchanges()), default=1)
+        divisor = as_gradient(view.plan, first)
         shown = isinstance(view.defense, Supports)
         sent = {e.slot: e.answer for e in view.exchanges()} if shown else {}
         for e in view.defense.evidence(view):
-            noise = e.noise or (None if law is None else thinner(law, len(e.unit)))
+            noise = e.noise or (None if law is None else scaled(law, 1 / (divisor * math.sqrt(len(e.unit)))))
             if isinstance(view.defense, Supports) and len(e.unit) == 1 and e.unit[0] in sent and e.weight is None:
                 e = replace(e, weight=view.defense.support(sent[e.unit[0]], e.observed))
             found.append(replace(e, noise=noise))
@@ -109,9 +112,8 @@ class Likelihood(Inversion):
         ]
 
 
-def thinner(law: Noise, uploads: int) -> Noise:
-    """Return the law of the noise on a mean of so many uploads."""
-    factor = 1 / math.sqrt(uploads)
+def scaled(law: Noise, factor: float) -> Noise:
+    """Return the law of `factor` times the noise."""
     return replace(law, std=factor * law.std, tensors=tuple((name, factor * std) for name, std in law.tensors))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -14,6 +14,7 @@ from ppbench.adversary.view import View
 from ppbench.federation.plan import Plan
 from ppbench.federation.tree import node
 from ppbench.federation.wire import Slot
+from ppbench.records.scores import Scalar
 
 Kind = Literal["reconstruction", "label", "membership", "tracing", "extraction"]
 RECORD_KINDS = ("membership", "extraction")
@@ -129,6 +130,13 @@ class Attack:
 
     def check(self) -> None:
         """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence)."""
+
+    def parameters(self) -> dict[str, Scalar]:
+        """Return what determines the attack's answers, for records. Default: its fields.
+
+        An attack that reads a file overrides it and names the file by what it holds, not by where it lies.
+        """
+        return asdict(self)
 
     def check_held(self, held: Mapping[int, Tensor]) -> None:
         """Refuse, before anything runs, knowledge that the attack must not have: what it learned from clients' data.

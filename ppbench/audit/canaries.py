@@ -54,7 +54,7 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
     low, high = _range(task)
     level, noise = _blank(count, low.shape, generator), torch.rand(count, *low.shape, generator=generator)
     x = torch.cat([test.x[used], low + (high - low) * level, low + (high - low) * noise])
-    y = torch.cat([_wrong(task, test.y[used], generator), _random(task, 2 * count, generator)])
+    y = torch.cat([_wrong(task, used, generator), _random(task, 2 * count, generator)])
     return Data(x, y), tuple(name for name in FAMILIES for _ in range(count)), used
 
 
@@ -77,10 +77,11 @@ def _blank(count: int, shape: torch.Size, generator: torch.Generator) -> Tensor:
     return interpolate(columns, size=shape.numel(), mode="nearest").reshape(count, *shape)
 
 
-def _wrong(task: Task, y: Tensor, generator: torch.Generator) -> Tensor:
-    """Return targets [n, C] none of which is that of its record: another class, or the target of the record before."""
+def _wrong(task: Task, used: Tensor, generator: torch.Generator) -> Tensor:
+    """Return targets [n, C] not those of the test records `used` [n]: another class, or that of the record after."""
     if not task.classified:
-        return y.roll(1, 0)
+        return task.test.y[(used + 1) % len(task.test.y)]
+    y = task.test.y[used]
     classes = y.shape[1]
     step = torch.randint(1, classes, (len(y),), generator=generator)
     return one_hot((y.argmax(1) + step) % classes, classes).to(y.dtype)

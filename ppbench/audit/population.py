@@ -5,6 +5,7 @@ The truth about the target, row 0 of `keep`, stays with the harness.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,8 @@ from ppbench.adversary.victims import Candidates
 from ppbench.audit.canaries import AVERAGE, FAMILIES, canaries
 from ppbench.config import EvaluateConfig
 from ppbench.errors import UsageError
-from ppbench.federation.plan import Data
+from ppbench.federation.contract import Defense
+from ppbench.federation.plan import Data, Plan
 from ppbench.seeds import Seeds
 from ppbench.task.task import Task
 
@@ -34,15 +36,18 @@ class Population:
         candidates: what is asked about: average records of clients other than 0 and canaries, in an order that tells
             nothing; who is a member is row 0 of `keep`.
         owner: [Q] int64, the client of the target that holds a candidate if it is kept.
-        keep: [1 + R, Q] bool, which candidates a run is trained on. Row 0 is the target, exactly half in (of an odd
-            family half but one); rows 1 and 2, 3 and 4, ... are complements, so that each candidate is in exactly half
-            of the references.
+        keep: [1 + R, Q] bool, which candidates a run is trained on. Row 0 is the target: exactly half of the average
+            records, a coin for each canary; rows 1 and 2, 3 and 4, ... are complements, so that each candidate is in
+            exactly half of the references.
         base: by client, what the target's clients have beside candidates, in random order.
         auxiliary: the same of the references: public records in shards of like size, or `base` itself.
         public: whether `auxiliary` is public, so that the adversary need not know other clients' records; then it does
             not know who owns a candidate either, and deals them out anew in every run.
         sizes: by client, how many examples its shard of the evaluation has.
         others: Z records that no run is trained on, from the public split and the test part.
+        level: whether shards are kept in proportion to those of the evaluation, see `levelled`; only a defense that
+            needs equal shards asks for it. Otherwise a candidate that is kept is added, and nothing else changes: what
+            a bound on epsilon is about.
     """
 
     candidates: Candidates
@@ -54,17 +59,15 @@ class Population:
     sizes: dict[int, int]
     others: Data
     seeds: Seeds
+    level: bool = False
 
     def shards(self, run: int) -> dict[int, Data]:
-        """Return what each client holds in `run`: 0 is the target, 1 and on are references.
-
-        Sizes are in proportion to those of the evaluation's shards, see `levelled`, so that a defense that needs equal
-        shards has them, and the sizes that clients tell do not say how many of their candidates were kept.
-        """
+        """Return what each client holds in `run`: 0 is the target, 1 and on are references."""
         base = self.auxiliary if run else self.base
         owner = dealt(len(self.owner), sorted(base), self.seeds, run) if run and self.public else self.owner
         mine = {client: self.keep[run] & (owner == client) for client in base}
-        sizes = levelled(self.sizes, {c: len(d.x) for c, d in base.items()}, {c: int(m.sum()) for c, m in mine.items()})
+        kept, beside = {c: int(m.sum()) for c, m in mine.items()}, {c: len(d.x) for c, d in base.items()}
+        sizes = levelled(self.sizes, beside, kept) if self.level else {c: beside[c] + kept[c] for c in base}
         found = {}
         for client, data in base.items():
             x, y, rest = self.candidates.x, self.candidates.labels, sizes[client] - int(mine[client].sum())
@@ -86,7 +89,7 @@ def populate(task: Task, config: EvaluateConfig) -> Population:
     More references leave those that were there as they are.
 
     Raises:
-        UsageError: too few clients, records or test examples, or an odd number of references or canaries.
+        UsageError: too few clients, records or test examples, or an odd number of references.
     """
     check_numbers(config)
     if config.clients < 2:
@@ -113,7 +116,7 @@ def populate(task: Task, config: EvaluateConfig) -> Population:
 
 
 def check_numbers(config: EvaluateConfig) -> None:
-    """Refuse numbers of references and canaries that no audit can have (UsageError)."""
+    """Refuse a number of references that no audit can have (UsageError)."""
     if config.references % 2 or config.references > MOST_REFERENCES:
         raise UsageError(
             f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
@@ -137,6 +140,16 @@ def dealt(count: int, clients: list[int], seeds: Seeds, run: int) -> Tensor:
     others = torch.tensor([client for client in clients if client != ADVERSARY])
     order = torch.randperm(count, generator=seeds.generator("dealt", run))
     return others[order % len(others)]
+
+
+def needs_level(defense: Defense, plan: Plan, sizes: Sequence[int]) -> bool:
+    """Return whether `defense` takes shards of these sizes, but not where one client has twice as many examples."""
+    uneven = [size * (1 + (client == 0)) for client, size in enumerate(sizes)]
+    try:
+        defense.check_data(plan, uneven)
+    except UsageError:
+        return True
+    return False
 
 
 def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) -> dict[int, int]:

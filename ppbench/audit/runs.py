@@ -14,7 +14,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ppbench import __version__
 from ppbench.adversary.augment import augmentations
-from ppbench.audit.population import Population, populate
+from ppbench.audit.population import Population, needs_level, populate
 from ppbench.audit.rounds import Recorder
 from ppbench.choice import Point
 from ppbench.config import EvaluateConfig
@@ -40,7 +40,7 @@ from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Cost, Privacy, Strict, Utility
 from ppbench.seeds import Seeds
 from ppbench.task.task import Task, describe
-from ppbench.train import Trained, _figure, _figures
+from ppbench.train import Trained, curve_figure, figures_of
 
 AUGMENTATIONS = 2
 """Copies of each candidate that references are asked about: itself and its mirror image."""
@@ -89,8 +89,10 @@ class Audit:
 
     @cached_property
     def population(self) -> Population:
-        """Who is in which run; the same at every point."""
-        return populate(self.task, self.config)
+        """Who is in which run; the same at every point, but for defenses that need equal shards."""
+        found = populate(self.task, self.config)
+        level = needs_level(self.point.defense, self.task.plan, list(found.sizes.values()))
+        return replace(found, level=level)
 
     @property
     def target_folder(self) -> Path:
@@ -200,8 +202,8 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
             after(round_)
 
     finished = fed.run(last, watch)
-    figure = _figure(fed, task) if finished else math.nan
-    trained = _figures(fed, task, [(fed.round, figure)] if math.isfinite(figure) else [], finished, peak)
+    figure = curve_figure(fed, task) if finished else math.nan
+    trained = figures_of(fed, task, [(fed.round, figure)] if math.isfinite(figure) else [], finished, peak)
     target = Target(trained=trained, at_once=at_once, rounds=recorder.rounds)
     _keep(audit, recorder, target)
 

@@ -17,7 +17,7 @@ class WorstRow:
     """One row of a reconstruction board; the fields are the columns of worst_case.csv, in order.
 
     plain, worst: the attack that is best on most victims, "portfolio (NAME)" where no single one is best on all; their
-    figures take each victim by the attack that is best on it (`ppbench.portfolio`). attacks: how many were run.
+    figures take each victim by the attack that is best on it (`ppbench.portfolio`). attacks: how many gave images.
     reliable: whether the controls hold on this board.
     """
 
@@ -70,7 +70,7 @@ def _row(board: Board, entry: Entry) -> WorstRow:
         rank=entry.rank,
         reliable=board.reliable,
         accuracy=entry.sample.utility.accuracy,
-        attacks=sum(r.config.attack.kind == "reconstruction" for r in entry.records),
+        attacks=sum(r.config.attack.kind == "reconstruction" and r.status == "complete" for r in entry.records),
         n=0 if worst is None else len(worst.victims),
         plain=None if plain is None else plain.config.attack.id,
         plain_psnr_median=value(plain, "psnr_median"),

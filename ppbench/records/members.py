@@ -23,8 +23,7 @@ def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | Non
     asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only canaries.
     Where canaries were among them: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over the canaries of
     all families together, and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the
-    canaries, whose membership is by independent coins (over all candidates where there are none), and no asr, which
-    needs a decision on everyone.
+    canaries, whose membership is by independent coins, and no asr, which needs a decision on everyone.
 
     Args:
         scores: at least one.
@@ -40,7 +39,7 @@ def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | Non
             name = f"auc_{family}"
             found.append(_auc(name, halves([s for s in canaries if s.family == family]), seed))
     if any(score.decision is None for score in scores):
-        found.append(metric_of("epsilon_lower", _bound(canaries or average, DELTA if delta is None else delta), False))
+        found.append(metric_of("epsilon_lower", _bound(canaries, DELTA if delta is None else delta), False))
     return found
 
 
@@ -72,11 +71,17 @@ def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
     return metric_of(name, auc(both, seed_of(seed, name)), False)
 
 
-def _bound(scores: Sequence[MemberScore], delta: float) -> Estimate:
-    """Return the lower bound on epsilon from the guesses on the candidates `scores` of both halves."""
-    return audited(
-        np.array([score.member for score in scores], dtype=bool),
-        np.array([score.decision is True for score in scores], dtype=bool),
-        np.array([score.decision is not None for score in scores], dtype=bool),
-        delta,
-    )
+def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
+    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves.
+
+    The quarter with the highest scores of all, of both halves together, is called in, the quarter with the lowest out;
+    equal scores by their places, which tell nothing. Without canaries nobody's membership is by independent coins.
+    """
+    if not canaries:
+        return refused(0, "no canaries, whose membership alone is by independent coins", 0.0)
+    order = sorted(range(len(canaries)), key=lambda place: (canaries[place].score, canaries[place].index))
+    quarter = len(order) // 4
+    decision, guessed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
+    decision[order[len(order) - quarter :]] = True
+    guessed[order[:quarter]] = guessed[order[len(order) - quarter :]] = True
+    return audited(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta)

@@ -75,10 +75,13 @@ def what_audits_tell(defense: str, records: Sequence[Record]) -> list[str]:
 
 
 def _members(rows: Sequence[Audited], none: Audited | None) -> list[str]:
-    """Return who is found over the whole grid: the sentence names the control value that leaks most."""
+    """Return who is found over the whole grid: the sentence names the attack and control value that find most.
+
+    Whether it is found at all is judged at the level of all that were tried; the figures are those of the largest.
+    """
     told = [row for row in rows if row.canaries is not None]
     if not told:
-        return []
+        return _average(rows, none)
     top = max(told, key=lambda row: value(row.canaries, CANARIES) or 0.0)
     tried = sum(row.tried for row in rows)
     found = above_chance(top.canaries, CANARIES, tried)
@@ -87,11 +90,24 @@ def _members(rows: Sequence[Audited], none: Audited | None) -> list[str]:
     at = ", ".join(word for word in (attack_of(top.canaries), top.control) if word)
     average = max(told, key=lambda row: value(row.members, "auc") or 0.0)
     also = ", ".join(word for word in (attack_of(average.members), average.control) if word)
-    few = "at most " if len(told) > 1 else ""
+    few = "at most " if len(told) > 1 or tried > 1 else ""
     return [
         f"In an audit: {verb} ({at}: {few}{_canaries(top.canaries)}{beside}); average records: {few}AUC "
         f"{figure(average.members, 'auc', '.2f')} ({also})."
     ]
+
+
+def _average(rows: Sequence[Audited], none: Audited | None) -> list[str]:
+    """Return who is found in an audit without canaries."""
+    told = [row for row in rows if row.members is not None]
+    if not told:
+        return []
+    top = max(told, key=lambda row: value(row.members, "auc") or 0.0)
+    found = above_chance(top.members, "auc", sum(row.tried for row in rows))
+    verb = "Members are told from others" if found else "Members are not shown to be found"
+    at = ", ".join(word for word in (attack_of(top.members), top.control) if word)
+    beside = "" if none is None else f"; undefended AUC {figure(none.members, 'auc', '.2f')}"
+    return [f"In an audit without canaries: {verb} ({at}: AUC {figure(top.members, 'auc', '.2f')}{beside})."]
 
 
 def _canaries(record: Record | None) -> str:
@@ -119,5 +135,6 @@ def _epsilon(row: Audited) -> str:
         return ""
     at = f" at {row.control}" if row.control else ""
     claim = "" if row.claimed is None else f", {row.claimed:.3g} is guaranteed"
-    refuted = "; the guarantee does NOT hold here" if row.claimed is not None and bound > row.claimed else ""
+    above = row.claimed is not None and bound > row.claimed
+    refuted = "; the guarantee is REFUTED, unless this is the one such bound in twenty that errs" if above else ""
     return f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(row.epsilon)}, 95 %){claim}{refuted}."

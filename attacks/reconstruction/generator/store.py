@@ -113,6 +113,14 @@ def write(generator: Generator, path: Path) -> None:
     write_atomic(path, data)
 
 
+def digest(path: Path) -> str:
+    """Return "sha256:..." of a file's bytes. Raises UsageError where it cannot be read."""
+    try:
+        return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    except OSError as cause:
+        raise UsageError(f"The generator {path} cannot be read ({cause.strerror}); give a file made here.") from cause
+
+
 def read(path: Path) -> Generator:
     """Return the generator in the file `path`.
 
