@@ -49,6 +49,8 @@ def options(name: str) -> dict[str, Any]:
         found["grid"] = (values[len(values) // 2],)
     if name in ROUNDS:
         found["rounds"] = ROUNDS[name]
+    if name.startswith("mp"):
+        found["train"] = 700  # its setting's 300 are too few for 20 equal shards with canaries
     return found
 
 

@@ -147,6 +147,7 @@ class LiRA(ScoredAttack):
     name: ClassVar[str] = "mia_lira"
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
     audit: ClassVar = "references"
+    adaptive: ClassVar[bool] = True  # its references are trained under the defense
     reference: ClassVar[str] = "Carlini et al., Membership Inference Attacks From First Principles, S&P 2022"
 
     online: bool = True

@@ -80,6 +80,7 @@ class RMIA(ScoredAttack):
     name: ClassVar[str] = "mia_rmia"
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
     audit: ClassVar = "references"
+    adaptive: ClassVar[bool] = True  # its references are trained under the defense
     reference: ClassVar[str] = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024"
 
     gamma: float = 1.0

@@ -21,7 +21,7 @@ from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.lbfgs import Settings
 from ppbench.attacks.reconstruction.matching import Matches, Prior
 from ppbench.attacks.reconstruction.search import Effort, search
-from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
+from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw, posed
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Plan
 
@@ -77,12 +77,7 @@ class DLG(Attack):
         confidence None. Raises UsageError for an option that does not exist.
         """
         self.check()
-        seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
-        evidence = {frozenset(e.unit): e for e in reversed(self.evidence(view))}
-        victims = [
-            Victim(evidence.get(frozenset(c.unit)), c, view.plan, torch.Generator().manual_seed(seed))
-            for c, seed in zip(challenges, seeds, strict=True)
-        ]
+        victims = posed(self.evidence(view), view.plan, challenges, generator)
         guesses: dict[int, Guess] = {}
         for rows in batches(victims):
             guesses |= dict(zip(rows, self.attack([victims[i] for i in rows]), strict=True))

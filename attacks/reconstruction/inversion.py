@@ -26,7 +26,7 @@ from ppbench.attacks.reconstruction.problem import Pull as Pull
 from ppbench.attacks.reconstruction.problem import Rebuilt as Rebuilt
 from ppbench.attacks.reconstruction.problem import Space as Space
 from ppbench.attacks.reconstruction.problem import rebuilt as rebuilt
-from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw
+from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw, posed
 from ppbench.errors import UsageError
 from ppbench.federation.plan import Plan
 
@@ -88,12 +88,7 @@ class Inversion(Attack):
         attack: Callable[[Sequence[Victim]], list[Guess]],
     ) -> list[Guess]:
         """Return one guess a challenge, by `attack` on victims that `blocks` put together."""
-        seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
-        evidence = {frozenset(e.unit): e for e in reversed(self.evidence(view))}
-        victims = [
-            Victim(evidence.get(frozenset(c.unit)), c, view.plan, torch.Generator().manual_seed(seed))
-            for c, seed in zip(challenges, seeds, strict=True)
-        ]
+        victims = posed(self.evidence(view), view.plan, challenges, generator)
         guesses: dict[int, Guess] = {}
         for rows in blocks(victims, self.slots // self.tries):
             guesses |= dict(zip(rows, attack([victims[i] for i in rows]), strict=True))

@@ -85,6 +85,18 @@ class Victim:
         return Guess(x=self.image(start))
 
 
+def posed(
+    evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+) -> list[Victim]:
+    """Return a victim for each challenge, with the first evidence about its unit and a generator of its own."""
+    seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
+    known = {frozenset(e.unit): e for e in reversed(evidence)}
+    return [
+        Victim(known.get(frozenset(c.unit)), c, plan, torch.Generator().manual_seed(seed))
+        for c, seed in zip(challenges, seeds, strict=True)
+    ]
+
+
 def batches(victims: Sequence[Victim]) -> list[list[int]]:
     """Return indices of the victims with usable evidence, by what must agree for one search: N, labels granted."""
     found: dict[tuple[int, bool, tuple[tuple[int, ...], ...]], list[int]] = {}
