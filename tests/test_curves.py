@@ -246,7 +246,7 @@ def test_the_page_shows_canaries_by_their_strongest_attack_and_a_refuted_claim(g
     assert f"audit: ε ≥ {bound:.2f}, which refutes the claim" in page
     assert page.count("which refutes the claim") == 2, "both settings of dp; what claims nothing is not refuted"
     row = next(row for row in page_rows(page) if "dp sigma = 1" in row and "audit_one_run" in row)
-    assert f"{bound:.2f} one-sided 95% lower bound" in row
+    assert f"{bound:.2f} 95 %, one-sided" in row
 
 
 def test_the_page_shows_budgets_flags_tuning_and_perceptual_figures(searched: list[Record]) -> None:
