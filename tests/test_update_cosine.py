@@ -360,13 +360,21 @@ def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch
     class Told:
         @staticmethod
         def evidence(part: object) -> list[SimpleNamespace]:
-            return [SimpleNamespace(simulate=client) for client in range(3)]
+            return [SimpleNamespace(simulate=client, params={}, unit=(0,)) for client in range(3)]
+
+    class Sums:
+        @staticmethod
+        def evidence(part: object) -> list[SimpleNamespace]:
+            return [SimpleNamespace(simulate=0, params=None, unit=tuple(range(20)))]
 
     view = SimpleNamespace(defense=Told)
     monkeypatch.setattr(update_cosine, "rounds_of", lambda view: parts)
     assert update_cosine.affordable(view, 2000) == parts  # 10 rounds of 3 models and 2000 candidates
     assert update_cosine.affordable(view, 2001) == parts[1::2]
     assert update_cosine.affordable(view, 10**6) == parts[-1:]
+    summed = SimpleNamespace(defense=Sums)
+    assert update_cosine.affordable(summed, 300) == parts
+    assert update_cosine.affordable(summed, 600) == parts[1::2], "a sum over 20 clients takes 20 gradients an example"
 
 
 def test_the_same_question_is_computed_once_and_another_anew(monkeypatch: pytest.MonkeyPatch) -> None:

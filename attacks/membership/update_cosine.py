@@ -175,8 +175,9 @@ def affordable(view: View, count: int) -> list[View]:
     The last round is always among them.
     """
     parts = rounds_of(view)
-    models = max((len({id(e.simulate) for e in view.defense.evidence(part)}) for part in parts[:1]), default=1)
-    stride = max(1, -(-len(parts) * max(1, models) * count // MOST))
+    seen = view.defense.evidence(parts[0]) if parts else []
+    models = {id(e.simulate): 1 if e.params is not None else len(e.unit) for e in seen}  # a sum simulates all slots
+    stride = max(1, -(-len(parts) * max(1, sum(models.values())) * count // MOST))
     return parts[::-1][::stride][::-1]
 
 
