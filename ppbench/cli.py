@@ -134,9 +134,7 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(help="Master seed: one seed, one result.")] = None,
     preset: Annotated[
         str,
-        typer.Option(
-            help="quick; portfolio: every attack, and an audit, an hour; paper: the SPN paper's set-up, hours."
-        ),
+        typer.Option(help="quick; portfolio: every attack, and an audit, long; paper: the SPN paper's set-up, hours."),
     ] = "quick",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import warnings
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.score import score_images
@@ -98,7 +99,9 @@ def _median(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int
     try:
         guesses = attack.run(trial.view, victims.challenges(), task.seeds.generator("tuning", *label))
         scored = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
-    except Exception:  # noqa: BLE001 - a variant that fails here is not chosen; the run itself will say why
+    except Exception as cause:  # noqa: BLE001 - a stranger's variant may raise anything; it is not chosen
+        about = f"attack {attack.name!r} failed on tuning victims: {type(cause).__name__}: {cause}"
+        warnings.warn(f"A variant of {about}; the others are compared without it.", stacklevel=2)
         return worst
     images = [s for s in scored if isinstance(s, ImageScore)]
     if not image:
