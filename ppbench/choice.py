@@ -123,8 +123,9 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
 
 
 def _meant(config: EvaluateConfig, factory: Any) -> bool:
-    """Return whether "standard" or "all" means this plugin."""
-    return "all" in config.attacks or bool(getattr(factory, "standard", True))
+    """Return whether "standard" or "all" means this plugin: an audit that is asked for comes with its own attacks."""
+    audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
+    return "all" in config.attacks or audited or bool(getattr(factory, "standard", True))
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:

@@ -179,6 +179,10 @@ def test_audits_and_references_are_asked_for_before_attacks_that_need_them() -> 
     with pytest.raises(UsageError, match="'mia_lira' learns from reference runs; add --references 16"):
         attacks(configure(defense="none", attacks=("mia_lira",), stages=("audit",)))
     quick = {attack.name for attack in attacks(configure(defense="spn"))}
+    audit = {attack.name for attack in attacks(configure(defense="spn", stages=("audit",), references=4))}
+    assert {"mia_lira", "mia_rmia", "mia_update_cosine", "tracing_cosine", "mia_loss"} <= audit, "by default, too"
+    alone = {attack.name for attack in attacks(configure(defense="spn", stages=("audit",)))}
+    assert "mia_lira" not in alone and "mia_whitebox" in alone, "nothing to learn from without references"
     whole = {attack.name for attack in attacks(configure("portfolio", defense="spn"))}
     assert {"dlg", "adaptive_spn"} <= quick < whole
     assert {"ig_layers", "likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick
