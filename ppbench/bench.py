@@ -16,7 +16,7 @@ from ppbench import __version__
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.compare import Yardstick
 from ppbench.adversary.score import Scored, score_images, score_labels, score_members, score_outputs, score_traces
-from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
+from ppbench.adversary.victims import Victims, choose_candidates, choose_victims, digest
 from ppbench.adversary.view import View
 from ppbench.audit.questions import Questions
 from ppbench.audit.runs import Audit, Refused
@@ -68,7 +68,7 @@ class Bench:
         transcript = fed.observe() if self.group.stage == "iterate" else fed.release()
         own = ((-1, self.task.shards[0]),)
         view = replace(transcript.view(self.group.threat, own=own), public=self.task.public)
-        true = fed.outputs(queries)
+        true, about = fed.outputs(queries), (candidates.digest(), digest(queries))
         for cell in missing:
             began = time.perf_counter()
             if cell.attack.kind == "extraction":
@@ -77,7 +77,8 @@ class Bench:
             else:
                 asked = [candidates.challenge(half) for half in (0, 1)]
                 _, scored, failure = self._attempt(cell, view, asked, partial(score_members, candidates))
-            self._keep(cell, scored, time.perf_counter() - began, failure)
+            chosen = about[cell.attack.kind == "extraction"]
+            self._keep(cell, scored, time.perf_counter() - began, failure, asked=chosen)
 
     def audited(self, questions: Questions, missing: list[Cell]) -> None:
         """Attack, score and keep each of `missing` on the target of a complete audit."""
@@ -86,6 +87,7 @@ class Bench:
                 self._keep(cell, Scored([]), 0.0, status="diverged", reason=self.trained.utility.reason)
             return
         view, members, traced = questions.view(self.group.threat), questions.challenges(), questions.tracing()
+        about = questions.candidates.digest()
         for cell in missing:
             began = time.perf_counter()
             if cell.attack.kind == "tracing":
@@ -93,7 +95,7 @@ class Bench:
             else:
                 _, scored, failure = self._attempt(cell, view, members, partial(score_members, questions.candidates))
             scored = replace(scored, flags=(*scored.flags, *questions.flags()))
-            self._keep(cell, scored, time.perf_counter() - began, failure)
+            self._keep(cell, scored, time.perf_counter() - began, failure, asked=about)
 
     def failed(self, missing: list[Cell], reason: str) -> None:
         """Keep each of `missing` as failed."""
@@ -111,7 +113,7 @@ class Bench:
             for cell in missing:
                 self._keep(cell, Scored([]), 0.0, f"no probed client acted as {group.role}")
             return
-        found: dict[str, list[Guess]] = {}
+        found, about = dict[str, list[Guess]](), victims.digest()
         wanted = {cell.id for cell in missing}
         due = [c for c in cells(self.task, self.config, group) if c.id in wanted or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: it may leave the range of what is sent
@@ -126,7 +128,7 @@ class Bench:
             guesses, scored, failure = self._attempt(cell, view, asked, partial(self._score, cell, view, victims))
             found[cell.attack.name] = guesses
             if cell.id in wanted:
-                self._keep(cell, scored, time.perf_counter() - began, failure, choice=choice)
+                self._keep(cell, scored, time.perf_counter() - began, failure, choice=choice, asked=about)
 
     def _questions(self, cell: Cell, victims: Victims, found: Mapping[str, list[Guess]]) -> list[Challenge]:
         if cell.attack.kind != "tracing":
@@ -177,6 +179,7 @@ class Bench:
         status: str | None = None,
         reason: str | None = None,
         choice: Tuned | None = None,
+        asked: str | None = None,
     ) -> None:
         task = self.task
         state = status or ("failed" if failure else "complete")
@@ -192,6 +195,7 @@ class Bench:
             privacy=self.trained.privacy,
             played=self.trained.played,
             tuned=choice,
+            asked=asked,
             flags=list(scored.flags),
             status=state,  # type: ignore[arg-type]  # one of the three
             reason=failure or reason,

@@ -144,7 +144,8 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
     for attack in sorted(chosen, key=lambda a: a.kind == "tracing"):
         for follows in sources if attack.kind == "tracing" and not attack.audit else [None]:
             cell = CellConfig(
-                suite="evaluate/1",
+                suite=config.suite,
+                suite_digest=config.suite_digest,
                 threat_model=ThreatModel(
                     id=group.threat, sees=THREATS[group.threat], knows_defense=attack.knows(defense.name)
                 ),

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
+from ppbench.commands import boards
 from ppbench.errors import ProtocolError, UsageError
 
 app = typer.Typer(
@@ -195,52 +196,8 @@ def evaluate(
         raise typer.Exit(3)
 
 
-@app.command()
-def leaderboard(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
-    """Rebuild leaderboard.csv, leaderboard.html and the figures from the records in FOLDER."""
-    from ppbench.leaderboard.board import write_board
-    from ppbench.records.store import Store
-
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
-    for path in write_board(Store(folder)):
-        typer.echo(str(path))
-
-
-@app.command()
-def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
-    """Recompute every aggregate in FOLDER from the per-victim scores; exit code 1 where something differs."""
-    from ppbench.leaderboard.board import claimed
-    from ppbench.records.verify import verify as check
-
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
-    problems = check(folder, claimed)
-    for problem in problems:
-        typer.echo(problem)
-    if problems:
-        raise typer.Exit(1)
-    typer.echo("Every record, artifact and table row agrees with the per-victim scores.")
-
-
-@app.command()
-def claims(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of results.")],
-    to: Annotated[Path | None, typer.Option(help="File for the table; the screen by default.")] = None,
-    figures: Annotated[list[Path] | None, typer.Option(help="JSON of benchmark figures. Repeatable.")] = None,
-) -> None:
-    """Set what papers claim about their defenses beside the records in FOLDERS, as a table in Markdown."""
-    from ppbench.leaderboard.claims.page import write_claims
-    from ppbench.records.files import write_atomic
-
-    text = write_claims(folders, figures or [])
-    if to is None:
-        typer.echo(text, nl=False)
-        return
-    if not to.parent.is_dir():
-        raise UsageError(f"There is no folder {to.parent} for the table; make it, or give another --to.")
-    write_atomic(to, text.encode())
-    typer.echo(str(to))
+for command in (boards.leaderboard, boards.verify, boards.claims):
+    app.command()(command)
 
 
 INTERRUPTED = 130

@@ -55,6 +55,8 @@ class EvaluateConfig(Strict):
             torchvision, else these figures are null.
         seed: master seed.
         device: "cpu" or "cuda"; backend: "auto", "loop" or "vmap".
+        suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share; a single
+            evaluation has no digest.
     """
 
     defense: str
@@ -95,6 +97,8 @@ class EvaluateConfig(Strict):
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     backend: Literal["auto", "loop", "vmap"] = "auto"
+    suite: str = "evaluate/1"
+    suite_digest: str = ""
 
 
 SEARCHES = ("dlg", "idlg", "fedavg_inversion")

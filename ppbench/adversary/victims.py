@@ -5,6 +5,7 @@ The truth stays with the harness: nothing here is reachable from a View or a Cha
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,16 @@ from ppbench.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.seeds import Seeds
+
+
+def digest(*tensors: Tensor, about: str = "") -> str:
+    """Return a hash, 16 hex digits, of tensors (values, types, shapes) and a text."""
+    found = hashlib.sha256(about.encode())
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        found.update(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,11 @@ class Victims:
         owners = torch.tensor([slot.client for slot in slots]).repeat_interleave(self.batch)
         order = torch.randperm(len(owners), generator=seeds.generator("queries", self.batch))
         return torch.cat([self.data[slot].x for slot in slots])[order], owners[order]
+
+    def digest(self) -> str:
+        """Return the hash of all victims with their slots, in order."""
+        parts = [tensor for unit in self.units for slot in unit for tensor in (self.data[slot].x, self.data[slot].y)]
+        return digest(*parts, about=str(self.units))
 
     def truth(self, unit: tuple[Slot, ...]) -> Data:
         """Return the true images [U * B, *shape] and labels of a unit."""
@@ -138,6 +154,10 @@ class Candidates:
     member: Tensor
     half: Tensor
     family: tuple[str, ...] = ()
+
+    def digest(self) -> str:
+        """Return the hash of all candidates with their membership, in order."""
+        return digest(self.x, self.labels, self.member, self.half, about=str(self.family))
 
     def challenge(self, unknown_half: int, references: References | None = None) -> Challenge:
         """Return the question about one half, the other half's membership being known to the adversary.

@@ -125,6 +125,8 @@ class CellConfig(Strict):
     candidates or queries. probe, probe_rounds: what a probed client did with the batch, and how often; role: the part
     that the victims played, "" where all do the same. tuning: images on which the attack's settings were tried.
     perceptual: the feature network of LPIPS and feature errors with its digest, "" where there is none.
+    suite: who asked, as "digits-quick/1"; suite_digest: hash of what its cells share (`ppbench.suite`), "" where an
+    evaluation asked alone.
     """
 
     schema_: Literal["ppbench.run/1"] = Field(default=SCHEMA, alias="schema")
@@ -145,12 +147,13 @@ class CellConfig(Strict):
     tuning: int = 0
     perceptual: str = ""
     audit: AuditInfo | None = None
+    suite_digest: str = ""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(dump(self), {"tuning": 0, "perceptual": "", "audit": None})
+        return without_defaults(dump(self), {"tuning": 0, "perceptual": "", "audit": None, "suite_digest": ""})
 
     def cell_id(self) -> str:
         """Return the name of the cell: the first 32 hex digits of the SHA-256 of its canonical JSON."""
@@ -210,7 +213,11 @@ class Environment(Strict):
 
 
 class Record(Strict):
-    """One evaluated cell, whole. Only status "complete" is ranked."""
+    """One evaluated cell, whole. Only status "complete" is ranked.
+
+    asked: hash of the questions and their answers (victims, candidates, queries), in the order of the scores: two cells
+    of one hash may be compared victim by victim. None where nothing was asked, and in older records.
+    """
 
     cell_id: str
     config: CellConfig
@@ -221,6 +228,7 @@ class Record(Strict):
     privacy: Privacy
     played: Played | None = None
     tuned: Tuned | None = None
+    asked: str | None = None
     artifacts: list[Artifact] = Field(default_factory=list)
     flags: list[Flag] = Field(default_factory=list)
     status: Literal["complete", "diverged", "failed"]
