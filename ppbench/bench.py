@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from ppbench.records.schema import (
 )
 from ppbench.records.store import Store
 from ppbench.task.task import Task, make_task
-from ppbench.train import Trained, federation, train
+from ppbench.train import Trained, federation, train, untrained
 from ppbench.tuning import rehearsal, tuned
 
 
@@ -97,10 +97,9 @@ class Bench:
             scored = replace(scored, flags=(*scored.flags, *questions.flags()))
             self._keep(cell, scored, time.perf_counter() - began, failure, asked=about)
 
-    def failed(self, missing: list[Cell], reason: str) -> None:
-        """Keep each of `missing` as failed."""
-        for cell in missing:
-            self._keep(cell, Scored([]), 0.0, reason)
+    def keep_failed(self, cell: Cell, reason: str) -> None:
+        """Keep a cell as failed."""
+        self._keep(cell, Scored([]), 0.0, reason)
 
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
         group, needed = self.group, {c.follows for c in missing} - {None}
@@ -239,22 +238,21 @@ def environment(config: EvaluateConfig) -> Environment:
     )
 
 
-def run_group(config: EvaluateConfig, group: Group, out: Path) -> int:
-    """Run those cells of `group` that `out` does not hold complete or diverged; return how many were run."""
+def run_group(config: EvaluateConfig, group: Group, out: Path, only: Container[str]) -> None:
+    """Run those cells of `group` whose names are in `only` and that `out` does not hold complete or diverged."""
     task, store = make_task(config), Store(out)
-    missing = [cell for cell in cells(task, config, group) if not finished(store, cell)]
+    missing = [c for c in cells(task, config, group) if c.id in only and not finished(store, c)]
     if not missing:
-        return 0
+        return
     point = points(config)[group.point]
     if group.stage == "audit":
         _run_audit(Audit.of(task, point, config, out / "cache"), group, store, missing)
-        return len(missing)
+        return
     fed, trained = train(task, point, config, out / "cache")
     if group.stage == "init":
         fed = federation(task, point, config)
         fed.start(task.params)
     Bench(config, group, task, store, trained).run(fed, missing)
-    return len(missing)
 
 
 def _run_audit(audit: Audit, group: Group, store: Store, missing: list[Cell]) -> None:
@@ -264,4 +262,12 @@ def _run_audit(audit: Audit, group: Group, store: Store, missing: list[Cell]) ->
         bench = Bench(config, group, task, store, audit.complete().trained)
         bench.audited(Questions(audit), missing)
     except Refused as cause:
-        Bench(config, group, task, store, audit.untrained(str(cause))).failed(missing, str(cause))
+        keep_failed(config, group, missing, store, str(cause))
+
+
+def keep_failed(config: EvaluateConfig, group: Group, missing: Iterable[Cell], store: Store, reason: str) -> None:
+    """Keep cells of a group as failed, without any figure of their training."""
+    task = make_task(config)
+    bench = Bench(config, group, task, store, untrained(task, reason))
+    for cell in missing:
+        bench.keep_failed(cell, reason)

@@ -10,6 +10,10 @@ class UsageError(Exception):
     """Input that cannot be used. The command line prints the sentence and exits with code 2."""
 
 
+class Unwritable(UsageError):
+    """A file that the system would not let us write: no cell's fault, and no cell can be kept."""
+
+
 class ProtocolError(Exception):
     """A message that breaks the protocol of a round; names the party that sent it."""
 

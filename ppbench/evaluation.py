@@ -1,32 +1,32 @@
 """The line that all data take, on one page: task, federation, transcript, view, attack, guess, score, record, board.
 
-`parallel` and `cells` hold the middle of it (`train`, `Federation.probe`, `Transcript.view`, `Attack.run`, `score`);
-this module decides what is missing, has it done, and says what was found.
+`schedule` and `bench` hold the middle of it (`train`, `Federation.probe`, `Transcript.view`, `Attack.run`, `score`);
+this module checks what is asked, has what is missing done, and says what was found.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ppbench.adversary.victims import choose_candidates
 from ppbench.audit.population import populate
-from ppbench.audit.runs import TARGET, Audit
 from ppbench.bench import victims_of
 from ppbench.canaries import harness_check
-from ppbench.cells import Cell, Group, cells, finished, fitting, groups
+from ppbench.cells import fitting, groups
 from ppbench.choice import attacks, points
 from ppbench.config import EvaluateConfig, configure
 from ppbench.controls import Check, check_controls
+from ppbench.engines import Engine, make_engine
 from ppbench.errors import UsageError
 from ppbench.leaderboard.board import up_to_date, write_board
 from ppbench.metrics.perceptual import check_weights
-from ppbench.parallel import Job, Progress, Silent, Workers
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
+from ppbench.schedule import Progress, Schedule, Silent, Wanted, missing, strands, wanted
 from ppbench.task.task import Task, make_task
-from ppbench.train import trained
 from ppbench.tuning import tuning_victims
 from ppbench.verdict import sentences
 
@@ -82,21 +82,20 @@ def evaluate(
         UsageError: something asked for cannot be used; nothing has been trained then.
     """
     asked = config if config is not None else configure(preset, **options)
-    if workers is not None and workers < 1:
-        raise UsageError(f"Option workers={workers} cannot be used; give 1 or more.")
+    workers_of(asked.device, workers)
     store = Store(Path(out))
-    task = _checked(asked)
+    check(asked)
     store.prepare()
-    plan = [(group, cells(task, asked, group)) for group in groups(task, asked)]
-    missing = [(group, [c for c in some if not finished(store, c)]) for group, some in plan]
-    todo = [(group, some) for group, some in missing if some]
-    _compute(asked, todo, store.out, workers, progress or Silent())
-    records = tuple(store.load(cell.id) for _, some in plan for cell in some)
+    plan = wanted([asked])
+    todo = missing(plan, store)
+    told = progress or Silent()
+    compute(todo, store, _engine(asked, workers, told), told, strict=True)
+    records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
     checks = (*check_controls(records), harness_check())
     verdict = tuple(sentences(asked.defense, records))
     if todo or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, checks, verdict, store.out, sum(len(some) for _, some in todo))
+    return Evaluation(asked, records, checks, verdict, store.out, sum(len(one.cells) for one in todo))
 
 
 def _check_device(config: EvaluateConfig) -> None:
@@ -108,8 +107,12 @@ def _check_device(config: EvaluateConfig) -> None:
             raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
 
 
-def _checked(config: EvaluateConfig) -> Task:
-    """Return the task, after everything that can be refused was asked for: before anything is written."""
+def check(config: EvaluateConfig) -> Task:
+    """Return the task, after everything that can be refused was asked for: before anything is written.
+
+    Raises:
+        UsageError: something that is asked for cannot be used.
+    """
     _check_device(config)
     all_points = points(config)
     attacks(config)  # an unknown attack is told before any data is read
@@ -147,24 +150,23 @@ def _checked(config: EvaluateConfig) -> Task:
     return task
 
 
-def _compute(
-    config: EvaluateConfig, todo: list[tuple[Group, list[Cell]]], out: Path, workers: int | None, progress: Progress
-) -> None:
-    """Train the points that missing cells need, then run the missing cells."""
-    if not todo:
-        return
-    count = workers if workers is not None else (1 if config.device == "cuda" else os.cpu_count() or 1)
-    task, every, cache = make_task(config), points(config), out / "cache"
-    needed = sorted({group.point for group, _ in todo if group.stage != "audit"})
-    audits = {g.point: Audit.of(task, every[g.point], config, cache) for g, _ in todo if g.stage == "audit"}
-    trainings = [Job(p, None) for p in needed if not trained(task, every[p], config, cache)]
-    trainings += [Job(p, None, runs=TARGET) for p, audit in audits.items() if audit.missing() == [TARGET]]
-    with Workers(config, out, count, progress) as crew:
-        if trainings:
-            crew.run(trainings)
-        references = [Job(p, None, runs=part) for p in audits for part in audits[p].missing() if part != TARGET]
-        if references:  # how many go together is known by their target
-            crew.run(references)
-        # Large batches first: they take longest, and the last job decides when a pool is done.
-        order = sorted(todo, key=lambda pair: -pair[0].batch)
-        crew.run([Job(group.point, group, len(some)) for group, some in order])
+def workers_of(device: str, workers: int | None) -> int:
+    """Return how many jobs run at once: by default one a core, and one where a GPU is used.
+
+    Raises:
+        UsageError: fewer than one.
+    """
+    if workers is not None and workers < 1:
+        raise UsageError(f"Option workers={workers} cannot be used; give 1 or more.")
+    return workers if workers is not None else (1 if device == "cuda" else os.cpu_count() or 1)
+
+
+def _engine(config: EvaluateConfig, workers: int | None, progress: Progress) -> Engine:
+    count = workers_of(config.device, workers)
+    return make_engine("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+
+
+def compute(todo: list[Wanted], store: Store, engine: Engine, progress: Progress, strict: bool) -> None:
+    """Train what missing cells need, and run them; arguments as `Schedule`."""
+    if todo:
+        Schedule(store, engine, progress, strict).run(strands(todo, store.out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -46,6 +47,7 @@ class Bars:
             disable=quiet,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._ended = Counter[str]()
 
     def __enter__(self) -> Bars:
         self._bars.start()
@@ -56,14 +58,25 @@ class Bars:
     ) -> None:
         self._bars.stop()
 
-    def begin(self, phase: str, total: int) -> None:
-        """Show a bar of `total` steps."""
-        unit = "rounds" if phase == "training" else "cells"
-        self._tasks[phase] = self._bars.add_task(phase, total=total, unit=unit)
+    def expect(self, phase: str, steps: int) -> None:
+        """Show a bar, or make it longer, by `steps`."""
+        if phase in self._tasks:
+            before = self._bars.tasks[self._tasks[phase]].total or 0
+            self._bars.update(self._tasks[phase], total=before + steps)
+        elif steps:
+            unit = "rounds" if phase == "training" else "cells"
+            self._tasks[phase] = self._bars.add_task(phase, total=steps, unit=unit)
 
     def advance(self, phase: str, steps: int) -> None:
         """Move a bar."""
-        self._bars.advance(self._tasks[phase], steps)
+        if phase in self._tasks:
+            self._bars.advance(self._tasks[phase], steps)
+
+    def cell(self, status: str) -> None:
+        """Count a cell; what is not complete is told beside the bar."""
+        self._ended[status] += 1
+        told = ", ".join(f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete")
+        self._bars.update(self._tasks["attacking"], unit=f"cells ({told})" if told else "cells")
 
 
 WIDTH = 120  # of what is not a terminal

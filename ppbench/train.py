@@ -50,16 +50,24 @@ def federation(task: Task, point: Point, config: EvaluateConfig) -> Federation:
     return Federation(point.defense, task.plan, task.shards, task.seeds, torch.device(config.device), config.backend)
 
 
-def _name(task: Task, point: Point, config: EvaluateConfig) -> str:
-    """Return the name of a training: the hash of everything that determines it."""
+def home_of(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> Path:
+    """Return the folder of a training under `cache`: its name is the hash of everything that determines it."""
     defense = point.defense
     about = defense.name, defense.version, asdict(defense)
-    return training_id(__version__, about, describe(task, config), config.seed)
+    return cache / training_id(__version__, about, describe(task, config), config.seed)
+
+
+def untrained(task: Task, reason: str) -> Trained:
+    """Return the figures of a training that did not come about: none, with the reason."""
+    classes, count = task.plan.spec.classes, len(task.test.x)
+    none = Utility(accuracy=None, low=None, high=None, n=count, chance=1 / classes, curve=[], reason=reason)
+    cost, privacy = Cost(bytes_up=0, bytes_down=0, bytes_setup=0), Privacy(epsilon=None, delta=None, reason=reason)
+    return Trained(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
 
 
 def trained(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> bool:
     """Return whether `cache` holds this training, finished."""
-    return (cache / _name(task, point, config) / "trained.json").is_file()
+    return (home_of(task, point, config, cache) / "trained.json").is_file()
 
 
 def train(
@@ -75,7 +83,7 @@ def train(
             is measured before the first round; times go beside the cache, see `records/times.py`.
         after: called with each finished round.
     """
-    home = cache / _name(task, point, config)
+    home = home_of(task, point, config, cache)
     fed = federation(task, point, config)
     if (home / "trained.json").is_file():
         try:

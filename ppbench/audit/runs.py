@@ -37,7 +37,7 @@ from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.tree import nbytes
 from ppbench.federation.wire import session_of
 from ppbench.records.files import unwritable, write_atomic
-from ppbench.records.schema import Cost, Privacy, Strict, Utility
+from ppbench.records.schema import Strict
 from ppbench.seeds import Seeds
 from ppbench.task.task import Task, describe
 from ppbench.train import Trained, curve_figure, figures_of
@@ -163,13 +163,6 @@ class Audit:
         target = self.target
         assert target is not None  # or it would be missing
         return target
-
-    def untrained(self, reason: str) -> Trained:
-        """Return the figures of a target that was refused: none, with the reason."""
-        classes, count = self.task.plan.spec.classes, len(self.task.test.x)
-        none = Utility(accuracy=None, low=None, high=None, n=count, chance=1 / classes, curve=[], reason=reason)
-        cost, privacy = Cost(bytes_up=0, bytes_down=0, bytes_setup=0), Privacy(epsilon=None, delta=None, reason=reason)
-        return Trained(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
 
     def restored(self) -> Federation:
         """Return the trained target. Raises UsageError where its checkpoint cannot be read."""

@@ -8,7 +8,7 @@ import re
 import socket
 from pathlib import Path
 
-from ppbench.errors import UsageError
+from ppbench.errors import Unwritable
 
 _TEMPORARY = re.compile(r"(?:ppbench\.json|[0-9a-f]{32}\.[a-z.]+|leaderboard\.\w+)~([\w-]+)\.(\d+)\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -23,7 +23,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     between.
 
     Raises:
-        UsageError: no space left, or the folder cannot be written; no temporary file is left behind.
+        Unwritable: no space left, or the folder cannot be written; no temporary file is left behind.
     """
     temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
     try:
@@ -51,15 +51,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def unwritable(path: Path, size: int, cause: OSError) -> UsageError:
+def unwritable(path: Path, size: int, cause: OSError) -> Unwritable:
     """Return the sentence for a file of `size` bytes that the system would not let us write."""
     if cause.errno in _FULL:
-        return UsageError(
+        return Unwritable(
             f"No space is left to write {path.name} ({size} bytes) in {path.parent}; "
             "free some and run the same command again: finished cells are kept."
         )
     reason = cause.strerror or type(cause).__name__
-    return UsageError(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
+    return Unwritable(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
 
 
 def leftover(name: str) -> bool:

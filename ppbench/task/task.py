@@ -20,6 +20,12 @@ from ppbench.task.dataset import Dataset, open_dataset
 from ppbench.task.net import initial, net_spec
 from ppbench.task.partition import partition
 
+TASK = (
+    *("dataset", "model", "model_options", "train", "public", "clients", "partition", "loss", "upload", "seed"),
+    *("local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2", "decay_at", "decay"),
+)
+"""Fields of an evaluation that determine its task, and with it who is a victim."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -75,11 +81,11 @@ def _dataset(name: str, seed: int) -> Dataset:
     return open_dataset(name, seed=seed)
 
 
-@lru_cache(maxsize=1)
-def _task(dataset_name: str, plan_config: str) -> Task:
+@lru_cache(maxsize=2)
+def _task(plan_config: str) -> Task:
     config = EvaluateConfig.model_validate_json(plan_config)
     seeds = Seeds(config.seed)
-    dataset = _dataset(dataset_name, seeds.seed("data"))
+    dataset = _dataset(config.dataset, seeds.seed("data"))
     plan = make_plan(config, dataset)
     check_fit(dataset, plan)
     public, rest = _apart(dataset, config.public, seeds)
@@ -129,12 +135,12 @@ def _members(dataset: Dataset, rest: Tensor, count: int | None, seeds: Seeds) ->
 
 
 def make_task(config: EvaluateConfig) -> Task:
-    """Return the task of `config`: the same object for the same configuration, within a process.
+    """Return the task of `config`: the same object, within a process, for all that agree in what determines a task.
 
     Raises:
         UsageError: data, model or partition cannot be made as asked.
     """
-    return _task(config.dataset, config.model_dump_json())
+    return _task(EvaluateConfig(defense="none", **{name: getattr(config, name) for name in TASK}).model_dump_json())
 
 
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
