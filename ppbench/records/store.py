@@ -7,7 +7,8 @@
     OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
 
 Every file is written to a temporary one in its folder, synced, renamed, and the folder synced. Equal records
-give equal bytes.
+give equal bytes. The marker of an accepted baseline (`ppbench.baseline`) says that reconstructions were left out:
+then nothing misses them, and nothing but `ppbench baseline accept` writes there.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ppbench import __version__
 from ppbench.errors import UsageError
 from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
 from ppbench.records.schema import Artifact, Record, Strict
+from ppbench.records.versions import by_newer, newer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 MARKER = "ppbench.json"
 TIMES = "times"
 RESULTS_SCHEMA = "ppbench.results/1"
+LEFT_OUT = "reconstructions"
 _CELL = re.compile(r"[0-9a-f]{32}")
 
 
@@ -64,8 +67,17 @@ def canonical(model: BaseModel) -> bytes:
     return (json.dumps(data, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
+def marker_bytes(bare: bool = False) -> bytes:
+    """Return the marker of a results folder. bare: of an accepted baseline, which holds no reconstructions."""
+    about = {"schema": RESULTS_SCHEMA, "version": __version__, **({"without": [LEFT_OUT]} if bare else {})}
+    return (json.dumps(about, sort_keys=True) + "\n").encode()
+
+
 class Store:
-    """The output folder of a sweep. Making a Store checks the folder and writes nothing."""
+    """The output folder of a sweep. Making a Store checks the folder and writes nothing.
+
+    bare: whether the folder is an accepted baseline, whose reconstructions were left out on purpose.
+    """
 
     def __init__(self, out: Path) -> None:
         """Open `out`, which need not exist yet.
@@ -76,6 +88,7 @@ class Store:
         """
         self.out = Path(out)
         self.folder = self.out / "records"
+        self.bare = False
         self._check()
 
     @property
@@ -103,28 +116,33 @@ class Store:
                 )
             return
         try:
-            schema = json.loads(marker.read_text(encoding="utf-8"))["schema"]
-        except (ValueError, TypeError, KeyError) as cause:
+            about = json.loads(marker.read_text(encoding="utf-8"))
+            schema, left_out = about["schema"], about.get("without", [])
+        except (ValueError, TypeError, KeyError, AttributeError) as cause:
             raise UsageError(f"{marker} is not ppbench's marker; give another folder.") from cause
         if schema != RESULTS_SCHEMA:
             raise UsageError(
                 f"{self.out} holds results of schema {schema!r}, and this ppbench reads {RESULTS_SCHEMA!r}; "
-                "give another folder."
+                f"{newer(schema, RESULTS_SCHEMA, about.get('version')) or 'give another folder.'}"
             )
+        self.bare = left_out == [LEFT_OUT]
 
     def prepare(self) -> None:
         """Make the folder and its marker, and sweep what killed runs of this machine left behind.
 
         Raises:
-            UsageError: the folder cannot be made or written.
+            UsageError: the folder cannot be made or written, or is an accepted baseline.
         """
+        if self.bare:
+            raise UsageError(
+                f"{self.out} is an accepted baseline, which `ppbench baseline accept` alone moves; give another --out."
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise unwritable(self.folder, 0, cause) from cause
         if not (self.out / MARKER).is_file():
-            marker = json.dumps({"schema": RESULTS_SCHEMA, "version": __version__}, sort_keys=True) + "\n"
-            write_atomic(self.out / MARKER, marker.encode())
+            write_atomic(self.out / MARKER, marker_bytes())
         for folder in (self.out, self.folder, self.out / TIMES):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if abandoned(path.name):
@@ -188,14 +206,17 @@ class Store:
         Raises:
             UsageError: it is not there, cannot be read, or is not a record of the current schema.
         """
-        path = self.folder / f"{cell_id}.json"
+        path, data = self.folder / f"{cell_id}.json", b""
         try:
-            record = Record.model_validate_json(path.read_bytes(), strict=True)
+            data = path.read_bytes()
+            record = Record.model_validate_json(data, strict=True)
         except FileNotFoundError as cause:
             raise UsageError(f"There is no record {cell_id} in {self.folder}.") from cause
         except OSError as cause:
             raise UsageError(f"{path} cannot be read ({cause.strerror}).") from cause
         except ValidationError as cause:
+            if why := by_newer(data):
+                raise UsageError(f"{path} {why}") from cause
             first = cause.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the whole file"
             raise UsageError(
@@ -216,8 +237,22 @@ class Store:
         for cell_id in self.ids():
             yield self.load(cell_id)
 
+    def readable(self) -> tuple[list[Record], list[str]]:
+        """Return the records that can be read, in the order of the cells' names, and a sentence for each that cannot.
+
+        For what must go on past a damaged file and say so: `verify`, `compare`, the board.
+        """
+        found: list[Record] = []
+        problems: list[str] = []
+        for cell_id in self.ids():
+            try:
+                found.append(self.load(cell_id))
+            except UsageError as error:
+                problems.append(str(error))
+        return found, problems
+
     def images(self, record: Record) -> Images | None:
-        """Return a record's reconstructions, or None where it has none.
+        """Return a record's reconstructions, or None where it has none; a baseline's were left out.
 
         The path is made from the cell's name, never from the record: a record is data and may come from
         anyone.
@@ -225,7 +260,7 @@ class Store:
         Raises:
             UsageError: the file is missing or is not a pair of equally shaped float32 tensors.
         """
-        if not record.artifacts:
+        if self.bare or not record.artifacts:
             return None
         path = self.folder / f"{record.cell_id}.safetensors"  # of a portfolio, those of its best cell
         try:

@@ -7,24 +7,31 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from ppbench.errors import UsageError
+from ppbench.leaderboard.boards import boards
 from ppbench.leaderboard.table import Claims, csv_text, no_claims
+from ppbench.leaderboard.worst import worst_csv
 from ppbench.metrics.intervals import clopper_pearson
+from ppbench.records.accepted import baseline_problems
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store
 
 _CLOSE = 1e-9
+_NAME = re.compile(r"[\w .:+=(),/-]+")
 
 
 def verify(out: Path, claims: Claims | None = None) -> list[str]:
     """Return what is wrong with the results in `out`, one sentence each; empty when all is right.
 
     Recomputed: each cell's name from its configuration, each metric from the per-victim scores (exactly), the
-    accuracy's interval, the digest of each artifact, and the CSV from the records.
+    accuracy's interval, the digest of each artifact, the digest of an accepted baseline, and the tables from the
+    records. A damaged record is named and the rest checked; the tables are checked where all records are sound, since
+    they would only repeat what is wrong with one.
 
     Args:
         out: a results folder.
@@ -36,19 +43,18 @@ def verify(out: Path, claims: Claims | None = None) -> list[str]:
     store = Store(out)
     if not (store.out / MARKER).is_file():
         raise UsageError(f"{out} holds no ppbench results (no {MARKER} in it); give a finished run's folder.")
-    problems: list[str] = []
-    records: list[Record] = []
-    for cell_id in store.ids():
-        try:
-            records.append(store.load(cell_id))
-        except UsageError as error:
-            problems.append(str(error))
+    records, problems = store.readable()
     for record in records:
         problems += [f"{record.cell_id}.json: {problem}" for problem in record_problems(record)]
+    sound = not problems
+    for record in () if store.bare else records:
         problems += [f"{record.cell_id}.json: {problem}" for problem in _artifact_problems(store, record)]
     problems += _strays(store)
-    if not problems and store.csv_path.is_file():
+    problems += baseline_problems(store, records)
+    if sound and store.csv_path.is_file():
         problems += _csv_problems(store.csv_path, records, claims)
+    if sound and (store.out / "worst_case.csv").is_file():
+        problems += _worst_problems(store.out / "worst_case.csv", records)
     return problems
 
 
@@ -57,6 +63,9 @@ def record_problems(record: Record) -> Iterator[str]:
     config = record.config
     if record.cell_id != config.cell_id():
         yield f"its configuration has the name {config.cell_id()}; the configuration was changed"
+    for what, name in (("defense", config.defense.id), ("attack", config.attack.id)):
+        if not _NAME.fullmatch(name):
+            yield f"{what} {name!r} has a name that no plugin can have"
     if (record.status == "complete") != (record.reason is None):
         yield f"status {record.status!r} has reason {record.reason!r}; only what is not complete has one"
     if record.status == "complete" and not record.victims:
@@ -126,21 +135,39 @@ def _strays(store: Store) -> Iterator[str]:
 
 
 def _csv_problems(path: Path, records: list[Record], claims: Claims | None) -> Iterator[str]:
+    expected = csv_text(records, claims or no_claims)
+    yield from _differences(path, expected, () if claims is not None else ("claimed",))
+
+
+def _worst_problems(path: Path, records: list[Record]) -> list[str]:
+    """Return what differs in the table of worst cases.
+
+    Ranks were withheld if the harness's canaries stood when it was written; both forms are what the records give.
+    """
+    found = []
+    for sound in (True, False):
+        found.append(list(_differences(path, worst_csv(boards(records, no_claims, sound)))))
+        if not found[-1]:
+            return []
+    return found[0]
+
+
+def _differences(path: Path, text: str, unchecked: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield where the table at `path` differs from `text`, but for columns `unchecked`."""
     try:
         stated = list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
     except (UnicodeDecodeError, csv.Error) as cause:
         yield f"{path.name} cannot be read as CSV ({cause})"
         return
-    expected = list(csv.DictReader(io.StringIO(csv_text(records, claims or no_claims), newline="")))
+    expected = list(csv.DictReader(io.StringIO(text, newline="")))
     if len(stated) != len(expected):
-        yield f"{path.name} has {len(stated)} rows, the folder {len(expected)} records; write it again"
+        yield f"{path.name} has {len(stated)} rows, the records give {len(expected)}; write it again"
         return
     columns = list(expected[0]) if expected else []
     # New columns go last, so a table whose head is the beginning of today's was written before them.
     absent = columns[len(stated[0]) :] if stated and list(stated[0]) == columns[: len(stated[0])] else []
     for number, (have, want) in enumerate(zip(stated, expected, strict=True), start=2):
         for column in [*want, *(key for key in have if key not in want)]:
-            skip = column in absent or (column == "claimed" and claims is None)
-            if not skip and have.get(column) != want.get(column):
+            if column not in (*absent, *unchecked) and have.get(column) != want.get(column):
                 found, right = have.get(column), want.get(column)
                 yield f"{path.name} line {number}: {column} is {found!r}, the records give {right!r}"
