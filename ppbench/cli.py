@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
-from ppbench.commands import boards
+from ppbench.commands import boards, sweep
 from ppbench.errors import ProtocolError, UsageError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ class What(str, Enum):
     attacks = "attacks"
     datasets = "datasets"
     models = "models"
+    suites = "suites"
 
 
 def _version(asked: bool) -> None:
@@ -52,7 +53,7 @@ def _root(
 
 @app.command("list")
 def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
-    """List the defenses, attacks, data sets and models that are installed, in-tree and third-party."""
+    """List the defenses, attacks, data sets and models that are installed, in-tree and third-party, and the suites."""
     from ppbench.registry import GROUPS, plugins, summary
 
     for group in GROUPS:
@@ -62,6 +63,12 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
         for plugin in plugins(group).values():
             origin = "" if plugin.distribution == "ppbench" else f" [{plugin.distribution}]"
             typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
+    if what.value in ("suites", "all"):
+        from ppbench.shipped import titles
+
+        typer.echo("suites:")
+        for name, title in titles().items():
+            typer.echo(f"  {name:<16} {title}")
 
 
 @app.command()
@@ -145,10 +152,11 @@ def evaluate(
 
     Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
+    from ppbench.bars import Bars
     from ppbench.config import configure
     from ppbench.evaluation import evaluate as run
     from ppbench.options import assignments, names, numbers, resolve_device, sizes
-    from ppbench.terminal import Bars, as_json, report
+    from ppbench.terminal import as_json, report
 
     settings, model_options = assignments(set_ or [])
     given = {
@@ -196,7 +204,7 @@ def evaluate(
         raise typer.Exit(3)
 
 
-for command in (boards.leaderboard, boards.verify, boards.claims):
+for command in (sweep.sweep, boards.leaderboard, boards.verify, boards.claims):
     app.command()(command)
 
 

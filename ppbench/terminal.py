@@ -1,25 +1,14 @@
-"""What a person sees in the terminal: progress with time left, the final table, the verdict."""
+"""What a person sees in the terminal at the end: the tables, the controls, the verdict."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from ppbench.controls import CONTROLS, NEAR, is_image
@@ -29,55 +18,6 @@ from ppbench.records.schema import Record
 from ppbench.records.times import time_of
 from ppbench.verdict.audits import Audited, audits
 from ppbench.verdict.lines import Held, Line, attack_of, extraction_metric, held, lines
-
-
-class Bars:
-    """Progress bars on stderr, one a phase, with the time that is left."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}, left"),
-            TimeRemainingColumn(),
-            TextColumn("gone"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=quiet,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._ended = Counter[str]()
-
-    def __enter__(self) -> Bars:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-    def expect(self, phase: str, steps: int) -> None:
-        """Show a bar, or make it longer, by `steps`."""
-        if phase in self._tasks:
-            before = self._bars.tasks[self._tasks[phase]].total or 0
-            self._bars.update(self._tasks[phase], total=before + steps)
-        elif steps:
-            unit = "rounds" if phase == "training" else "cells"
-            self._tasks[phase] = self._bars.add_task(phase, total=steps, unit=unit)
-
-    def advance(self, phase: str, steps: int) -> None:
-        """Move a bar."""
-        if phase in self._tasks:
-            self._bars.advance(self._tasks[phase], steps)
-
-    def cell(self, status: str) -> None:
-        """Count a cell; what is not complete is told beside the bar."""
-        self._ended[status] += 1
-        told = ", ".join(f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete")
-        self._bars.update(self._tasks["attacking"], unit=f"cells ({told})" if told else "cells")
-
 
 WIDTH = 120  # of what is not a terminal
 

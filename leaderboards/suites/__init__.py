@@ -1,0 +1,1 @@
+"""The suites that come with ppbench: TOML files, read by `ppbench.suite`."""

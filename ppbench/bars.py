@@ -1,0 +1,65 @@
+"""Progress in the terminal: a bar a phase, with the time that is left and how cells ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Bars:
+    """Progress bars on stderr, one a phase, with the time that is left."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}, left"),
+            TimeRemainingColumn(),
+            TextColumn("gone"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=quiet,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._ended = Counter[str]()
+
+    def __enter__(self) -> Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def expect(self, phase: str, steps: int) -> None:
+        """Show a bar, or make it longer, by `steps`."""
+        if phase in self._tasks:
+            before = self._bars.tasks[self._tasks[phase]].total or 0
+            self._bars.update(self._tasks[phase], total=before + steps)
+        elif steps:
+            unit = "rounds" if phase == "training" else "cells"
+            self._tasks[phase] = self._bars.add_task(phase, total=steps, unit=unit)
+
+    def advance(self, phase: str, steps: int) -> None:
+        """Move a bar."""
+        if phase in self._tasks:
+            self._bars.advance(self._tasks[phase], steps)
+
+    def cell(self, status: str) -> None:
+        """Count a cell; what is not complete is told beside the bar."""
+        self._ended[status] += 1
+        told = ", ".join(f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete")
+        self._bars.update(self._tasks["attacking"], unit=f"cells ({told})" if told else "cells")

@@ -1,0 +1,84 @@
+"""`ppbench sweep`: the cells of a suite that are not there yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.errors import UsageError
+
+
+def sweep(
+    suite: Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")],
+    preset: Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")] = "",
+    engine: Annotated[
+        str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; ppbench[ray]).")
+    ] = "local",
+    workers: Annotated[int | None, typer.Option(help="Cells at the same time; by default one a core.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, as auto or HOST:6379.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="defense=spn,dp; also control, attack, kind, threat, stage, batch, seed. Repeatable. Controls stay."
+        ),
+    ] = None,
+    add: Annotated[
+        list[str] | None, typer.Option(help="An installed defense that the suite does not list. Repeatable.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Where the suite's data lie here, as parquet:FOLDER; told apart by content.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    weights: Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")
+    ] = False,
+) -> None:
+    """Compute every cell of a suite that is not there yet, and write its leaderboard.
+
+    Exit code 0: all cells are there and the controls hold; 1: cells failed, each says why; 2: input that cannot be
+    used; 3: a control failed or did not run, trust nothing.
+    """
+    from functools import partial
+
+    from ppbench.bars import Bars
+    from ppbench.engines import make_engine
+    from ppbench.evaluation import compute, workers_of
+    from ppbench.options import resolve_device
+    from ppbench.suite import load_suite
+    from ppbench.sweep import default_out, finish, plan
+    from ppbench.sweep_report import planned_report, swept_report
+
+    where = resolve_device(device)
+    asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights)
+    count = workers_of(where, workers)
+    with Bars() as bars:
+        made = make_engine(engine, count, partial(bars.advance, "training"), address, where)
+        planned = plan(asked, out or default_out(asked), _filters(only or []))
+        if not dry_run:
+            planned.store.prepare()
+            compute(list(planned.todo), planned.store, made, bars, strict=False)
+    if dry_run:
+        planned_report(planned)
+        return
+    swept = finish(planned)
+    swept_report(swept)
+    if not swept.reliable:
+        raise typer.Exit(3)
+    if swept.failed:
+        raise typer.Exit(1)
+
+
+def _filters(words: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return key=a,b words as {key: (a, b)}. Raises UsageError where one has another form."""
+    found: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        told = tuple(value.strip() for value in values.split(",") if value.strip())
+        if not equals or not key.strip() or not told:
+            raise UsageError(f"Option --only {word!r} cannot be used; give key=value, as defense=spn,dp.")
+        found[key.strip()] = (*found.get(key.strip(), ()), *told)
+    return found

@@ -1,0 +1,206 @@
+"""Sweeps: every cell of a suite that a folder does not hold yet, on one machine or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from ppbench.canaries import harness_check
+from ppbench.cells import Cell
+from ppbench.controls import CONTROLS, Check, check_controls
+from ppbench.engines import make_engine
+from ppbench.errors import UsageError, unknown
+from ppbench.evaluation import check, compute, workers_of
+from ppbench.leaderboard.board import up_to_date, write_board
+from ppbench.leaderboard.evaluations import evaluations
+from ppbench.records.schema import CellConfig, Record
+from ppbench.records.store import Store
+from ppbench.schedule import Progress, Silent, Wanted, missing, strands, wanted
+from ppbench.suite import Suite, load_suite
+from ppbench.verdict import sentences
+
+EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
+FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
+    "defense": lambda c: c.defense.id,
+    "control": lambda c: "" if c.defense.control is None else f"{c.defense.control.value:g}",
+    "attack": lambda c: c.attack.id,
+    "kind": lambda c: c.attack.kind,
+    "threat": lambda c: c.threat_model.id,
+    "stage": lambda c: c.stage,
+    "batch": lambda c: str(c.batch_size),
+    "seed": lambda c: str(c.seed),
+}
+"""What cells may be chosen by, and where it stands in a cell's configuration."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep gave.
+
+    Attributes:
+        suite: what was swept.
+        records: the suite's cells that were asked for, controls included.
+        checks: what the controls say, of each data set, network and federation, and the harness's canaries.
+        verdict: what was found, in sentences; nothing is concluded where a control failed.
+        out: folder with records, tables, page and figures.
+        computed: how many cells were run now; the others were found finished.
+    """
+
+    suite: Suite
+    records: tuple[Record, ...]
+    checks: tuple[Check, ...]
+    verdict: tuple[str, ...]
+    out: Path
+    computed: int
+
+    @property
+    def reliable(self) -> bool:
+        """Whether all controls ran and held, and the canaries fell."""
+        return all(check.ok is True for check in self.checks)
+
+    @property
+    def failed(self) -> tuple[Record, ...]:
+        """The cells that failed; each says why, and the next sweep tries them again."""
+        return tuple(record for record in self.records if record.status == "failed")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a sweep is going to do.
+
+    Attributes:
+        suite: what is swept.
+        store: where to.
+        asked: all cells that were asked for.
+        todo: those of them that are not finished.
+        trainings: how many federations `todo` needs, trained or not.
+    """
+
+    suite: Suite
+    store: Store
+    asked: tuple[Wanted, ...]
+    todo: tuple[Wanted, ...]
+    trainings: int
+
+
+def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
+    """Return what a sweep would do; nothing is written.
+
+    Raises:
+        UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
+    """
+    for key in only:
+        if key not in FILTERS:
+            raise unknown("filter", key, FILTERS)
+    store = Store(Path(out))
+    named = set(only.get("defense", ())) - {*CONTROLS}
+    configs = [c for c in suite.configs if not named or c.defense in named]
+    configs = [c for c in configs if str(c.seed) in only.get("seed", (str(c.seed),))]
+    if not configs:
+        for key in ("defense", "seed"):
+            _refuse(suite, key, only, {str(getattr(c, key)) for c in suite.configs})
+    for config in configs:
+        check(config)
+    every = wanted(configs)
+    for key in only:
+        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells})
+    kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in every]
+    asked = [one for one in kept if one.cells]
+    if not any(c.config.defense.id not in CONTROLS for one in asked for c in one.cells):
+        told = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
+        raise UsageError(f"No cell of suite {suite.id!r} is left by --only {told}; take one of these away.")
+    todo = missing(asked, store)
+    return Planned(suite, store, tuple(asked), tuple(todo), len(strands(todo, store.out)))
+
+
+def _refuse(suite: Suite, key: str, only: Mapping[str, Sequence[str]], known: set[str]) -> None:
+    """Raise UsageError at the first value of a filter that the suite does not have."""
+    for value in only.get(key, ()):
+        if value not in known and not (key == "defense" and value in CONTROLS):
+            raise unknown(f"{key} in suite {suite.id!r}", value, known)
+
+
+def _meant(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether filters leave a cell. The controls stay whatever defense is asked for: they vouch for the rest."""
+    config: CellConfig = cell.config
+    free = ("defense", "control") if config.defense.id in CONTROLS else ()
+    return all(key in free or FILTERS[key](config) in values for key, values in only.items())
+
+
+def sweep(
+    suite: Suite | str | Path,
+    *,
+    out: Path | str | None = None,
+    preset: str = "",
+    engine: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    only: Mapping[str, Sequence[str]] = EVERYTHING,
+    add: Sequence[str] = (),
+    dataset: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Swept:
+    """Compute every cell of a suite that `out` does not hold, and write the board.
+
+    A federation is trained once for all attacks on it. Whatever is interrupted (Ctrl-C, SIGKILL, a node that goes away)
+    loses only the cells in flight; the same call goes on. A cell that fails is a record with its cause, and the others
+    are computed.
+
+    Args:
+        suite: a suite, the name of a shipped one, or a TOML file.
+        out: folder of results; by default `default_out`.
+        preset: of the suite, where a name or file is given.
+        engine: "local" (processes), "inline" (this process) or "ray".
+        workers: cells at the same time; by default one a core, and one where a GPU is used.
+        address: of a Ray cluster.
+        only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
+        add: installed defenses that the suite does not list, over their quick grids.
+        dataset: where the suite's data lie here, as "parquet:FOLDER".
+        device: "cpu" or "cuda".
+        progress: told how far the work is.
+
+    Raises:
+        UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
+    """
+    asked = suite if isinstance(suite, Suite) else load_suite(suite, preset, add=add, dataset=dataset, device=device)
+    count, told = workers_of(device, workers), progress or Silent()
+    made = make_engine(engine, count, partial(told.advance, "training"), address, device)
+    planned = plan(asked, default_out(asked) if out is None else out, only)
+    planned.store.prepare()
+    compute(list(planned.todo), planned.store, made, told, strict=False)
+    return finish(planned)
+
+
+def default_out(suite: Suite) -> Path:
+    """Return where a suite's results go if nothing is said."""
+    return Path("ppbench-sweeps") / suite.id
+
+
+def finish(planned: Planned) -> Swept:
+    """Write the board of a plan that was carried out, and return what was found."""
+    store = planned.store
+    records = tuple(store.load(cell.id) for one in planned.asked for cell in one.cells)
+    if planned.todo or not up_to_date(store):
+        write_board(store)
+    checks, verdict = concluded(records)
+    computed = sum(len(one.cells) for one in planned.todo)
+    return Swept(planned.suite, records, (*checks, harness_check()), verdict, store.out, computed)
+
+
+def concluded(records: Iterable[Record]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of each evaluation (data, network, federation, seed), and what was found where they hold."""
+    checks: list[Check] = []
+    verdict: list[str] = []
+    found = evaluations(list(records))
+    for key, some in found.items():
+        about = f"[{key.partition(chr(10))[0]}] " if len(found) > 1 else ""
+        own = check_controls(some)
+        checks += [replace(c, sentence=f"{about}{c.sentence}") for c in own]
+        if all(c.ok is True for c in own):
+            for defense in sorted({r.config.defense.id for r in some} - {*CONTROLS}):
+                verdict += [f"{about}{sentence}" for sentence in sentences(defense, some)]
+    return tuple(checks), tuple(verdict)
