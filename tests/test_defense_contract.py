@@ -1,39 +1,32 @@
-"""What every registered defense must keep, whatever it does."""
+"""What every registered defense must keep, whatever it does: the battery of `ppbench.testing`, and our own rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from ppbench.adversary.leaks import leaks
-from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.errors import UsageError
-from ppbench.federation import secagg
-from ppbench.federation.client_map import client_map
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Tree, leaves, nbytes
+from ppbench.federation.plan import Local
+from ppbench.federation.tree import nbytes
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.registry import load, plugins
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.testing.defenses import DEFENSE_PROPERTIES
+from ppbench.testing.findings import Finding, ask
+from ppbench.testing.scene import Trial, plan_for, victims_of
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.distribution == "ppbench"]
-UNFIT = {  # what cancels in a sum over all clients needs them all at once
-    "pbpfl_ext": ("round_robin",),
-    "mpdp": ("round_robin",),
-    "mpdp_h": ("round_robin",),
-    "fedpc": ("round_robin",),  # compares everybody's costs first
-}
+UNFIT = {"pbpfl_ext", "mpdp", "mpdp_h", "fedpc"}  # for clients in turn: what cancels in a sum needs them all at once
 BARE = {"central"}  # hands its examples over, on purpose
+OFF: dict[str, dict[str, Any]] = {"dp": {"sigma": 0.0}, "ppdl": {"theta": 1.0, "sigma": 0.0}, "spn": {"alpha2": 0.0}}
+MOVES = "control_moves_accuracy_one_way"
+TRAINED = {"dp": "holds", "ppdl": "untold"}  # over their grids: the others take too long for every run of the tests
+CASES = [(name, q) for q in DEFENSE_PROPERTIES for name in DEFENSES if q != MOVES or name in TRAINED]
 Federate = Callable[..., Federation]
 
 
@@ -41,162 +34,48 @@ def make(name: str) -> Defense:
     return load("defenses", name)()
 
 
-def plan_for(defense: Defense, plan: Plan) -> Plan:
-    """Return `plan` with the loss, network and federation that the defense's own setting asks for."""
-    setting = defense.setting.get("quick", {})
-    if not setting:
-        return plan
-    opt = Opt("adam", 1e-3)  # small steps: what is tested is no learning, and noise must not blow the weights up
-    spec = net_spec(setting.get("model", plan.spec.model), (1, 8, 8), 10, setting.get("model_options"))
-    local = Local(setting.get("upload", "delta"), setting.get("local_epochs", 1), 16, opt)
-    return replace(
-        plan,
-        spec=spec,
-        clients=setting.get("clients", plan.clients),
-        local=local,
-        loss=setting.get("loss", plan.loss),
-        server_opt=opt if local.upload == "gradient" else plan.server_opt,
-        schedule=setting.get("schedule", plan.schedule),
-    )
-
-
-def shards_for(defense: Defense, plan: Plan, digits: Data) -> dict[int, Data]:
-    """Return 48 examples a client and fewer for the last one, but for defenses that refuse shards of unlike sizes."""
-    sizes = [48] * (plan.clients - 1) + [40]
-    try:
-        defense.check_data(plan, sizes)
-    except UsageError:
-        sizes = [48] * plan.clients
-    return {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(sizes)}
-
-
 @pytest.fixture
-def federate(plan: Plan, digits: Data) -> Federate:
+def federate() -> Federate:
     """Return a started federation of a defense in a plan that it accepts, with `changes` of that plan."""
 
-    def started(defense: Defense, seed: int = 0, start: bool = True, **changes: Any) -> Federation:
-        own = plan_for(defense, plan)
-        federation = Federation(defense, replace(own, **changes), shards_for(defense, own, digits), Seeds(seed))
-        if start:
-            federation.start(initial(federation.plan.spec, 1))
-        return federation
+    def started(defense: Defense, **changes: Any) -> Federation:
+        return Trial(defense).federate(**changes)
 
     return started
 
 
-def victims_of(run: Federation, threat: str = "server/1", batch: int = 2, count: int = 8) -> Victims:
-    return choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
+def expected(name: str, question: str) -> str:
+    """Return the outcome that is right for one of ours."""
+    if question in ("secrets_from_the_server", "secrets_from_a_listener", "secrets_after_training") and name in BARE:
+        return "fails"
+    if question == "resumes_round_robin" and name in UNFIT:
+        return "not asked"
+    if question == "loop_equals_vmap" and not make(name).mappable:
+        return "not asked"
+    if question == "off_level_equals_none" and name not in OFF:
+        return "not asked"
+    return TRAINED[name] if question == MOVES else "holds"
 
 
-def secrets_of(state: Tree, known_to: int | None) -> Iterator[Tensor]:
-    """Yield what a client's state hides from others, and from client `known_to`: not the public parts of its keys."""
-    if not isinstance(state, secagg.Keys):
-        yield from leaves(state)
-        return
-    yield state.private[None]
-    others = [c for c in range(len(state.shared)) if c != known_to and bool(state.shared[c].any())]
-    yield state.shared[others]
+@pytest.mark.parametrize(("name", "question"), CASES)
+def test_the_battery_finds_what_is_right(name: str, question: str) -> None:
+    off = OFF.get(name)
+    trial = Trial(make(name), None if off is None else tuple(off.items()))
+    found: Finding = ask(question, DEFENSE_PROPERTIES[question], trial)
+    assert found.outcome == expected(name, question), found.sentence
 
 
-def same(a: object, b: object) -> bool:
-    return len(leaves(a)) == len(leaves(b)) and all(map(torch.equal, leaves(a), leaves(b)))
-
-
-@pytest.mark.parametrize("name", DEFENSES)
-def test_one_seed_one_result_and_another_seed_another(name, federate):
-    runs = [federate(make(name), seed=s) for s in (0, 0, 1)]
-    for run in runs:
-        assert run.run(2)
-    assert same(runs[0].parties.server, runs[1].parties.server)
-    assert same(runs[0].parties.clients, runs[1].parties.clients)
-    assert not same(runs[0].parties.server.params, runs[2].parties.server.params)
-
-
-@pytest.mark.parametrize("name", DEFENSES)
-@pytest.mark.parametrize("schedule", ["parallel", "round_robin"])
-def test_resumes_bit_for_bit(name, schedule, federate, tmp_path):
-    if schedule in UNFIT.get(name, ()):
-        with pytest.raises(UsageError, match=rf"{name}.*use --schedule parallel"):
-            federate(make(name), schedule=schedule)
-        return
-    whole = federate(make(name), schedule=schedule)
-    assert whole.run(3)
-    half = federate(make(name), schedule=schedule)
-    half.run(1)
-    half.save(tmp_path)
-    rest = federate(make(name), schedule=schedule, start=False)
-    rest.restore(tmp_path)
-    rest.run(3)
-    assert same(whole.parties.server, rest.parties.server)
-    assert same(whole.parties.clients, rest.parties.clients)
-    assert (whole.wire.up, whole.wire.down, whole.setup_up) == (rest.wire.up, rest.wire.down, rest.setup_up)
+@pytest.mark.parametrize("name", sorted(UNFIT))
+def test_a_schedule_that_cannot_be_is_refused_before_anything_runs(name: str, federate: Federate) -> None:
+    with pytest.raises(UsageError, match=rf"{name}.*use --schedule parallel"):
+        federate(make(name), schedule="round_robin")
 
 
 @pytest.mark.parametrize("name", DEFENSES)
-def test_a_probe_moves_nothing(name, federate):
-    probed, plain = federate(make(name)), federate(make(name))
-    for run in (probed, plain):
-        run.run(1)
-    probed.probe(victims_of(probed).data)
-    probed.observe()
-    for run in (probed, plain):
-        run.run(2)
-    assert same(probed.parties.server, plain.parties.server)
-    assert same(probed.parties.clients, plain.parties.clients)
-    assert probed.wire.up == plain.wire.up
-
-
-@pytest.mark.parametrize("name", DEFENSES)
-def test_loop_and_vmap_compute_the_same_on_equal_inputs(name, federate, plan):
-    if not make(name).mappable:
-        pytest.skip("its clients always run in a loop")
-    first = plan_for(make(name), plan).local
-    for local in (first, Local("gradient", batch=48)):
-        run = federate(make(name), local=local)
-        _, message = run.defense.broadcast(run._context("real", 1, 0, SERVER), run.parties.server)
-        jobs = {
-            c: run.defense.prepare(run._context("real", 1, 0, c), run.parties.clients[c], message, shard)
-            for c, shard in run.shards.items()
-        }
-        one = client_map("loop", run.defense, run.plan, jobs)
-        many = client_map("vmap", run.defense, run.plan, jobs)
-        assert sorted(one) == sorted(many) == sorted(run.shards)
-        for client in run.shards:
-            for a, b in zip(leaves(one[client]), leaves(many[client]), strict=True):
-                # Adam divides by the root of a tiny second moment: rounding grows with the steps.
-                exact = a.dtype == torch.float64
-                torch.testing.assert_close(a, b, rtol=1e-10 if exact else 2e-3, atol=1e-12 if exact else 2e-5)
-
-
-@pytest.mark.parametrize("name", DEFENSES)
-@pytest.mark.parametrize("threat", ["server/1", "client/1", "eavesdropper/1"])
-def test_no_view_reaches_a_victims_batch(name, threat, federate):
-    run = federate(make(name))
-    victims = victims_of(run, threat)
-    view = run.probe(victims.data).view(threat, own=victims.own)
-    curious = 0 if threat == "client/1" else None
-    secrets = [data.x for slot, data in victims.data.items() if slot.client != curious]
-    # What other parties hold: client secrets (SPN's heads, keys), the server's own state.
-    states = {c: state for c, state in enumerate(run.parties.clients) if c != curious}
-    secrets += [secret for state in states.values() for secret in secrets_of(state, curious)]
-    assert leaves([e.message for e in view.mail]), "the view is empty: the test proves nothing"
-    found = leaks((view, view.defense.evidence(view), victims.challenges()), secrets)
-    assert bool(found) == (name in BARE and threat != "client/1"), found
-
-
-@pytest.mark.parametrize("name", DEFENSES)
-def test_a_view_survives_the_disk(name, federate, tmp_path):
+def test_evidence_on_one_broadcast_is_attacked_in_one_batch(name: str, federate: Federate) -> None:
     run = federate(make(name))
     view = run.probe(victims_of(run).data).view("server/1")
-    view.save(tmp_path / "view")
-    again = View.load(tmp_path / "view")
-    assert (again.threat, again.party, again.plan, again.defense) == ("server/1", SERVER, view.plan, view.defense)
-    assert same([e.message for e in view.mail], [e.message for e in again.mail])
-    first, second = view.defense.evidence(view), again.defense.evidence(again)
-    assert [e.unit for e in first] == [e.unit for e in second]
-    assert same([e.observed for e in first], [e.observed for e in second])
-    # Evidence that shares a broadcast still does: attacks batch by the identity of `simulate`.
-    assert len({id(e.simulate) for e in second}) == len({id(e.simulate) for e in first}) == 1
+    assert len({id(e.simulate) for e in view.defense.evidence(view)}) == 1
 
 
 KEY = 32

@@ -1,0 +1,66 @@
+"""The conformance battery of defenses: what everything that calls itself a defense must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Defense
+from ppbench.records.scores import Scalar
+from ppbench.testing import mechanics, secrecy, tradeoff
+from ppbench.testing.findings import Finding, Property, ask_all, raise_failures
+from ppbench.testing.scene import Trial
+
+DEFENSE_PROPERTIES: Mapping[str, Property[Trial]] = {
+    "declares_itself": mechanics.declares_itself,
+    "one_seed_one_result": mechanics.one_seed_one_result,
+    "resumes": partial(mechanics.resumes, schedule="parallel"),
+    "resumes_round_robin": partial(mechanics.resumes, schedule="round_robin"),
+    "probes_move_nothing": mechanics.probes_move_nothing,
+    "loop_equals_vmap": mechanics.loop_equals_vmap,
+    "bytes_are_counted": mechanics.bytes_are_counted,
+    "messages_keep_their_form": mechanics.messages_keep_their_form,
+    "all_goes_over_the_wire": mechanics.all_goes_over_the_wire,
+    "secrets_from_the_server": partial(secrecy.no_view_reaches_a_secret, threat="server/1"),
+    "secrets_from_a_client": partial(secrecy.no_view_reaches_a_secret, threat="client/1"),
+    "secrets_from_a_listener": partial(secrecy.no_view_reaches_a_secret, threat="eavesdropper/1"),
+    "secrets_after_training": partial(secrecy.no_view_reaches_a_secret, threat="server/1", after=2),
+    "a_view_survives_the_disk": secrecy.a_view_survives_the_disk,
+    "off_level_equals_none": tradeoff.off_level_equals_none,
+    "control_moves_accuracy_one_way": tradeoff.control_moves_accuracy_one_way,
+}
+"""What is asked, by name. `tests/test_defense_contract.py` asks the same of every defense in the tree."""
+
+
+def check_defense(
+    defense: type[Defense] | Defense,
+    *,
+    off: Mapping[str, Scalar] | None = None,
+    only: Collection[str] = (),
+    skip: Mapping[str, str] | None = None,
+) -> tuple[Finding, ...]:
+    """Ask a defense for everything in `DEFENSE_PROPERTIES`, on a small federation on digits; it need not be installed.
+
+    Takes a few seconds. All properties are asked, and all failures told together.
+
+    Args:
+        defense: the class, for its default parameters, or an instance.
+        off: parameters at which the defense does nothing, as {"sigma": 0.0}; there it must train as `none` does.
+        only: names of the properties to ask; all by default.
+        skip: properties that this defense breaks on purpose, with the reason.
+
+    Returns:
+        What was found of each property; some cannot be told, or have no meaning for a defense, and say why.
+
+    Raises:
+        AssertionError: a line for each property that fails: its name, what was seen and what is right.
+        UsageError: no defense, or an unknown property.
+    """
+    made = defense() if isinstance(defense, type) and issubclass(defense, Defense) else defense
+    if not isinstance(made, Defense):
+        raise UsageError(f"{defense!r} is no defense; give a subclass of ppbench.Defense, or an instance of one.")
+    trial = Trial(made, None if off is None else tuple(off.items()))
+    findings = ask_all(trial, DEFENSE_PROPERTIES, only, skip or {})
+    raise_failures(f"Defense {getattr(made, 'name', type(made).__name__)!r}", findings)
+    return findings

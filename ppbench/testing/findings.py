@@ -1,0 +1,92 @@
+"""What a battery finds: each property is asked by itself, and all failures are told together."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from ppbench.errors import unknown
+
+T = TypeVar("T")
+Property = Callable[[T], Iterator[str]]
+"""Asks one thing of a subject and yields a sentence for each violation; may raise `Untold` or `NotAsked`."""
+
+
+class Untold(Exception):
+    """Whether the property holds cannot be told; the message says why. No failure."""
+
+
+class NotAsked(Exception):
+    """The property has no meaning for this subject; the message says why. No failure."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one property.
+
+    Attributes:
+        property: its name.
+        outcome: "holds", "fails", "untold" (asked, but no answer can be given) or "not asked".
+        sentence: what was seen and what is right, or why there is no answer; "" where it holds.
+    """
+
+    property: str
+    outcome: Literal["holds", "fails", "untold", "not asked"]
+    sentence: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.property}: {self.outcome}{f' ({self.sentence})' if self.sentence else ''}"
+
+
+def ask(name: str, question: Property[T], subject: T) -> Finding:
+    """Return what `question` finds about `subject`; an exception of the subject's own code is a failure, named."""
+    try:
+        violations = list(question(subject))
+    except Untold as reason:
+        return Finding(name, "untold", str(reason))
+    except NotAsked as reason:
+        return Finding(name, "not asked", str(reason))
+    except Exception as error:  # noqa: BLE001 - the code under test may raise anything; it is told, with its place
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__} was raised at {place.filename}:{place.lineno}: {error}"
+        return Finding(name, "fails", f"{text}; a call that the contract allows must not fail")
+    return Finding(name, "fails", " Also: ".join(violations)) if violations else Finding(name, "holds")
+
+
+def ask_all(
+    subject: T, properties: Mapping[str, Property[T]], only: Collection[str], skip: Mapping[str, str]
+) -> tuple[Finding, ...]:
+    """Return the findings of `properties`, in order.
+
+    Args:
+        subject: what they are asked of.
+        properties: by name.
+        only: names of those to ask; all where it is empty.
+        skip: names of those to leave out, with the reason.
+
+    Raises:
+        UsageError: a name that is no property.
+    """
+    for name in (*only, *skip):
+        if name not in properties:
+            raise unknown("property", name, properties)
+    asked = {name: question for name, question in properties.items() if not only or name in only}
+    return tuple(
+        Finding(name, "not asked", skip[name]) if name in skip else ask(name, question, subject)
+        for name, question in asked.items()
+    )
+
+
+def raise_failures(subject: str, findings: Collection[Finding]) -> None:
+    """Raise AssertionError with a line for each failure, if there is one.
+
+    Args:
+        subject: what was tested, as "Defense 'dp'".
+        findings: of all that was asked.
+    """
+    failed = [finding for finding in findings if finding.outcome == "fails"]
+    if failed:
+        lines = "".join(f"\n- {finding.property}: {finding.sentence}." for finding in failed)
+        raise AssertionError(f"{subject} breaks {len(failed)} of {len(findings)} properties:{lines}")

@@ -1,0 +1,229 @@
+"""What a protocol's mechanics must keep: its declarations, one seed one result, checkpoints, backends, the wire."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ppbench.errors import UsageError
+from ppbench.federation.client_map import client_map
+from ppbench.federation.contract import Server
+from ppbench.federation.drive import Drive, Parties
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Local
+from ppbench.federation.tree import Tree, encode, leaves, nbytes
+from ppbench.federation.wire import SERVER, Wire
+from ppbench.task.net import initial
+from ppbench.testing.findings import NotAsked
+from ppbench.testing.scene import Trial, apart, at, folder, same, victims_of
+
+ROUNDS = 2
+
+
+def declares_itself(trial: Trial) -> Iterator[str]:
+    """Ask whether name, parameters, control parameter and grids are such as evaluations and records need."""
+    defense = trial.defense
+    if not isinstance(getattr(defense, "name", None), str) or not defense.name:
+        yield "it has no name; set `name: ClassVar[str]`"
+    if not defense.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
+        yield "it is no frozen dataclass; decorate it with @dataclass(frozen=True), for a view may carry it"
+    for field in dataclasses.fields(defense):
+        value = getattr(defense, field.name)
+        if not (value is None or isinstance(value, str | int | float | bool)):
+            yield f"its parameter {field.name} is a {type(value).__name__}; records hold str, int, float, bool or None"
+    if defense.control is None:
+        return
+    if not hasattr(defense, defense.control):
+        yield f"its control parameter {defense.control!r} is none of its fields"
+        return
+    if len(set(defense.grids.get("quick", ()))) < 2:
+        yield "its 'quick' grid has fewer than 2 values of the control parameter, so that no trade-off is seen"
+    for value in {value for grid in defense.grids.values() for value in grid}:
+        try:
+            at(defense, {defense.control: value}).check(trial.plan)
+        except UsageError as error:
+            yield f"it refuses a value of its own grid ({error}); a grid holds values that can be used"
+
+
+def one_seed_one_result(trial: Trial) -> Iterator[str]:
+    """Ask whether all draws come from the context's generator: equal seeds agree bit for bit, others do not."""
+    before = torch.get_rng_state()
+    runs = [trial.federate(seed) for seed in (0, 0, 1)]
+    for run in runs:
+        if not run.run(ROUNDS):
+            yield f"training left the range of numbers within {ROUNDS} rounds; it must stay finite on ordinary data"
+            return
+    first, again, other = (run.parties for run in runs)
+    if not same((first.server, first.clients), (again.server, again.clients)):
+        far = apart((first.server, first.clients), (again.server, again.clients))
+        yield f"two runs of one seed differ (by up to {far:.2g}); draw from ctx.generator and from nothing else"
+    if same(first.server.params, other.server.params):
+        yield "two seeds give the same weights; draw from ctx.generator, which another seed makes another"
+    if not torch.equal(before, torch.get_rng_state()):
+        yield "torch's global generator has moved; draw from ctx.generator, for others rely on the global one"
+
+
+def resumes(trial: Trial, schedule: str) -> Iterator[str]:
+    """Ask whether a run from a checkpoint goes on bit for bit, with the same count of bytes."""
+    try:
+        whole = trial.federate(schedule=schedule)
+    except UsageError as refusal:
+        raise NotAsked(str(refusal)) from refusal
+    whole.run(3)
+    half = trial.federate(schedule=schedule)
+    half.run(1)
+    rest = trial.federate(start=False, schedule=schedule)
+    with folder() as home:
+        half.save(home)
+        rest.restore(home)
+    rest.run(3)
+    if not same((whole.parties.server, whole.parties.clients), (rest.parties.server, rest.parties.clients)):
+        yield (
+            f"under schedule {schedule}, three rounds differ from one, a checkpoint and two more; keep all that lasts "
+            "in the server's or client's state, as tensors"
+        )
+    if (whole.wire.up, whole.wire.down, whole.setup_up) != (rest.wire.up, rest.wire.down, rest.setup_up):
+        yield f"under schedule {schedule}, the bytes counted after a checkpoint differ from those of one run"
+
+
+def probes_move_nothing(trial: Trial) -> Iterator[str]:
+    """Ask whether a probe, and an observed round, leave training as it was."""
+    probed, plain = trial.federate(), trial.federate()
+    for run in (probed, plain):
+        run.run(1)
+    probed.probe(victims_of(probed).data)
+    probed.observe()
+    for run in (probed, plain):
+        run.run(2)
+    parties = [(run.parties.server, run.parties.clients) for run in (probed, plain)]
+    if not same(*parties):
+        far = apart(*parties)
+        yield f"a probe changed the training after it (by up to {far:.2g}); never change a state in place, return one"
+    if probed.wire.up != plain.wire.up:
+        yield "a probe changed the count of training's bytes"
+
+
+def loop_equals_vmap(trial: Trial) -> Iterator[str]:
+    """Ask whether `compute` gives the same, to float tolerance, client by client and mapped over clients."""
+    if not trial.defense.mappable:
+        raise NotAsked("its clients always run in a loop (mappable is False)")
+    for local in (trial.plan.local, Local("gradient", batch=48)):
+        run = trial.federate(local=local)
+        _, message = run.defense.broadcast(run._context("real", 1, 0, SERVER), run.parties.server)
+        jobs = {}
+        for c, shard in run.shards.items():
+            job = run.defense.prepare(run._context("real", 1, 0, c), run.parties.clients[c], message, shard)
+            if job is not None:
+                jobs[c] = job
+        if not jobs:
+            raise NotAsked("clients compute nothing on the first broadcast")
+        one, many = (client_map(backend, run.defense, run.plan, jobs) for backend in ("loop", "vmap"))
+        worst = max((_excess(one[client], many[client]) for client in jobs), default=0.0)
+        if worst > 1:
+            yield (
+                f"with {local.upload} uploads loop and vmap differ by {worst:.3g} tolerances; keep `compute` pure: "
+                "tensors in and out, no draws (they belong into `draw`), no branch on values"
+            )
+
+
+def _excess(one: Tree, many: Tree) -> float:
+    """Return the largest difference in units of the tolerance: 1e-10 of float64, else 2e-3 relative and 2e-5."""
+    worst = 0.0
+    for a, b in zip(leaves(one), leaves(many), strict=True):
+        # Adam divides by the root of a tiny second moment: rounding grows with the steps.
+        relative, absolute = (1e-10, 1e-12) if a.dtype == torch.float64 else (2e-3, 2e-5)
+        if a.numel():
+            difference = (a.double() - b.double()).abs() / (absolute + relative * b.double().abs())
+            worst = max(worst, float(difference.nan_to_num(float("inf")).max()))
+    return worst
+
+
+def uncounted(message: Tree) -> list[str]:
+    """Return what in `message` no byte is counted for: values that are no tensors."""
+    try:
+        structure: Any = encode(message, {}, {})
+    except TypeError as error:
+        return [str(error)]
+    found, queue = [], [structure]
+    while queue:
+        part = queue.pop()
+        if isinstance(part, Mapping):
+            if part.get("value") is not None:
+                found.append(f"the value {part['value']!r}")
+            queue += list(part.values())
+        elif isinstance(part, list):
+            queue += part
+    return found
+
+
+def bytes_are_counted(trial: Trial) -> Iterator[str]:
+    """Ask whether all that travels are tensors, whose bytes count, and whether something travels at all."""
+    run = trial.federate()
+    mail = run.probe(victims_of(run, count=4).data).mail
+    for sender in {letter.sender for letter in mail}:
+        who = "the server" if sender == SERVER else f"client {sender}"
+        loose = [text for letter in mail if letter.sender == sender for text in uncounted(letter.message)]
+        if loose:
+            yield f"{who} sends {loose[0]}, of which no byte is counted; make every leaf of a message a tensor"
+    if any(letter.nbytes != nbytes(letter.message) for letter in mail):
+        yield "a letter's size is not that of its tensors"
+    before = run.wire.up
+    start = initial(run.plan.spec, 1)
+    run.run(1)
+    if run.wire.up == before and not same(run.parties.server.params, start):
+        yield "clients sent no byte in a round and the model has moved all the same; send updates over the wire"
+    elif run.wire.up == before:
+        yield "clients sent no byte in a round; send updates over the wire, by `reply`"
+
+
+def messages_keep_their_form(trial: Trial) -> Iterator[str]:
+    """Ask whether clients of one role send trees of one form and dtypes, and the server's weights keep theirs."""
+    run = trial.federate()
+    start = run.parties.server.params
+    forms: dict[tuple[int, str], set[str]] = {}
+    transcript = run.probe(victims_of(run, count=8).data)
+    roles = transcript.roles()
+    for letter in transcript.mail:
+        if letter.sender != SERVER:
+            role = next((name for slot, name in roles.items() if slot.client == letter.sender), "")
+            form = str([(str(leaf.dtype), leaf.dim()) for leaf in leaves(letter.message)])
+            forms.setdefault((letter.step, role), set()).add(f"{type(letter.message).__name__} {form}")
+    for (step, role), seen in forms.items():
+        if len(seen) > 1:
+            part = f" as {role}" if role else ""
+            yield f"in step {step} clients{part} send unlike messages ({' and '.join(sorted(seen))}); name them `roles`"
+    run.run(ROUNDS)
+    end = run.parties.server.params
+    if {n: (v.shape, v.dtype) for n, v in start.items()} != {n: (v.shape, v.dtype) for n, v in end.items()}:
+        yield "the server's weights changed their names, shapes or dtypes in training; return them as they came"
+
+
+def all_goes_over_the_wire(trial: Trial) -> Iterator[str]:
+    """Ask whether the server's new state follows from its old one and the letters: they are played to it again."""
+    run, other = trial.federate(0), trial.federate(1)
+    parties = Parties(run.parties.server, list(run.parties.clients))
+    drive = Drive(run, run.plan, run.session, -1, 1, Wire(keep=True), parties, run.shards)
+    drive.run(run.defense.round(drive.context(SERVER, 0), parties.server, range(run.plan.clients)))
+    other.run(1)  # whatever a protocol keeps outside of states now is another run's
+    if not same(parties.server, _replayed(run, drive)):
+        yield (
+            "the same letters gave the server another state when they were played to it again; keep nothing in the "
+            "class, the instance or the module: states and messages are the only memory"
+        )
+
+
+def _replayed(run: Federation, drive: Drive) -> Server:
+    """Return the server's state after the letters of `drive` are played to it again, without any client."""
+    coroutine = run.defense.round(drive.context(SERVER, 0), run.parties.server, range(run.plan.clients))
+    answers: dict[int, Tree] | None = None
+    step = 0
+    while True:
+        try:
+            coroutine.send(answers)  # type: ignore[arg-type]  # None starts a coroutine
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        answers = {m.sender: m.message for m in drive.wire.mail if m.step == step and m.sender != SERVER}
+        step += 1

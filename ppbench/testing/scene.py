@@ -1,0 +1,166 @@
+"""The small federation that batteries run on: four clients with 48 digits each (the last one 40), a DLNet, seed 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from ppbench import registry
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.errors import UsageError, unknown
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import Tree, leaves
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+
+CLIENTS = 4
+SHARD = 48
+SHAPE, CLASSES = (1, 8, 8), 10
+
+Change = Callable[[Tensor], Tensor]
+
+
+@lru_cache
+def digits() -> Data:
+    """Return all 1797 digits in the order in which scikit-learn has them, x [N, 1, 8, 8] in 0..1, y one-hot."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16
+    return Data(x, torch.nn.functional.one_hot(torch.tensor(raw.target), CLASSES).float())
+
+
+def base_plan() -> Plan:
+    """Return the plan of a defense that asks for no other: DLNet, Adam, batches of 16."""
+    return Plan(net_spec("dlnet", SHAPE, CLASSES), CLIENTS, Local(batch=16))
+
+
+def plan_for(defense: Defense, plan: Plan) -> Plan:
+    """Return `plan` with the loss, network and federation that the defense's own setting asks for."""
+    setting = defense.setting.get("quick", {})
+    if not setting:
+        return plan
+    opt = Opt("adam", 1e-3)  # small steps: what is tested is no learning, and noise must not blow the weights up
+    spec = net_spec(setting.get("model", plan.spec.model), SHAPE, CLASSES, setting.get("model_options"))
+    local = Local(setting.get("upload", "delta"), setting.get("local_epochs", 1), 16, opt)
+    return replace(
+        plan,
+        spec=spec,
+        clients=setting.get("clients", plan.clients),
+        local=local,
+        loss=setting.get("loss", plan.loss),
+        server_opt=opt if local.upload == "gradient" else plan.server_opt,
+        schedule=setting.get("schedule", plan.schedule),
+    )
+
+
+def shards_for(defense: Defense, plan: Plan) -> dict[int, Data]:
+    """Return 48 examples a client and fewer for the last one, but for defenses that refuse shards of unlike sizes."""
+    sizes = [SHARD] * (plan.clients - 1) + [SHARD - 8]
+    try:
+        defense.check_data(plan, sizes)
+    except UsageError:
+        sizes = [SHARD] * plan.clients
+    return dealt(digits(), sizes)
+
+
+def dealt(data: Data, sizes: Sequence[int]) -> dict[int, Data]:
+    """Return the first sizes[c] of each 48 examples in a row, by client c, in storage of their own."""
+    return {c: Data(data.x[c * SHARD :][:n].clone(), data.y[c * SHARD :][:n].clone()) for c, n in enumerate(sizes)}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A defense under test.
+
+    Attributes:
+        defense: at the parameters to be tested.
+        off: parameters at which it does nothing, by name; None where there are none.
+    """
+
+    defense: Defense
+    off: tuple[tuple[str, Any], ...] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the defense is tested in."""
+        return plan_for(self.defense, base_plan())
+
+    def federate(self, seed: int = 0, start: bool = True, **changes: Any) -> Federation:
+        """Return a federation of the defense, started unless told not to, with `changes` of its plan."""
+        own = self.plan
+        federation = Federation(self.defense, replace(own, **changes), shards_for(self.defense, own), Seeds(seed))
+        if start:
+            federation.start(initial(federation.plan.spec, 1))
+        return federation
+
+
+def at(defense: Defense, changes: Mapping[str, Any]) -> Defense:
+    """Return `defense` with `changes` of its parameters, converted to their types as an evaluation converts them.
+
+    Raises:
+        UsageError: no such parameter, or a value of the wrong type.
+    """
+    known = {field.name: getattr(defense, field.name) for field in fields(defense)}
+    for name in changes:
+        if name not in known:
+            raise unknown(f"parameter of defense {defense.name!r}", name, known)
+    try:
+        return TypeAdapter(type(defense)).validate_python({**known, **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{'.'.join(map(str, first['loc']))}={first['input']!r}"
+        raise UsageError(f"The defense {defense.name!r} refuses {where}: {first['msg'].lower()}.") from error
+
+
+def victims_of(run: Federation, threat: str = "server/1", batch: int = 2, count: int = 8) -> Victims:
+    """Return `count` victims of a federation, as the adversary of `threat` is asked about."""
+    return choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
+
+
+def same(a: Tree, b: Tree) -> bool:
+    """Return whether two trees hold the same tensors, bit for bit."""
+    return len(leaves(a)) == len(leaves(b)) and all(map(torch.equal, leaves(a), leaves(b)))
+
+
+def apart(a: Tree, b: Tree) -> float:
+    """Return the largest difference between tensors of two trees of one form, infinite where forms differ."""
+    if [leaf.shape for leaf in leaves(a)] != [leaf.shape for leaf in leaves(b)]:
+        return float("inf")
+    pairs = zip(leaves(a), leaves(b), strict=True)
+    return max((float((x.double() - y.double()).abs().max()) for x, y in pairs if x.numel()), default=0.0)
+
+
+@contextmanager
+def installed(group: registry.Group, plugin: type) -> Iterator[None]:
+    """Let the registry know a class by its name while the block runs, as if a package had brought it.
+
+    Views on disk name their defense, so that whoever reads them needs it by name; what is under test may not be
+    installed. What is installed under the name stays away until the block ends.
+    """
+    name = str(getattr(plugin, "name", plugin.__name__))
+    entry = cast(Any, SimpleNamespace(load=lambda: plugin))
+    shown = registry.Plugin(group, name, f"{plugin.__module__}:{plugin.__qualname__}", "(under test)", entry)
+    with patch.dict(registry.plugins(group), {name: shown}):
+        yield
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Yield an empty folder that is gone after the block."""
+    with TemporaryDirectory(prefix="ppbench-testing-") as path:
+        yield Path(path)

@@ -1,0 +1,148 @@
+"""What a defense does to learning: nothing at its "off" level, and one way along its control parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from statistics import mean, stdev
+
+import torch
+from scipy import stats
+
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation, run_many
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import Params
+from ppbench.registry import load
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+from ppbench.testing.findings import NotAsked, Untold
+from ppbench.testing.scene import CLASSES, SHAPE, SHARD, Trial, at, base_plan, dealt, digits, plan_for
+
+ROUNDS = 12
+SEEDS = range(8)
+TRAIN = 400
+"""Examples that the clients share, another draw for each seed, of the first `POOL` digits; the others are the test."""
+POOL = 1300
+LEVEL = 0.01
+"""Probability of a false alarm, and of a false direction, over all pairs of values together."""
+NEAR = 1e-4
+"""Largest difference of weights from `none` at the off level, relative to how far these have moved."""
+
+
+def off_level_equals_none(trial: Trial) -> Iterator[str]:
+    """Ask whether the defense at its off level trains as `none` does, to float tolerance.
+
+    Shards of equal size and full batches, so that neither weights of clients nor an order of draws differ; plain SGD,
+    because Adam makes rounding large.
+    """
+    if trial.off is None:
+        raise NotAsked("no parameters were named at which it does nothing; give off={...} where it has such a level")
+    level = at(trial.defense, dict(trial.off))
+    words = ", ".join(f"{name}={value!r}" for name, value in trial.off)
+    for upload in ("gradient", "delta"):
+        local = Local("gradient", 1, SHARD, Opt("sgd", 0.1)) if upload == "gradient" else Local("delta", 2, SHARD)
+        local = replace(local, opt=Opt("sgd", 0.1))
+        plan = replace(plan_for(trial.defense, base_plan()), local=local, server_opt=Opt("sgd", 1.0))
+        start = initial(plan.spec, 1)
+        try:
+            ends = [_weights(defense, plan, start) for defense in (level, load("defenses", "none")())]
+        except UsageError as refusal:
+            raise NotAsked(f"it refuses the plan of the comparison ({refusal})") from refusal
+        layout = Layout.of(start)
+        mine, plain = (layout.pack(end) for end in ends)
+        far = float((mine - plain).norm() / (plain - layout.pack(start)).norm())
+        if not far <= NEAR:
+            yield (
+                f"at its off level ({words}) two rounds of {upload} uploads end {far:.2g} of their length away from "
+                f"where `none` ends; at most {NEAR:g} is right there"
+            )
+
+
+def _weights(defense: Defense, plan: Plan, start: Params) -> Params:
+    run = Federation(defense, plan, dealt(digits(), [SHARD] * plan.clients), Seeds(0))
+    run.start(start)
+    run.run(2)
+    return run.parties.server.params
+
+
+def control_moves_accuracy_one_way(trial: Trial) -> Iterator[str]:
+    """Ask whether accuracy over the control grid falls only, or rises only.
+
+    The smallest, the middle and the largest value of the quick grid, eight seeds each (weights, shards and draws),
+    paired by seed. A difference counts where a paired t-test over the seeds finds it at level .01 over all pairs
+    (Bonferroni): it is a violation when one pair rises and another falls. `Untold` where no pair differs.
+    """
+    defense = trial.defense
+    if defense.control is None:
+        raise NotAsked("it has no control parameter")
+    grid = sorted(set(defense.grids.get("quick", ())))
+    if len(grid) < 2:
+        raise NotAsked("its quick grid has fewer than 2 values")
+    values = [grid[i] for i in sorted({0, len(grid) // 2, len(grid) - 1})]
+    try:
+        found = [accuracies(at(defense, {defense.control: value})) for value in values]
+    except UsageError as refusal:
+        raise NotAsked(f"it refuses the federation of the comparison ({refusal})") from refusal
+    ways = {d for a, b in combinations(range(len(values)), 2) if (d := direction(found[a], found[b], len(values)))}
+    told = ", ".join(f"{mean(f):.1%} at {v:g}" for v, f in zip(values, found, strict=True))
+    if len(ways) == 2:
+        yield (
+            f"accuracy falls and rises along {defense.control} ({told}; means of {len(SEEDS)} seeds); a control "
+            "parameter trades accuracy for privacy one way"
+        )
+    if not ways:
+        raise Untold(
+            f"accuracy along {defense.control} is {told}: after {ROUNDS} rounds of a small federation no two of "
+            f"{len(SEEDS)} seeds' means differ by more than chance may make them"
+        )
+
+
+def accuracies(defense: Defense) -> list[float]:
+    """Return the accuracy on the 497 last digits after 12 rounds, for each seed; chance where training diverged."""
+    plan, data = _learning(defense), digits()
+    runs = []
+    for seed in SEEDS:
+        order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed))[:TRAIN].chunk(plan.clients)
+        equal = min(len(part) for part in order)
+        shards = {c: Data(data.x[part[:equal]], data.y[part[:equal]]) for c, part in enumerate(order)}
+        run = Federation(defense, plan, shards, Seeds(seed))
+        run.start(initial(plan.spec, seed))
+        runs.append(run)
+    finished = run_many(runs, ROUNDS)
+    test = Data(data.x[POOL:], data.y[POOL:])
+    return [run.accuracy(test) if ok else 1 / plan.spec.classes for run, ok in zip(runs, finished, strict=True)]
+
+
+def _learning(defense: Defense) -> Plan:
+    """Return a plan that learns digits within a few rounds, in the federation that the defense asks for.
+
+    On an MLP where the defense names no network: a DLNet is at 16 % after these rounds.
+    """
+    setting, plan = defense.setting.get("quick", {}), plan_for(defense, base_plan())
+    opt = Opt(setting.get("optimizer", "adam"), setting.get("lr", 5e-3), setting.get("momentum", 0.0))
+    if "model" not in setting:
+        plan = replace(plan, spec=net_spec("mlp", SHAPE, CLASSES))
+    if plan.local.upload == "gradient":
+        return replace(plan, local=replace(plan.local, batch=TRAIN // plan.clients), server_opt=opt)
+    return replace(plan, local=replace(plan.local, opt=opt))
+
+
+def direction(first: Sequence[float], second: Sequence[float], values: int) -> int:
+    """Return 1 where accuracy rises from `first` to `second`, -1 where it falls, 0 where chance may have done it.
+
+    Args:
+        first: accuracies by seed.
+        second: accuracies of the same seeds.
+        values: how many values of the control parameter are compared, all pairs of them.
+    """
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    pairs = values * (values - 1) / 2
+    error = max(stdev(differences), 1 / (1797 - POOL)) / len(differences) ** 0.5  # never surer than one test example
+    probability = 2 * stats.t.sf(abs(mean(differences)) / error, len(differences) - 1)
+    if probability * pairs >= LEVEL:
+        return 0
+    return 1 if mean(differences) > 0 else -1
