@@ -156,7 +156,7 @@ def load_suite(
     source = Source(path, text, raw)
     file = _validated(source)
     if preset and preset not in file.preset:
-        raise source.error(("preset",), str(unknown("preset", preset, file.preset or ["(it has none)"])))
+        raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
     here = {"dataset": dataset, "weights": weights, "device": device}
     return _expanded(source, file, preset, add, {name: value for name, value in here.items() if value is not None})
 
