@@ -1,6 +1,6 @@
 """Accepted baselines: which records were accepted when and why, so that an edit by hand is found.
 
-    BASELINE/accepted.jsonl   one line a `ppbench baseline accept`, the last one for the records that lie there
+BASELINE/accepted.jsonl   one line a `ppbench baseline accept`, the last one for the records that lie there
 """
 
 from __future__ import annotations
@@ -100,6 +100,6 @@ def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
     last, found = lines[-1], records_digest(records)
     if found != last.digest:
         yield (
-            f"the {len(records)} records have the digest {found[:16]}, the last line of {HISTORY} says {last.digest[:16]} "
-            f"of {last.cells}; a baseline is moved by `ppbench baseline accept` alone"
+            f"the {len(records)} records have the digest {found[:16]}, the last line of {HISTORY} says "
+            f"{last.digest[:16]} of {last.cells}; a baseline is moved by `ppbench baseline accept` alone"
         )

@@ -1,0 +1,89 @@
+"""`ppbench compare` and `ppbench baseline accept`: has a defense got worse than the accepted results?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.errors import UsageError
+
+
+def compare(
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="Accepted results, or any folder of results.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of results to judge.")],
+    markdown: Annotated[Path | None, typer.Option(help="File for the comparison in Markdown.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="File for JUnit XML.")] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Print annotations, and append Markdown to $GITHUB_STEP_SUMMARY.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
+) -> None:
+    """Compare NEW with BASELINE, victim by victim: does a defense leak more, or cost more accuracy, than it did?
+
+    Exit code 0: no regression found; 1: regression; 2: input that cannot be used; 3: a control changed or failed, or
+    rows cannot be compared; 4: rows of BASELINE are missing.
+    """
+    from ppbench.compare import machine, report
+    from ppbench.compare.outcome import compare as run
+    from ppbench.records.files import write_atomic
+
+    if github and json_:
+        raise UsageError("Options --github and --json both write to standard output; give one of them.")
+    for option, path in (("--markdown", markdown), ("--junit", junit)):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"There is no folder {path.parent} for {option}; make it, or give another file.")
+    result = run(baseline, new)
+    if markdown is not None:
+        write_atomic(markdown, report.markdown(result).encode())
+    if junit is not None:
+        write_atomic(junit, machine.junit(result))
+    if json_:
+        typer.echo(machine.as_json(result))
+    else:
+        report.print_report(result)
+    if github:
+        for line in machine.workflow_commands(result):
+            typer.echo(line)
+        _summarize(report.markdown(result))
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+def _summarize(text: str) -> None:
+    """Append to the summary of the job that runs in GitHub Actions, if one does."""
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
+        return
+    try:
+        with Path(name).open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as cause:
+        raise UsageError(f"$GITHUB_STEP_SUMMARY names {name!r}, which cannot be written ({cause.strerror}).") from cause
+
+
+baseline = typer.Typer(no_args_is_help=True, help="Accepted results that later ones are compared with.")
+
+
+@baseline.callback()
+def _baseline() -> None:
+    """Accepted results that later ones are compared with."""
+
+
+@baseline.command("accept")
+def accept(
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of results to accept.")],
+    folder: Annotated[Path, typer.Argument(metavar="BASELINE", help="The baseline to move, or a folder to be made.")],
+    reason: Annotated[str, typer.Option(help="Why the baseline moves; kept in BASELINE/accepted.jsonl.")],
+) -> None:
+    """Make the results in NEW the baseline: verified, without images, whole or not at all, with a reason that is kept.
+
+    Exit code 2: NEW has problems (see `ppbench verify`), or no reason was given.
+    """
+    from ppbench.baseline import accept as run
+
+    line = run(new, folder, reason)
+    moved = line.moved
+    typer.echo(f"{line.cells} cells: {moved.added} added, {moved.removed} removed, {moved.changed} changed; {folder}")

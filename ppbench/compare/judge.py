@@ -1,0 +1,119 @@
+"""From changes to verdicts: a tolerance, an interval, and Holm's correction over the rows of a defense."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from scipy import stats
+
+from ppbench.compare.join import Pair, Where
+from ppbench.compare.paired import Change
+from ppbench.compare.samples import Rule
+from ppbench.metrics.intervals import LEVEL
+from ppbench.records.schema import Record
+
+Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
+ALPHA = 1 - LEVEL
+MOST = 10**6
+"""Numbers of victims beyond this are not named: such a row cannot be decided."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison.
+
+    Attributes:
+        where: what it is about; `where.attack` is "worst case of N attacks", or "" for what no attack is needed for.
+        metric: what was compared, "" where the whole cell could not be.
+        subset: of which victims.
+        status: the verdict, see docs/compare.md.
+        change: what changed, None where nothing was compared.
+        tolerance: how much worse counts.
+        adjusted: p-value after Holm's correction over the defense's rows, None where it took no part.
+        needed: victims with which an inconclusive row could be decided, None where it is decided or cannot be.
+        note: what a reader must know: the reason of no comparison, versions that differ.
+        record: BASELINE's record that the row begins with.
+    """
+
+    where: Where
+    metric: str
+    subset: str
+    status: Status
+    change: Change | None
+    tolerance: float
+    note: str
+    record: Record
+    adjusted: float | None = None
+    needed: int | None = None
+
+
+def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
+    """Return a row that is still to be judged; without a change it is missing from NEW. The note names versions."""
+    one, two = pair.base[0].config.defense.version, pair.new[0].config.defense.version
+    notes = [note, "" if one == two else f"version {one} -> {two}"]
+    status: Status = "missing" if found is None else "ok"
+    note = "; ".join(part for part in notes if part)
+    return Row(pair.where, rule.name, rule.subset, status, found, rule.tolerance, note, pair.base[0])
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's step-down method (1979), in the given order."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    adjusted, so_far = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        so_far = max(so_far, min(1.0, (len(values) - rank) * values[place]))
+        adjusted[place] = so_far
+    return adjusted
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """Return `rows`, those with a change with their verdict; Holm's correction is over the rows of each defense.
+
+    A row takes part in the correction where something was estimated: equal scores and stated numbers cannot mislead.
+    """
+    families = defaultdict[str, list[int]](list)
+    for place, row in enumerate(rows):
+        if row.change is not None and not row.change.certain:
+            families[row.where.defense].append(place)
+    adjusted: dict[int, float] = {}
+    for places in families.values():
+        found = holm([change.p for place in places if (change := rows[place].change) is not None])
+        adjusted |= dict(zip(places, found, strict=True))
+    return [_verdict(row, adjusted.get(place)) for place, row in enumerate(rows)]
+
+
+def _verdict(row: Row, adjusted: float | None) -> Row:
+    found = row.change
+    if found is None:
+        return row
+    sure = found.certain or (adjusted is not None and adjusted < ALPHA)
+    if sure and found.low > 0 and found.worse > row.tolerance:
+        status: Status = "regression"
+    elif sure and found.high < 0 and found.worse < -row.tolerance:
+        status = "improved"
+    else:
+        status = "ok" if found.high < row.tolerance else "inconclusive"
+    needed = _needed(found, row.tolerance, adjusted) if status == "inconclusive" else None
+    return replace(row, status=status, adjusted=adjusted, needed=needed)
+
+
+def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
+    """Return how many victims would decide a row, were its change what it seems; None beyond `MOST`.
+
+    An interval shrinks with the root of n. Below the tolerance its upper end must fall under it; above, the p-value
+    must outlast Holm's factor.
+    """
+    if change.worse < tolerance:
+        factor = (change.high - change.worse) / (tolerance - change.worse)
+    else:
+        times = 1.0 if not adjusted or change.p <= 0 else max(1.0, adjusted / change.p)
+        have = float(stats.norm.isf(max(change.p, 1e-300) / 2))
+        want = float(stats.norm.isf(ALPHA / times / 2))
+        low = (change.worse - change.low) / change.worse if change.worse > 0 else math.inf
+        factor = max(want / have if have > 0 else math.inf, low)
+    number = change.n * factor**2
+    return None if not number <= MOST else max(change.n + 1, math.ceil(number))

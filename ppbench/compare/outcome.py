@@ -1,0 +1,166 @@
+"""A comparison as a whole: the controls first, then the defenses, one exit code."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ppbench.compare.join import join
+from ppbench.compare.judge import Row, judged
+from ppbench.compare.rows import rows_of
+from ppbench.controls import CONTROLS, check_controls
+from ppbench.errors import UsageError
+from ppbench.records.accepted import baseline_problems
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+
+OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
+UTILITY = ("accuracy", "dice", "mse", "cap")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What became of a baseline.
+
+    Attributes:
+        baseline, new: the folders.
+        rows: every row, judged; where there are faults, those of defenses are "unjudged".
+        faults: why nothing may be concluded about any defense, in sentences.
+        notes: what a reader should know beside the rows, in sentences.
+    """
+
+    baseline: Path
+    new: Path
+    rows: tuple[Row, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def of(self, *statuses: str) -> tuple[Row, ...]:
+        """Return the rows with one of `statuses`."""
+        return tuple(row for row in self.rows if row.status in statuses)
+
+    @property
+    def regressions(self) -> tuple[Row, ...]:
+        """The regressions of defenses; what controls do is a fault or a note."""
+        return tuple(row for row in self.of("regression") if row.where.defense not in CONTROLS)
+
+    @property
+    def exit_code(self) -> int:
+        """0 no regression, 1 regression, 3 harness fault or rows incomparable, 4 rows missing; the first that holds of
+        fault, regression, incomparable, missing.
+        """
+        if self.faults:
+            return FAULT
+        if self.regressions:
+            return REGRESSION
+        if self.of("incomparable"):
+            return FAULT
+        return MISSING if self.of("missing") else OK
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a sentence."""
+        if self.faults:
+            return "HARNESS FAULT: a control changed or failed; nothing is concluded about any defense."
+        number = Counter(row.status for row in self.rows if row.where.defense not in CONTROLS)
+        told = [f"{number[s]} {s}" for s in ("improved", "ok", "inconclusive") if number[s]]
+        told += [f"{len(self.of(s))} {s}" for s in ("missing", "incomparable") if self.of(s)]
+        rest = f" ({', '.join(told)})" if told else ""
+        if found := self.regressions:
+            return f"REGRESSION: {len(found)} rows of {', '.join(_defenses(found))} got worse{rest}."
+        if self.of("incomparable"):
+            return f"INCOMPARABLE: some rows cannot be compared{rest}."
+        if self.of("missing"):
+            return f"MISSING: NEW lacks rows that BASELINE has{rest}."
+        return f"No regression was found{rest}."
+
+
+def _defenses(rows: Sequence[Row]) -> list[str]:
+    return sorted({row.where.defense for row in rows})
+
+
+def compare(baseline: Path, new: Path) -> Comparison:
+    """Return what changed from the results in `baseline` to those in `new`.
+
+    Raises:
+        UsageError: a folder is not one of results, is damaged or empty, or is a baseline that was changed by hand.
+    """
+    ours, theirs = _records(baseline, "BASELINE"), _records(new, "NEW")
+    rows = judged(rows_of(join(ours, theirs)))
+    faults = [*_failed_controls(theirs), *_changed_controls(rows)]
+    if faults:
+        rows = [_withheld(row) for row in rows]
+    return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)))
+
+
+def _records(folder: Path, side: str) -> list[Record]:
+    if not folder.is_dir():
+        raise UsageError(f"{side}: {folder} is no folder; give the --out of an evaluation or an accepted baseline.")
+    store = Store(folder)
+    records, problems = store.readable()
+    problems += baseline_problems(store, records)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UsageError(f"{side}: {problems[0].rstrip('.')}{more}; `ppbench verify {folder}` names all.")
+    if not records:
+        raise UsageError(f"{side}: {folder} holds no records; give the --out of an evaluation.")
+    return records
+
+
+def _failed_controls(records: Sequence[Record]) -> list[str]:
+    """Return what the controls of NEW say against it, evaluation by evaluation."""
+    groups = defaultdict[str, list[Record]](list)
+    for record in records:
+        config = record.config
+        parts = [part.model_dump(mode="json") for part in (config.data, config.model, config.federation)]
+        groups[json.dumps([config.suite, config.seed, *parts], sort_keys=True)].append(record)
+    found = [check for some in groups.values() for check in check_controls(some) if check.ok is not True]
+    return list(dict.fromkeys(f"NEW, control {check.control}: {check.sentence}" for check in found))
+
+
+def _changed_controls(rows: Sequence[Row]) -> list[str]:
+    """Return where the undefended model got harder to attack, or to train: then the attack or the harness changed."""
+    found = []
+    for row in rows:
+        if row.where.defense != "none" or row.change is None:
+            continue
+        what = f"{row.metric} {row.change.base:.4g} -> {row.change.new:.4g}"
+        if row.metric not in UTILITY and row.status == "improved":
+            found.append(f"The attack got weaker on the undefended model: {row.where.attack}, {place(row)}: {what}.")
+        if row.metric in UTILITY and row.status == "regression":
+            found.append(f"Training of the undefended model got worse: {what}.")
+    return found
+
+
+def place(row: Row) -> str:
+    """Return stage, batch size and threat model of a row in words, "" where it is about none."""
+    where = row.where
+    parts = [where.stage, f"batch {where.batch}" if where.batch else "", f"to {where.threat}" if where.threat else ""]
+    parts += [where.role, f"probe {where.probe} x{where.probe_rounds}" if where.probe == "local" else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _withheld(row: Row) -> Row:
+    if row.where.defense in CONTROLS or row.change is None:
+        return row
+    note = "; ".join(part for part in ("no verdict: a control failed", row.note) if part)
+    return replace(row, status="unjudged", note=note)
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    stronger = [
+        row for row in rows
+        if row.where.defense == "none" and row.status == "regression" and row.metric not in UTILITY
+    ]  # fmt: skip
+    notes = []
+    if stronger:
+        names = ", ".join(sorted({row.where.attack for row in stronger}))
+        notes.append(f"The attack got stronger on the undefended model ({names}): a defense may look worse for that.")
+    if any(row.status == "inconclusive" for row in rows):
+        notes.append("Inconclusive: a worsening beyond the tolerance is neither shown nor ruled out.")
+    if new := sum(row.status == "new" for row in rows):
+        notes.append(f"{new} rows are only in NEW and were not judged.")
+    return notes

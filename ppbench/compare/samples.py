@@ -1,0 +1,252 @@
+"""The victims of two cells lined up, and the statistics that are judged, over many resamples at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppbench.metrics.audit import DELTA, epsilon_lower
+from ppbench.records.aggregate import BROKEN_DB, unit_of
+from ppbench.records.members import AVERAGE
+from ppbench.records.schema import ImageScore, LabelScore, MemberScore, OutputScore, Record, TraceScore, Victim
+
+Floats = NDArray[np.float64]
+Form = Literal["mean", "decision", "median", "auc", "tpr", "epsilon"]
+EXACT_DB = 59.0
+"""PSNR from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB. What an
+attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding."""
+FPR = 0.01
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One judged metric.
+
+    Attributes:
+        metric: its name in records.
+        name: its name in rows; subset: of which victims.
+        form: the statistic; "decision" is a mean of yes or no.
+        tolerance: how much worse counts, in the metric's own unit.
+        safer: whether a higher value leaks less.
+        kinds: of attacks.
+    """
+
+    metric: str
+    name: str
+    subset: Literal["all", "average", "canaries"]
+    form: Form
+    tolerance: float
+    safer: bool
+    kinds: tuple[str, ...]
+
+
+RULES = (
+    Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, ("reconstruction",)),
+    Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, ("reconstruction",)),
+    Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, ("reconstruction",)),
+    Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, ("label",)),
+    Rule("asr", "asr", "average", "decision", 0.02, False, ("membership",)),
+    Rule("auc", "auc", "average", "auc", 0.02, False, ("membership",)),
+    Rule("tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "average", "tpr", 0.02, False, ("membership",)),
+    Rule("canary_auc", "auc", "canaries", "auc", 0.02, False, ("membership",)),
+    Rule("canary_tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "canaries", "tpr", 0.02, False, ("membership",)),
+    Rule("epsilon_lower", "epsilon_lower", "canaries", "epsilon", 0.25, False, ("membership",)),
+    Rule("tracing_accuracy", "tracing_accuracy", "all", "decision", 0.02, False, ("tracing",)),
+    Rule("agreement", "agreement", "all", "decision", 0.02, False, ("extraction",)),
+    Rule("output_error", "output_error", "all", "mean", 0.02, True, ("extraction",)),
+)
+"""What is judged. Records hold more figures of the same victims; judging each would only cost power (Holm)."""
+
+
+def rules_for(record: Record) -> tuple[Rule, ...]:
+    """Return the rules that a cell is judged by: images in dB, table rows and numbers by their relative error."""
+    config = record.config
+    images, classes = len(config.model.shape) == 3, config.model.classes > 1
+    other = {"rmse_mean"} if images else {"psnr_median", "share_above_20db"}
+    other |= {"output_error"} if classes else {"agreement"}
+    return tuple(rule for rule in RULES if config.attack.kind in rule.kinds and rule.metric not in other)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The victims of one cell, as they count for one metric on both sides.
+
+    Attributes:
+        base, new: [n] figures (of membership ranks: scores).
+        weight: [n] weights of a mean, summing to 1.
+        unit: [n] independent unit of each victim, 0 to U - 1.
+        stratum: [U] units are resampled within strata.
+        member: [n] of membership, else all False.
+        group: [n] victims that share a threshold.
+        delta: of the guarantee that epsilon is bounded for.
+    """
+
+    base: Floats
+    new: Floats
+    weight: Floats
+    unit: NDArray[np.intp]
+    stratum: NDArray[np.intp]
+    member: NDArray[np.bool_]
+    group: NDArray[np.intp]
+    delta: float
+
+    @property
+    def identical(self) -> bool:
+        """Whether both sides have the same figures, victim by victim."""
+        return bool(np.array_equal(self.base, self.new))
+
+    @property
+    def single(self) -> bool:
+        """Whether each victim is a unit of its own and counts the same."""
+        return len(self.stratum) == len(self.unit) and bool(np.allclose(self.weight, self.weight[0]))
+
+
+def sample_of(base: Record, new: Record, rule: Rule) -> Sample:
+    """Return the victims of two cells that ask the same, lined up by what they are.
+
+    Raises:
+        ValueError: the cells' victims are not the same.
+    """
+    ours, theirs = (sorted(_subset(record.victims, rule), key=_place) for record in (base, new))
+    if [_place(v) for v in ours] != [_place(v) for v in theirs]:
+        raise ValueError("two cells of one question have other victims")
+    one, two = (np.array([_value(v, rule.metric) for v in side], dtype=np.float64) for side in (ours, theirs))
+    member = np.array([isinstance(v, MemberScore) and v.member for v in ours], dtype=np.bool_)
+    half = np.array([v.half if isinstance(v, MemberScore) else 0 for v in ours], dtype=np.intp)
+    units = {key: number for number, key in enumerate(dict.fromkeys(_unit(v) for v in ours))}
+    unit = np.array([units[_unit(v)] for v in ours], dtype=np.intp)
+    strata = np.unique(2 * half + member, return_inverse=True)[1].reshape(-1)
+    weight = 1 / np.bincount(strata)[strata] if rule.metric == "asr" else np.ones(len(ours))
+    delta = base.privacy.delta
+    return Sample(
+        one,
+        two,
+        weight=np.asarray(weight / weight.sum(), dtype=np.float64),
+        unit=unit,
+        stratum=strata if member.any() else np.zeros(len(units), dtype=np.intp),
+        member=member,
+        group=_groups(half, member, pooled=any(_canary(v) for v in base.victims) and rule.form == "tpr"),
+        delta=DELTA if delta is None else delta,
+    )
+
+
+def _groups(half: NDArray[np.intp], member: NDArray[np.bool_], pooled: bool) -> NDArray[np.intp]:
+    """Return the halves; or one group where a half's non-members are too few for the rate, as `tpr_at` does."""
+    fewest = min((int((~member & (half == h)).sum()) for h in np.unique(half)), default=0)
+    return np.zeros_like(half) if pooled and FPR * fewest < 1 else half
+
+
+def _canary(victim: Victim) -> bool:
+    return isinstance(victim, MemberScore) and victim.family != AVERAGE
+
+
+def _subset(victims: Sequence[Victim], rule: Rule) -> list[Victim]:
+    """Return whom a metric is about: of membership average records, or canaries; the latter alone are both."""
+    if rule.subset == "all":
+        return list(victims)
+    canaries = [v for v in victims if _canary(v)]
+    return canaries if rule.subset == "canaries" else [v for v in victims if not _canary(v)] or canaries
+
+
+def _place(victim: Victim) -> tuple[int, ...]:
+    if isinstance(victim, ImageScore | LabelScore):
+        return victim.probe, victim.client, victim.index
+    return (victim.index,)
+
+
+def _unit(victim: Victim) -> tuple[int, ...]:
+    return unit_of(victim) if isinstance(victim, ImageScore | LabelScore) else (victim.index,)
+
+
+def _value(victim: Victim, metric: str) -> float:
+    """Return a victim's figure; a failed reconstruction is 0 dB and a relative error of 1, as in every aggregate."""
+    if isinstance(victim, ImageScore):
+        if metric == "rmse_mean":
+            return 1.0 if victim.rmse is None else victim.rmse
+        psnr = victim.psnr or 0.0
+        return float(psnr > BROKEN_DB) if metric == "share_above_20db" else min(psnr, EXACT_DB)
+    if isinstance(victim, MemberScore):
+        return float(victim.decision == victim.member) if metric == "asr" else victim.score
+    if isinstance(victim, OutputScore):
+        return float(victim.agree) if metric == "agreement" else victim.error
+    return float(victim.owner == victim.guess) if isinstance(victim, TraceScore) else float(victim.label)
+
+
+def counts(sample: Sample, replicates: int, generator: np.random.Generator) -> Floats:
+    """Return how often each unit is drawn: [1 + replicates, U]; the first row is the sample itself, all ones."""
+    drawn = np.ones((1 + replicates, len(sample.stratum)))
+    for stratum in np.unique(sample.stratum):
+        places = np.flatnonzero(sample.stratum == stratum)
+        size = len(places)
+        picks = generator.integers(size, size=(replicates, size)) + size * np.arange(replicates)[:, None]
+        drawn[1:, places] = np.bincount(picks.ravel(), minlength=replicates * size).reshape(replicates, size)
+    return drawn
+
+
+def statistic(sample: Sample, values: Floats, form: Form, drawn: Floats) -> Floats:
+    """Return the statistic of `values` [n] in every resample: [R] of `drawn` [R, U]."""
+    if form in ("mean", "decision"):
+        total = np.bincount(sample.unit, sample.weight * values, minlength=drawn.shape[1])
+        return np.asarray((drawn @ total) / (drawn @ np.bincount(sample.unit, sample.weight)))
+    each = drawn if len(sample.stratum) == len(sample.unit) else drawn[:, sample.unit]
+    if form == "median":
+        return _median(values, each)
+    if form == "epsilon":
+        return _epsilon(sample, values, each)
+    curve: Callable[[Floats, NDArray[np.bool_], Floats], Floats] = _auc if form == "auc" else _tpr
+    groups = [np.flatnonzero(sample.group == g) for g in np.unique(sample.group)]
+    return np.asarray(np.mean([curve(values[g], sample.member[g], each[:, g]) for g in groups], axis=0))
+
+
+def _median(values: Floats, each: Floats) -> Floats:
+    order = np.argsort(values, kind="stable")
+    rising, upto = values[order], each[:, order].cumsum(axis=1)
+    total = upto[:, -1:]
+    low, high = ((upto < bound).sum(axis=1) for bound in ((total + 1) // 2, total // 2 + 1))
+    return np.asarray((rising[low] + rising[high]) / 2)
+
+
+def _curve(values: Floats, member: NDArray[np.bool_], each: Floats) -> tuple[Floats, Floats]:
+    """Return (TPR, FPR) at the distinct scores, falling: both [R, D], from the highest threshold on."""
+    order = np.argsort(-values, kind="stable")
+    falling, inside = values[order], member[order]
+    ends = np.flatnonzero(np.append(falling[1:] != falling[:-1], True))
+    drawn = each[:, order]
+    true, false = ((drawn * side).cumsum(axis=1)[:, ends] for side in (inside, ~inside))
+    return true / true[:, -1:], false / false[:, -1:]
+
+
+def _auc(values: Floats, member: NDArray[np.bool_], each: Floats) -> Floats:
+    true, false = _curve(values, member, each)
+    step = np.diff(false, axis=1, prepend=0.0)
+    before = np.concatenate([np.zeros((len(true), 1)), true[:, :-1]], axis=1)
+    return np.asarray((step * (true + before) / 2).sum(axis=1))
+
+
+def _tpr(values: Floats, member: NDArray[np.bool_], each: Floats) -> Floats:
+    true, false = _curve(values, member, each)
+    return np.asarray(np.where(false <= FPR, true, 0.0).max(axis=1))
+
+
+def _epsilon(sample: Sample, values: Floats, each: Floats) -> Floats:
+    """Return the bound from the quarter with the highest scores called in and the lowest called out, as audits do."""
+    order = np.argsort(values, kind="stable")
+    drawn, inside = each[:, order], sample.member[order]
+    upto = drawn.cumsum(axis=1)
+    total = round(float(upto[0, -1]))
+    quarter = total // 4
+    below = np.clip(quarter - (upto - drawn), 0, drawn)
+    above = np.clip(upto - (total - quarter), 0, drawn)
+    right = np.rint(below @ ~inside + above @ inside).astype(int)
+    bounds = {int(v): _bound(total, 2 * quarter, int(v), sample.delta) for v in np.unique(right)}
+    return np.array([bounds[int(v)] for v in right])
+
+
+@lru_cache(maxsize=4096)
+def _bound(m: int, r: int, v: int, delta: float) -> float:
+    return epsilon_lower(m, r, v, delta) if r else 0.0
