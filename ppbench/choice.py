@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -39,6 +40,12 @@ class Point:
         return self.defense.name if self.value is None else f"{self.defense.name} {self.defense.control}={self.value:g}"
 
 
+@cache
+def _adapter(factory: type) -> TypeAdapter[Any]:
+    """Return what checks a dataclass's parameters; building it takes longer than using it a hundred times."""
+    return TypeAdapter(factory)
+
+
 def _instance(kind: str, factory: Any, name: str, parameters: Mapping[str, Scalar]) -> Any:
     """Build a plugin's dataclass from `parameters`, with their types checked and converted."""
     if not (isinstance(factory, type) and dataclasses.is_dataclass(factory)):
@@ -48,7 +55,7 @@ def _instance(kind: str, factory: Any, name: str, parameters: Mapping[str, Scala
         if key not in known:
             raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
     try:
-        return TypeAdapter(factory).validate_python(dict(parameters))
+        return _adapter(factory).validate_python(dict(parameters))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -62,6 +69,15 @@ def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> D
     if not isinstance(made, Defense):
         raise UsageError(f"The plugin {name!r} is no Defense; subclass ppbench.Defense.")
     return made
+
+
+def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> Attack:
+    """Return the attack called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
+    attack = _instance("attack", load("attacks", name), name, parameters or {})
+    if not isinstance(attack, Attack):
+        raise UsageError(f"The plugin {name!r} is no Attack; subclass ppbench.Attack.")
+    attack.check()
+    return attack
 
 
 def points(config: EvaluateConfig) -> list[Point]:
@@ -134,11 +150,7 @@ def _attack(config: EvaluateConfig, name: str) -> Attack:
     own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
         own = {"budget": config.budget, **own}
-    attack = _instance("attack", factory, name, own)
-    if not isinstance(attack, Attack):
-        raise UsageError(f"The plugin {name!r} is no Attack; subclass ppbench.Attack.")
-    attack.check()
-    return attack
+    return make_attack(name, own)
 
 
 def _audited(config: EvaluateConfig, attack: Attack, named: bool) -> bool:

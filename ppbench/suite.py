@@ -21,11 +21,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from ppbench.choice import attacks, points
+from ppbench.choice import attacks, make_attack, points
 from ppbench.config import EvaluateConfig, configure
 from ppbench.errors import UsageError, unknown
 from ppbench.records.schema import Scalar, Strict
-from ppbench.registry import plugins
 from ppbench.shipped import shipped, tomllib
 from ppbench.task.dataset import default_root
 from ppbench.toml_lines import Loc, Source
@@ -208,8 +207,10 @@ def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str)
     found: dict[str, Scalar] = {}
     for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
         for name, values in told.items():
-            if name not in plugins("attacks"):
-                raise source.error((*at, name), str(unknown("attack", name, plugins("attacks"))))
+            try:
+                make_attack(name, values)
+            except UsageError as cause:
+                raise source.error((*at, name), str(cause)) from cause
             found |= {f"{name}.{key}": value for key, value in values.items()}
     return found
 

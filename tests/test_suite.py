@@ -1,0 +1,203 @@
+"""Suites: what they expand to, what their digest says, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppbench.errors import UsageError
+from ppbench.shipped import shipped, titles
+from ppbench.suite import load_suite
+from ppbench.toml_lines import Source
+
+GOOD = """\
+schema = "ppbench.suite/1"
+id = "mine"
+version = 3
+title = "Mine"
+seeds = [0, 1]
+
+[task]
+dataset = "digits"
+clients = 4
+
+[federation]
+rounds = 5
+
+[questions]
+attacks = ["dlg", "label_recovery"]
+victims = 4
+
+[attack.dlg]
+budget = 100
+
+[[defense]]
+id = "dp"
+grid = [0, 0.1]
+
+# a comment
+[[defense]]
+id = "ppdl"
+grid = "quick"
+set = { theta = 0.05 }
+task = { clients = 3 }
+
+[preset.tiny]
+seeds = [7]
+defenses = ["dp"]
+federation = { rounds = 2 }
+
+[preset.tiny.grids]
+dp = [0.5]
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_one_evaluation_a_defense_and_seed(tmp_path: Path) -> None:
+    suite = load_suite(written(tmp_path, GOOD))
+    assert suite.name == "mine/3"
+    assert [(c.defense, c.seed, c.clients) for c in suite.configs] == [
+        *(("dp", 0, 4), ("dp", 1, 4), ("ppdl", 0, 3), ("ppdl", 1, 3))
+    ]
+    first, last = suite.configs[0], suite.configs[-1]
+    assert first.grid == (0, 0.1) and last.grid == "quick"
+    assert first.rounds == 5 and first.victims == 4 and first.attacks == ("dlg", "label_recovery")
+    assert first.settings["dlg.budget"] == 100 and last.settings["theta"] == 0.05 and "theta" not in first.settings
+    assert {c.suite for c in suite.configs} == {"mine/3"} and {c.suite_digest for c in suite.configs} == {suite.digest}
+
+
+def test_a_preset_names_itself_and_changes_the_digest(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    whole, tiny = load_suite(path), load_suite(path, "tiny")
+    assert tiny.name == "mine@tiny/3" and tiny.digest != whole.digest
+    (config,) = tiny.configs
+    assert (config.defense, config.seed, config.rounds, config.grid) == ("dp", 7, 2, (0.5,))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ('id = "dp"\ngrid = [0, 0.1]', 'id = "dp"\ngrid = [0, 0.1, 0.5]', True),
+        ('["dlg", "label_recovery"]', '["dlg"]', True),
+        ("seeds = [0, 1]", "seeds = [0, 1, 2]", True),
+        ("# a comment", "# another", True),
+        ('dataset = "digits"\n', 'dataset = "shapes"\n', True),  # cells know their data by content
+        ("rounds = 5", "rounds = 6", False),
+        ("victims = 4", "victims = 8", False),
+        ("version = 3", "version = 4", False),
+        ("clients = 4", "clients = 5", False),
+        ('title = "Mine"', 'title = "Mine"\nbase = "paper"', False),
+    ],
+)
+def test_the_digest_is_of_what_cells_share(tmp_path: Path, old: str, new: str, same: bool) -> None:
+    """A suite may grow by defenses, control values, attacks and seeds without making its old cells incomparable."""
+    assert GOOD.count(old) == 1
+    one, other = load_suite(written(tmp_path, GOOD)), written(tmp_path, GOOD.replace(old, new))
+    text = other.read_text()
+    if 'dataset = "shapes"' in text:  # masks need another loss and network; only the digest is looked at here
+        other.write_text(text.replace('["dlg", "label_recovery"]', '["dlg", "label_recovery"]'))
+    assert (load_suite(other).digest == one.digest) is same
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "what"),
+    [
+        ("rounds = 5", "rounds = 0", 12, "federation.rounds", "greater than or equal to 1"),
+        ("rounds = 5", "round = 5", 12, "federation.round", "did you mean 'rounds'"),
+        ("victims = 4", 'victims = "many"', 16, "questions.victims", "valid integer"),
+        ('id = "ppdl"', 'id = "ppld"', 26, "defense.2", "did you mean 'ppdl'"),
+        ("theta = 0.05", "teta = 0.05", 26, "defense.2", "did you mean 'theta'"),
+        ("[attack.dlg]", "[attack.dgl]", 18, "attack.dgl", "or 'dlg'"),
+        ("budget = 100", "bugdet = 100", 18, "attack.dlg", "did you mean 'budget'"),
+        ('id = "mine"', 'id = "My suite"', 2, "id", "match pattern"),
+        ("version = 3\n", "", 1, "version", "required"),
+        ('"ppbench.suite/1"', '"ppbench.suite/2"', 1, "schema", "ppbench.suite/1"),
+        ('defenses = ["dp"]', 'defenses = ["spn"]', 34, "preset.tiny.defenses", "defense of the suite"),
+        ("dp = [0.5]", "spn = [0.5]", 37, "preset.tiny.grids", "defense of the suite"),
+        ('dataset = "digits"', 'dataset = "digits"\nmodle = "mlp"', 9, "task.modle", "did you mean 'model'"),
+        ("grid = [0, 0.1]", 'grid = "large"', 23, "defense.1.grid", "quick"),
+        ("task = { clients = 3 }", "task = { client = 3 }", 30, "defense.2.task.client", "did you mean 'clients'"),
+        ("seeds = [0, 1]", "seeds = []", 5, "seeds", "at least 1"),
+    ],
+)
+def test_a_wrong_suite_is_refused_with_file_line_and_key(
+    tmp_path: Path, old: str, new: str, line: int, key: str, what: str
+) -> None:
+    assert GOOD.count(old) == 1
+    path = written(tmp_path, GOOD.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        load_suite(path)
+        load_suite(path, "tiny")
+    message = str(caught.value)
+    assert message.startswith(f"{path}, line {line}, key {key}: "), message
+    assert what in message and "\n" not in message
+
+
+def test_what_is_no_toml_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"mine.toml is no TOML: .*line 3"):
+        load_suite(written(tmp_path, GOOD.replace("version = 3", "version = ")))
+    with pytest.raises(UsageError, match="There is no suite file"):
+        load_suite(tmp_path / "absent.toml")
+    with pytest.raises(UsageError, match="did you mean 'digits-quick'"):
+        load_suite("digits-quik")
+    with pytest.raises(UsageError, match="no preset of suite 'mine' named 'tinny'; did you mean 'tiny'"):
+        load_suite(written(tmp_path, GOOD), "tinny")
+    (tmp_path / "mine.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read as a suite"):
+        load_suite(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_shipped_suites_load_with_all_their_presets(name: str) -> None:
+    assert titles()[name]
+    whole = load_suite(name)
+    assert whole.id == name and whole.configs
+    digests = {whole.digest}
+    for preset in ("two-cores",) if "two-cores" in titles()[name] else ():
+        small = load_suite(name, preset)
+        assert small.id == f"{name}@{preset}"
+        digests.add(small.digest)
+    assert len(digests) == 1 + ("two-cores" in titles()[name])
+
+
+def test_a_defense_may_be_added_and_data_lie_elsewhere(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    suite = load_suite(path, add=("spn", "dp"), dataset="imagefolder:here")
+    assert [c.defense for c in suite.configs] == ["dp", "dp", "ppdl", "ppdl", "spn", "spn"]
+    assert {c.dataset for c in suite.configs} == {"imagefolder:here"}
+    assert suite.digest == load_suite(path).digest
+    with pytest.raises(UsageError, match="no defense named 'spm'"):
+        load_suite(path, add=("spm",))
+
+
+def test_the_data_folder_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPBENCH_DATA", "/somewhere")
+    path = written(tmp_path, GOOD.replace('"digits"', '"parquet:{data}/mnist"'))
+    assert load_suite(path).configs[0].dataset == "parquet:/somewhere/mnist"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=8))
+def test_lines_of_tables_and_arrays_of_tables(parts: list[tuple[str, bool]]) -> None:
+    """Every key of a file with tables, and arrays of tables, in any order, is found on its own line."""
+    lines, expected, count = [], {}, {"d": 0}
+    for n, (name, many) in enumerate(parts):
+        if many:
+            lines.append("[[d]]")
+            place: tuple[str | int, ...] = ("d", count["d"])
+            count["d"] += 1
+        else:
+            lines.append(f"[t.{name}{n}]")
+            place = ("t", f"{name}{n}")
+        lines.append(f"  {name} = {n} # x = 1")
+        expected[(*place, name)] = len(lines)
+    source = Source(Path("f"), "\n".join(lines), {"d": [], "t": {}})
+    for place, line in expected.items():
+        assert source._lines[place] == line

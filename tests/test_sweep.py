@@ -1,0 +1,243 @@
+"""Sweeps: what they plan, compute once, find again, keep of failures, and say at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ppbench.cli import app
+from ppbench.errors import UsageError
+from ppbench.evaluation import evaluate
+from ppbench.federation.engine import Federation
+from ppbench.records.store import Store
+from ppbench.suite import load_suite
+from ppbench.sweep import Swept, plan, sweep
+
+TINY = """\
+schema = "ppbench.suite/1"
+id = "tiny"
+version = 1
+title = "Tiny"
+
+[task]
+dataset = "digits"
+clients = 3
+train = 120
+
+[federation]
+rounds = 2
+
+[questions]
+attacks = ["dlg", "adaptive_dp", "label_recovery", "mia_loss"]
+attack_batch = [1]
+victims = 2
+candidates = 40
+tuning = 0
+stages = ["init", "final"]
+
+[attack.dlg]
+budget = 300
+restarts = 0
+
+[[defense]]
+id = "dp"
+grid = [0.001, 0.1]
+
+[[defense]]
+id = "dp_sgd"
+grid = [1]
+"""
+
+
+class Heard:
+    """Progress that is written down."""
+
+    def __init__(self) -> None:
+        self.expected, self.done, self.cells = Counter[str](), Counter[str](), Counter[str]()
+
+    def expect(self, phase: str, steps: int) -> None:
+        self.expected[phase] += steps
+
+    def advance(self, phase: str, steps: int) -> None:
+        self.done[phase] += steps
+
+    def cell(self, status: str) -> None:
+        self.cells[status] += 1
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("suite") / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def swept(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Swept, Heard]:
+    heard = Heard()
+    return sweep(tiny, out=tmp_path_factory.mktemp("swept") / "out", engine="inline", progress=heard), heard
+
+
+def test_every_cell_once_and_controls_shared(swept: tuple[Swept, Heard]) -> None:
+    found, heard = swept
+    ids = [r.cell_id for r in found.records]
+    assert len(set(ids)) == len(ids) == found.computed == heard.cells["complete"]
+    points = Counter(
+        (r.config.defense.id, r.config.defense.control and r.config.defense.control.value) for r in found.records
+    )
+    assert set(points) == {("none", None), ("full_noise", None), ("dp", 0.001), ("dp", 0.1), ("dp_sgd", 1.0)}
+    assert len(list((found.out / "cache").iterdir())) == len(points)  # one training each, for both evaluations
+    assert heard.expected == heard.done
+    assert heard.done["training"] == 2 * len(points) and heard.done["attacking"] == len(ids)
+    assert {r.config.suite for r in found.records} == {"tiny/1"}
+    assert {r.config.suite_digest for r in found.records} == {found.suite.digest}
+    assert all(r.asked for r in found.records)
+
+
+def test_the_controls_and_the_harness_are_checked(swept: tuple[Swept, Heard]) -> None:
+    found, _ = swept
+    assert [c.control for c in found.checks] == ["none", "full_noise", "harness"] and found.reliable
+    assert any(sentence.startswith("dp ") for sentence in found.verdict)
+    assert (found.out / "leaderboard.html").is_file() and not found.failed
+
+
+def test_a_second_sweep_finds_everything(swept: tuple[Swept, Heard], tiny: Path) -> None:
+    found, _ = swept
+    files = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in found.out.rglob("*") if p.is_file()}
+    again = sweep(tiny, out=found.out, engine="inline")
+    assert again.computed == 0 and again.records == found.records and again.verdict == found.verdict
+    assert files == {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in found.out.rglob("*") if p.is_file()}
+
+
+def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept: tuple[Swept, Heard], tmp_path: Path) -> None:
+    """A suite is a name over evaluations: the same figures, victim by victim."""
+    found, _ = swept
+    config = next(c for c in found.suite.configs if c.defense == "dp_sgd")
+    alone = evaluate(
+        config.model_copy(update={"suite": "evaluate/1", "suite_digest": ""}), out=tmp_path / "a", workers=1
+    )
+
+    def key(record: object) -> str:
+        return record.config.model_copy(update={"suite": "", "suite_digest": ""}).cell_id()  # type: ignore[attr-defined]
+
+    mine = {key(r): r for r in found.records}
+    assert len(alone.records) > 5
+    for record in alone.records:
+        other = mine[key(record)]
+        assert (other.victims, other.metrics, other.utility) == (record.victims, record.metrics, record.utility)
+        assert other.cell_id != record.cell_id and other.asked == record.asked
+
+
+def test_only_keeps_the_controls(swept: tuple[Swept, Heard]) -> None:
+    found, _ = swept
+    some = plan(found.suite, found.out, {"defense": ["dp"], "control": ["0.1"], "stage": ["init"]})
+    cells = [c.config for one in some.asked for c in one.cells]
+    assert {c.defense.id for c in cells} == {"dp", "none", "full_noise"} and not some.todo
+    assert {c.defense.control.value for c in cells if c.defense.control} == {0.1}
+    assert {c.stage for c in cells} == {"init"}
+
+
+@pytest.mark.parametrize(
+    ("only", "sentence"),
+    [
+        ({"defense": ["spn"]}, "no defense in suite 'tiny' named 'spn'; known are dp, dp_sgd"),
+        ({"seed": ["3"]}, "no seed in suite 'tiny' named '3'; known are 0"),
+        ({"stage": ["fnal"]}, "did you mean 'final'"),
+        ({"stages": ["init"]}, "no filter named 'stages'; did you mean 'stage'"),
+        ({"attack": ["adaptive_dp"], "defense": ["dp_sgd"], "control": ["9"]}, "no control in suite"),
+        ({"attack": ["mia_loss"], "stage": ["init"]}, "No cell of suite 'tiny' is left by --only"),
+    ],
+)
+def test_filters_that_cannot_be(tiny: Path, tmp_path: Path, only: dict[str, list[str]], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        sweep(tiny, out=tmp_path / "out", only=only, engine="inline")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_computes_and_writes_nothing(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "cells are missing and would be computed, from 5 trainings" in result.output
+    assert not out.exists()
+
+
+def test_a_failed_training_is_a_record_with_its_cause(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cells that wait for it fail, the others are computed; the next sweep tries the failed ones again."""
+    run = Federation.run
+
+    def broken(self: Federation, *arguments: object, **options: object) -> bool:
+        if self.defense.name == "dp" and getattr(self.defense, "sigma", 0) == 0.1:
+            raise ZeroDivisionError("planted")
+        return run(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Federation, "run", broken)
+    heard = Heard()
+    found = sweep(tiny, out=tmp_path / "out", engine="inline", only={"defense": ["dp"]}, progress=heard)
+    failed = found.failed
+    assert failed and {r.config.defense.control.value for r in failed if r.config.defense.control} == {0.1}
+    assert {r.reason for r in failed} == {"its training: ZeroDivisionError: planted"}
+    assert heard.cells == Counter(complete=len(found.records) - len(failed), failed=len(failed))
+    assert found.reliable  # the controls are not its business
+    monkeypatch.undo()
+    again = sweep(tiny, out=tmp_path / "out", engine="inline", only={"defense": ["dp"]})
+    assert again.computed == len(failed) and not again.failed
+
+
+def test_exit_codes_tell(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, only = tmp_path / "out", ["--only", "defense=dp", "--only", "stage=init", "--engine", "inline"]
+    run = Federation.run
+
+    def broken(self: Federation, *arguments: object, **options: object) -> bool:
+        if self.defense.name == "dp":
+            raise ZeroDivisionError("planted")
+        return run(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Federation, "run", broken)
+    result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), *only])
+    assert result.exit_code == 1 and "its training: ZeroDivisionError: planted" in result.output
+    monkeypatch.undo()
+    result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), *only])
+    assert result.exit_code == 0 and "0 failed" in result.output
+    weak = ["--only", "attack=label_recovery", "--only", "defense=dp", "--only", "stage=final", "--engine", "inline"]
+    result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(tmp_path / "weak"), *weak])
+    assert result.exit_code in (0, 3)
+    assert ("EVALUATION UNRELIABLE" in result.output) is (result.exit_code == 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--engine", "slurm"], "There is no engine named 'slurm'"),
+        (["--address", "auto"], "Engine 'local' has no address"),
+        (["--workers", "0"], "workers=0"),
+        (["--only", "defense"], "give key=value"),
+        (["--preset", "large"], "no preset of suite 'tiny' named 'large'"),
+        (["--add", "nobody"], "no defense named 'nobody'"),
+        (["--dataset", "parquet:/nowhere"], "nowhere"),
+    ],
+)
+def test_bad_options_are_one_sentence_and_write_nothing(
+    tiny: Path, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), *options])
+    assert isinstance(result.exception, UsageError) and sentence in str(result.exception)
+    assert not out.exists()
+
+
+def test_a_sweep_that_cannot_write_ends_at_once(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is no cell's fault: it must not become hundreds of failed cells."""
+    from ppbench.records.files import unwritable
+
+    def full(self: Store, *_: object, **__: object) -> None:
+        raise unwritable(self.folder, 1, OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(Store, "save", full)
+    with pytest.raises(UsageError, match="No space is left"):
+        sweep(load_suite(tiny), out=tmp_path / "out", engine="inline", only={"defense": ["dp"], "stage": ["init"]})
