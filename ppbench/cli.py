@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
-from ppbench.commands import boards, sweep
+from ppbench.commands import boards, compare, sweep
 from ppbench.errors import ProtocolError, UsageError
 
 app = typer.Typer(
@@ -204,8 +204,9 @@ def evaluate(
         raise typer.Exit(3)
 
 
-for command in (sweep.sweep, boards.leaderboard, boards.verify, boards.claims):
+for command in (sweep.sweep, boards.leaderboard, boards.verify, compare.compare, boards.claims):
     app.command()(command)
+app.add_typer(compare.baseline, name="baseline")
 
 
 INTERRUPTED = 130

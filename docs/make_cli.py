@@ -1,0 +1,20 @@
+"""Write docs/cli.md from the program itself: `python docs/make_cli.py`. A test holds the file to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HEAD = "<!-- Made by docs/make_cli.py from the program; change the program, not this file. -->\n\n"
+
+
+def reference() -> str:
+    """Return the reference of the command line as Markdown, by typer's own tool."""
+    command = [sys.executable, "-m", "typer", "ppbench.cli", "utils", "docs", "--name", "ppbench"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    return HEAD + made.stdout.rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("cli.md").write_text(reference())
