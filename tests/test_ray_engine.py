@@ -1,0 +1,191 @@
+"""Jobs on a Ray cluster: nodes that go away, nodes that cannot work, workers that die; skipped where Ray is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppbench import __version__, registry
+from ppbench.audit.runs import Refused
+from ppbench.config import EvaluateConfig, configure
+from ppbench.engines import Engine, WorkerDied, make_engine
+from ppbench.engines import ray as ours
+from ppbench.engines.local import Inline
+from ppbench.engines.ray import Failure, Order, RayEngine, gpu_share, marker_of, unfit
+from ppbench.errors import UsageError
+from ppbench.evaluation import compute
+from ppbench.jobs import Job
+from ppbench.records.store import MARKER, Store
+from ppbench.schedule import Silent, missing, wanted
+
+PLANTED = Path(__file__).parent / "planted"
+SMALL: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)}
+CELLS: dict[str, Any] = {
+    **SMALL,
+    **{"defense": "ppdl", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": (1, 2, 3, 4)},
+    "settings": {"planted_slow.seconds": 0.2},
+}
+FAST_DEATH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planted() -> Iterator[None]:
+    """Let this process, and those that it starts, find the planted plugins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(PLANTED))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.syspath_prepend(str(PLANTED))
+        registry.plugins.cache_clear()
+        yield
+    registry.plugins.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def cluster(planted: None) -> Iterator[Any]:
+    """Two nodes of one CPU each on this machine."""
+    pytest.importorskip("ray", reason="the package ray is not installed (ppbench[ray])")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    one = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    found = Cluster(initialize_head=True, head_node_args={**one, "_system_config": FAST_DEATH})
+    found.second = found.add_node(**one)
+    yield found
+    found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def connected(cluster: Any) -> Iterator[None]:
+    """This process connected to the nodes: engines stay where it is, and workers serve several tests."""
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield
+    assert ray.is_initialized(), "an engine leaves a connection alone that is not its own"
+    ray.shutdown()
+
+
+def done(config: EvaluateConfig, out: Path, engine: Engine) -> Store:
+    """Have everything computed that a configuration asks for."""
+    store = Store(out)
+    store.prepare()
+    compute(missing(wanted([config]), store), store, engine, Silent(), strict=False)
+    return store
+
+
+def records(store: Store) -> dict[str, bytes]:
+    """Return the bytes of every record and image, without times."""
+    return {p.name: p.read_bytes() for p in store.folder.iterdir() if ".timing" not in p.name}
+
+
+# -- without a cluster -----------------------------------------------------------------------------------------------
+def test_without_ray_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError) as caught:
+        make_engine("ray", 2, lambda rounds: None)
+    assert str(caught.value) == "Engine 'ray' needs the package ray; install ppbench[ray]."
+
+
+def test_an_address_is_for_ray_only():
+    with pytest.raises(UsageError, match="has no address"):
+        make_engine("local", 2, lambda rounds: None, address="auto")
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "share"), [(4, 0, 0.0), (2, 2, 1.0), (1, 4, 1.0), (8, 2, 0.25), (5, 2, 1 / 3)]
+)
+def test_workers_share_gpus_evenly(workers, gpus, share):
+    assert gpu_share(workers, gpus) == share
+    assert not gpus or int(1 / share + 1e-9) * gpus >= workers, "all of them find a place"
+
+
+def test_an_error_arrives_under_its_name_whatever_its_class():
+    ours_, other = Failure("Refused", "no", "").revived(), Failure("SoreError", "planted", "the trace").revived()
+    assert isinstance(ours_, Refused) and str(ours_) == "no"
+    assert type(other).__name__ == "SoreError" and str(other) == "planted" and "the trace" in str(other.__cause__)
+    assert not isinstance(other, UsageError)
+
+
+def test_a_node_that_cannot_work_says_why(tmp_path):
+    Store(tmp_path / "out").prepare()
+    job = Job("{}", tmp_path / "out", 0)
+    right = Order(job, __version__, marker_of(tmp_path / "out"), str(tmp_path))
+    assert unfit(right) is None
+    old = Order(job, "0.0.1", right.marker, right.cwd)
+    assert f"has ppbench {__version__}, and this is 0.0.1" in str(unfit(old))
+    os.utime(tmp_path / "out" / MARKER, (1, 1))  # another folder under the same path
+    assert "does not see the folder" in str(unfit(right))
+    (tmp_path / "out" / MARKER).unlink()
+    assert f"does not see the folder {tmp_path / 'out'}" in str(unfit(right))
+
+
+# -- on two nodes ----------------------------------------------------------------------------------------------------
+def test_nobody_at_the_address_is_one_sentence(cluster, monkeypatch):
+    monkeypatch.setattr(ours, "CONNECT_S", 2.0)
+    began = time.monotonic()
+    with (
+        pytest.raises(UsageError, match=r"No Ray cluster answers at '127\.0\.0\.1:9' ") as caught,
+        RayEngine(1, "127.0.0.1:9"),
+    ):
+        pass
+    assert time.monotonic() - began < 10 and "\n" not in str(caught.value)
+
+
+def test_a_folder_that_a_node_does_not_see_ends_the_run(cluster, tmp_path, monkeypatch):
+    """Not as failed cells: a node that fails at once would swallow all jobs of the others."""
+    import ray
+
+    monkeypatch.setattr(ours, "marker_of", lambda out: "of another folder")  # in this process alone
+    with pytest.raises(UsageError, match="does not see the folder"):
+        done(configure(**CELLS), tmp_path / "out", RayEngine(2, cluster.address))
+    assert records(Store(tmp_path / "out")) == {} and not ray.is_initialized(), (
+        "who connects leaves, after an error too"
+    )
+
+
+def test_what_a_job_raises_and_that_its_worker_died_are_told(connected, tmp_path):
+    Store(tmp_path).prepare()
+    heard: list[int] = []
+    sore = configure(**SMALL, defense="planted_sore", attacks=("label_recovery",)).model_dump_json()
+    deadly = wanted([configure(**SMALL, defense="none", attacks=("planted_deadly",), attack_batch=(1,))])[0]
+    jobs = [
+        Job(sore, tmp_path, 0),
+        Job(sore, tmp_path, 2),
+        Job(deadly.config.model_dump_json(), tmp_path, 0, deadly.group, (deadly.cells[0].id,)),
+    ]
+    with RayEngine(None, tell=heard.append) as engine:
+        assert engine.capacity == 2
+        for job in jobs:
+            engine.submit(job)
+        ended = {done.job: done.error for done in (engine.wait() for _ in jobs)}
+    assert ended[jobs[0]] is None and heard == [1], "one training of one round"
+    assert f"{type(ended[jobs[1]]).__name__}: {ended[jobs[1]]}" == "SoreError: planted in training (7)"
+    assert isinstance(ended[jobs[2]], WorkerDied)
+
+
+def test_a_node_goes_away_and_all_cells_are_what_they_would_be(connected, cluster, tmp_path):
+    """The last test on the cluster: it takes one of its nodes."""
+    config = configure(**CELLS)
+    here = done(config, tmp_path / "here", Inline(lambda rounds: None))
+    out, seen = tmp_path / "there", list[int]()
+
+    def take() -> None:
+        while len(Store(out).ids()) < 3:
+            time.sleep(0.02)
+        cluster.remove_node(cluster.second, allow_graceful=False)
+        seen.append(len(Store(out).ids()))
+
+    taker = threading.Thread(target=take, daemon=True)
+    taker.start()
+    there = done(config, out, RayEngine(2))
+    taker.join(30)
+    assert seen and seen[0] < 12, "the node went away while there was work"
+    assert len(there.ids()) == 12 and {r.status for r in there.records()} == {"complete"}
+    assert records(there) == records(here)
