@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from ppbench.errors import UsageError
-from ppbench.leaderboard.table import write_csv
+from ppbench.leaderboard.boards import boards
+from ppbench.leaderboard.table import no_claims, write_csv
+from ppbench.leaderboard.worst import worst_csv
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, MemberScore, Record
@@ -182,6 +184,84 @@ def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(tmp_path: Path)
     assert verify(store.out) == []
     edit(store, lambda d: d["privacy"].update(delta=1e-5))
     assert any("epsilon_lower.value" in problem for problem in verify(store.out))
+
+
+def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None:
+    """Truncated, of another cell, of a newer schema: each is named, nothing is deleted, and the other is still read."""
+    first, second = store.ids()
+    path, other = (store.folder / f"{cell}.json" for cell in (first, second))
+    before = path.read_text()
+    newer = before.replace("ppbench.run/1", "ppbench.run/2").replace('"ppbench": "0"', '"ppbench": "2.3.1"')
+    damages = {
+        before[:200]: ("not a whole record", "delete it"),
+        "": ("not a whole record", "delete it"),
+        "\ufeff{}": ("not a whole record", "delete it"),
+        other.read_text(): (f"holds cell {second}", "named by its cell"),
+        newer: ("'ppbench.run/2'", "install ppbench>=2.3.1"),
+        newer.replace("2.3.1", "2; rm -rf /"): ("a newer ppbench wrote it", "in its latest version"),
+    }
+    for text, words in damages.items():
+        path.write_text(text)
+        found = verify(store.out)
+        assert len(found) == 1 and str(path) in found[0] and all(word in found[0] for word in words), found
+        assert path.read_text() == text and [r.cell_id for r in store.readable()[0]] == [second]
+    assert "delete it" not in found[0], "what an upgrade can read is not to be deleted"
+    edit_second = json.loads(other.read_text())
+    edit_second["metrics"][0]["value"] = 1.0
+    other.write_text(json.dumps(edit_second))
+    found = verify(store.out)
+    assert len(found) == 2 and any(second in problem and "psnr_median" in problem for problem in found)
+
+
+def test_swapped_records_are_both_found(store: Store) -> None:
+    one, two = (store.folder / f"{cell}.json" for cell in store.ids())
+    texts = one.read_text(), two.read_text()
+    one.write_text(texts[1])
+    two.write_text(texts[0])
+    found = verify(store.out)
+    assert len(found) == 2 and all("a record is named by its cell" in problem for problem in found)
+
+
+def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store: Store) -> None:
+    made = record(0.3)
+    defense = made.config.defense.model_copy(update={"id": "<img src=x onerror=alert(1)>\x1b[2J"})
+    config = made.config.model_copy(update={"defense": defense})
+    kept = store.save(made.model_copy(update={"config": config, "cell_id": config.cell_id()}))
+    write_csv(store.load_all(), store.csv_path, claims=lambda _: "=CAP 0.6")
+    found = verify(store.out, lambda _: "=CAP 0.6")
+    assert len(found) == 1 and kept.cell_id in found[0] and "onerror" in found[0] and "\x1b" not in found[0]
+
+
+def test_a_changed_table_of_worst_cases_is_found(store: Store) -> None:
+    worst = store.out / "worst_case.csv"
+    for sound in (True, False):
+        worst.write_text(worst_csv(boards(store.load_all(), no_claims, sound)))
+        assert verify(store.out) == []
+    lines = [line.split(",") for line in worst.read_text().splitlines()]
+    place = lines[0].index("worst_psnr_median")
+    lines[1][place] = "1.5"
+    worst.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    found = verify(store.out)
+    assert len(found) == 1 and "worst_case.csv line 2: worst_psnr_median is '1.5'" in found[0]
+    worst.write_text("\n".join(",".join(line) for line in lines[:-1]) + "\n")
+    assert "worst_case.csv has 1 rows, the records give 2" in verify(store.out)[0]
+    edit(store, CHANGES["psnr_median.value"])
+    found = verify(store.out)
+    assert not any("worst_case" in problem for problem in found), "it would repeat what is wrong with the record"
+
+
+def test_results_of_a_newer_ppbench_are_not_called_foreign(store: Store) -> None:
+    marker = store.out / "ppbench.json"
+    marker.write_text(json.dumps({"schema": "ppbench.results/2", "version": "3.0"}))
+    with pytest.raises(UsageError, match=r"install ppbench>=3\.0"):
+        verify(store.out)
+    for text in ('{"schema": "other/9"}', '{"schema": 7}'):
+        marker.write_text(text)
+        with pytest.raises(UsageError, match="give another folder"):
+            verify(store.out)
+    marker.write_text("[]")
+    with pytest.raises(UsageError, match="not ppbench's marker"):
+        verify(store.out)
 
 
 def test_strays_are_named(store: Store) -> None:

@@ -54,24 +54,40 @@ def named(row: Row) -> str:
 
 def figure(row: Row, value: float) -> str:
     """Return a figure with the digits that its metric deserves."""
-    return f"{value:.2f}" if row.metric in ("psnr_median", "epsilon_claimed", "epsilon_lower") else f"{value:.3f}"
+    digits = 2 if row.metric in ("psnr_median", "epsilon_claimed", "epsilon_lower") else 3
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # no "-0.000"
+
+
+def changed(row: Row) -> str:
+    """Return how much worse, with the interval, as "0.53 [-0.41, 1.76]"; "" where nothing was compared."""
+    found = row.change
+    if found is None:
+        return ""
+    if found.low == found.high == 0:
+        return "equal"
+    return f"{figure(row, found.worse)} [{figure(row, found.low)}, {figure(row, found.high)}]"
+
+
+def remarks(row: Row) -> str:
+    """Return what stands beside the figures: tolerance, p-value, n, what an undecided row would take, the note."""
+    parts = []
+    if row.change is not None and changed(row) != "equal":
+        parts.append(f"tolerance {row.tolerance:.3g}")
+        parts += [f"p {row.adjusted:.2g}"] if row.adjusted is not None else []
+        parts.append(f"n {row.change.n}")
+    if row.status == "inconclusive":
+        parts.append(f"{row.needed} would decide" if row.needed else "no n would decide")
+    return ", ".join([*parts, *([printable(row.note)] if row.note else [])])
 
 
 def told(row: Row) -> str:
-    """Return what was found, in a sentence without names."""
+    """Return what was found, in a line without names."""
     found = row.change
     if found is None:
         return printable(row.note) or row.status
-    parts = [f"{figure(row, found.base)} -> {figure(row, found.new)}"]
-    if found.worse or found.high:
-        ends = f"[{figure(row, found.low)}, {figure(row, found.high)}]"
-        parts.append(f"worse by {figure(row, found.worse)} {ends}, tolerance {row.tolerance:.3g}")
-    if row.adjusted is not None:
-        parts.append(f"p {row.adjusted:.2g} after Holm")
-    parts.append(f"n {found.n}")
-    if row.status == "inconclusive":
-        parts.append(f"n {row.needed} would decide" if row.needed else "no number of victims would decide")
-    return ", ".join(parts) + (f" ({printable(row.note)})" if row.note else "")
+    levels = f"{figure(row, found.base)} to {figure(row, found.new)}"
+    how = changed(row)
+    return ", ".join(part for part in (levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
 
 
 def ordered(rows: Sequence[Row]) -> Iterator[tuple[Status, list[Row]]]:
@@ -87,18 +103,23 @@ def said(status: str, row: Row) -> str:
     return {"regression": "stronger", "improved": "weaker"}.get(status, status) if attacked else status
 
 
+def _names(row: Row) -> tuple[str, str, str, str]:
+    return point(row), attack_of(row), printable(place(row)), metric_of(row)
+
+
 def print_report(result: Comparison) -> None:
     """Print the verdict, the faults and the rows that are not simply as they were."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("verdict", "defense", "attack", "where", "metric"):
-        shown.add_column(name, no_wrap=name == "verdict", overflow="fold")
-    shown.add_column("BASELINE -> NEW", overflow="fold", ratio=1)
+    for name in ("verdict", "defense", "attack", "where", "metric", "BASELINE", "NEW", "worse by [95 %]", ""):
+        shown.add_column(name, no_wrap=name in ("verdict", "metric", "worse by [95 %]"), overflow="fold")
     for status, rows in ordered(result.rows):
         for row in rows[:MANY] if status != "ok" else []:
-            words = (point(row), attack_of(row), printable(place(row)), metric_of(row), told(row))
+            levels = ("", "") if row.change is None else (row.change.base, row.change.new)
+            figures = [level if isinstance(level, str) else figure(row, level) for level in levels]
+            words = (*_names(row), *figures, changed(row), remarks(row))
             color = _COLORS.get(status, "yellow") if row.where.defense not in CONTROLS else "yellow"
             shown.add_row(f"[{color}]{said(status, row)}[/]", *(escape(word) for word in words))
         if status != "ok" and len(rows) > MANY:
@@ -131,7 +152,7 @@ def markdown(result: Comparison) -> str:
         lines += ["", f"<details><summary>{head}</summary>" if folded else f"### {head}", ""]
         lines += ["| defense | attack | where | metric | BASELINE to NEW |", "| --- | --- | --- | --- | --- |"]
         for row in rows:
-            words = (point(row), attack_of(row), place(row), metric_of(row), told(row))
+            words = (*_names(row), told(row))
             lines.append(f"| {' | '.join(markdown_text(word) for word in words)} |")
         lines += ["", "</details>"] if folded else []
     return "\n".join(lines) + "\n"

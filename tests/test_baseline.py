@@ -1,0 +1,182 @@
+"""A baseline moves whole, with a reason, and in no other way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ppbench import baseline as module
+from ppbench.baseline import accept
+from ppbench.commands.compare import baseline as command
+from ppbench.compare.outcome import compare
+from ppbench.errors import UsageError
+from ppbench.leaderboard.board import claimed, write_board
+from ppbench.records.accepted import HISTORY, history
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.records.verify import verify
+
+
+@pytest.fixture
+def run(fabricate: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return a maker of finished runs, with images, times and a cache; boards are tables alone, to be quick."""
+
+    def board(store: Store) -> list[Path]:
+        store.csv_path.write_text("")
+        (store.out / "figures").mkdir(exist_ok=True)
+        store.html_path.write_text("a page")
+        return []
+
+    monkeypatch.setattr(module, "write_board", board)
+    monkeypatch.setattr(module, "_OURS", module._OURS - {"leaderboard.csv"})
+
+    def make(name: str, **dp: float) -> Path:
+        store = Store(tmp_path / name)
+        tensors: Any = {"guess": [[[[0.0]]]] * 12, "truth": [[[[1.0]]]] * 12}
+        points = [("none", None, 30.0), ("full_noise", None, 5.0), *(("dp", float(v[1:]), s) for v, s in dp.items())]
+        for defense, value, share in points:
+            record = fabricate(defense, value, "dlg", "reconstruction", share, control="sigma")
+            store.save(record.model_copy(update={"asked": "q"}), seconds=1.0, tensors=tensors)
+        (store.out / "cache").mkdir()
+        (store.out / "times").mkdir()
+        return store.out
+
+    return make
+
+
+def names(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_baseline_holds_the_records_and_why_and_no_images(run: Callable[..., Path], tmp_path: Path) -> None:
+    new, base = run("new", _1=10.0), tmp_path / "base"
+    line = accept(new, base, "  the first\none ")
+    assert (
+        line.reason == "the first one"
+        and line.cells == 3
+        and line.moved.model_dump() == dict(added=3, removed=0, changed=0)
+    )
+    ids = Store(new).ids()
+    assert names(base) == {"ppbench.json", HISTORY, "leaderboard.html", *(f"records/{i}.json" for i in ids)}
+    assert [r.model_dump() for r in Store(base).load_all()] == [r.model_dump() for r in Store(new).load_all()]
+    assert verify(base, claimed) == [] and history(base) == [line]
+    assert Store(base).images(Store(base).load_all()[0]) is None and Store(new).images(Store(new).load_all()[0])
+    assert compare(base, new).exit_code == 0
+
+
+def test_each_move_is_kept_with_what_changed(run: Callable[..., Path], tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    accept(run("one", _1=10.0, _2=9.0), base, "first")
+    accept(run("two", _1=12.0, _3=9.0), base, "second")
+    first, second = history(base)
+    assert (first.reason, second.reason) == ("first", "second")
+    assert second.moved.model_dump() == dict(added=1, removed=1, changed=1)
+    values = [r.config.defense.control.value for r in Store(base).load_all() if r.config.defense.control]
+    assert sorted(values) == [1.0, 3.0], "the old records leave together"
+    assert verify(base) == []
+
+
+def test_an_edit_by_hand_is_found(run: Callable[..., Path], tmp_path: Path) -> None:
+    new, base = run("new", _1=10.0), tmp_path / "base"
+    accept(new, base, "first")
+    path = next(p for p in (base / "records").iterdir() if '"dp"' in p.read_text())
+    before = path.read_text()
+    path.write_text(json.dumps(json.loads(before)))
+    assert verify(base) == [], "how a file is laid out says nothing"
+    data = json.loads(before)
+    data["flags"] = [dict(code="x", severity="info", detail="x")]
+    path.write_text(json.dumps(data))
+    assert any("digest" in problem and "baseline accept" in problem for problem in verify(base))
+    with pytest.raises(UsageError, match=r"BASELINE: .*digest"):
+        compare(base, new)
+    path.unlink()
+    assert any("of 3" in problem for problem in verify(base)), "a row that was taken away"
+    path.write_text(before)
+    lines = (base / HISTORY).read_text()
+    (base / HISTORY).write_text(lines + "{}\n")
+    assert any("line 2" in problem for problem in verify(base))
+    (base / HISTORY).unlink()
+    assert any(f"{HISTORY} is missing" in problem for problem in verify(base))
+
+
+def test_what_may_not_be_accepted(run: Callable[..., Path], tmp_path: Path) -> None:
+    new, base = run("new", _1=10.0), tmp_path / "base"
+    refused = [
+        (new, base, " \n", "moves for a reason"),
+        (tmp_path / "no", base, "r", "no folder"),
+        (new, new, "r", "one folder"),
+        (new, run("other", _1=9.0), "r", "not an accepted baseline"),
+        (new, tmp_path / "a" / "b", "r", "There is no folder"),
+    ]
+    for source, target, reason, words in refused:
+        with pytest.raises(UsageError, match=words):
+            accept(source, target, reason)
+    assert not base.exists()
+    accept(new, base, "first")
+    (base / "README.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"README\.md"):
+        accept(new, base, "r")
+    (base / "README.md").unlink()
+    link = tmp_path / "link"
+    link.symlink_to(base)
+    with pytest.raises(UsageError, match="is a link"):
+        accept(new, link, "r")
+    path = next((new / "records").glob("*[0-9a-f].json"))
+    path.write_text(path.read_text().replace('"value": ', '"value": 1', 1))
+    with pytest.raises(UsageError, match=r"has problems: .*nothing was accepted"):
+        accept(new, base, "r")
+    with pytest.raises(UsageError, match="is an accepted baseline"):
+        Store(base).prepare()
+    assert len(history(base)) == 1 and verify(base) == []
+
+
+@pytest.mark.parametrize("place", ["records", "board", "rename"])
+def test_a_failure_leaves_the_old_baseline_and_nothing_else(
+    run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    base = tmp_path / "base"
+    accept(run("one", _1=10.0), base, "first")
+    before, new = {p: p.read_bytes() for p in base.rglob("*") if p.is_file()}, run("two", _1=12.0)
+    around = sorted(tmp_path.iterdir())
+
+    def broken(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if place == "rename":
+            whole = Path.rename
+            patch.setattr(Path, "rename", lambda self, to: broken() if ".new" in self.name else whole(self, to))
+        else:
+            patch.setattr(module, "write_atomic" if place == "records" else "write_board", broken)
+        with pytest.raises(UsageError, match="No space is left"):
+            accept(new, base, "second")
+    assert sorted(tmp_path.iterdir()) == around
+    assert {p: p.read_bytes() for p in base.rglob("*") if p.is_file()} == before and verify(base) == []
+
+
+def test_the_board_of_a_baseline_is_made_without_images(fabricate: Callable[..., Record], tmp_path: Path) -> None:
+    store = Store(tmp_path / "new")
+    for defense, share in (("none", 30.0), ("full_noise", 5.0)):
+        record = fabricate(defense, None, "dlg", "reconstruction", share)
+        store.save(record, tensors={"guess": [[[[0.0] * 8] * 8]] * 12, "truth": [[[[1.0] * 8] * 8]] * 12})  # type: ignore[dict-item]
+    write_board(store)
+    base = tmp_path / "base"
+    accept(store.out, base, "first")
+    assert verify(base, claimed) == []
+    assert {p.name for p in base.iterdir()} == {*module.KEPT, "records", "ppbench.json", HISTORY}
+    for name in ("leaderboard.csv", "worst_case.csv"):
+        assert (base / name).read_bytes() == (store.out / name).read_bytes()
+    assert "data:image/png" not in (base / "leaderboard.html").read_text()
+
+
+def test_the_command_asks_for_a_reason(run: Callable[..., Path], tmp_path: Path) -> None:
+    new, base = run("new", _1=10.0), tmp_path / "base"
+    without = CliRunner().invoke(command, ["accept", str(new), str(base)])
+    assert without.exit_code == 2 and not base.exists()
+    done = CliRunner().invoke(command, ["accept", str(new), str(base), "--reason", "first"])
+    assert done.exit_code == 0 and "3 cells: 3 added, 0 removed, 0 changed" in done.output
