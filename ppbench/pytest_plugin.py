@@ -1,0 +1,185 @@
+"""The pytest plugin: a defense is swept over a suite, and a test fails when its worst case breaks a limit.
+
+    @pytest.mark.ppbench(suite="digits-quick", defense="my_defense", max_asr=0.6, max_psnr=20)
+    def test_my_defense(ppbench):
+        assert ppbench.compare().exit_code == 0
+
+Importing this module costs pytest nothing: whatever is heavy is imported by the first marked test.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ppbench.errors import ProtocolError, UsageError
+
+if TYPE_CHECKING:
+    from ppbench.compare.outcome import Comparison
+    from ppbench.records.schema import Record
+    from ppbench.testing.sweeps import Request, Results
+    from ppbench.testing.worst import Worst
+
+_RESULTS: pytest.StashKey[dict[Request, Results]] = pytest.StashKey()
+_NAME = "ppbench"
+
+
+class PpbenchUndecided(UserWarning):
+    """A limit was kept, but lies within the interval of the figure: chance may have done it."""
+
+
+class Ppbench:
+    """What the fixture `ppbench` gives a marked test.
+
+    Attributes:
+        results: the sweep with its judgment, see `ppbench.testing.sweeps.Results`.
+        baseline: folder of accepted results, None where none was given.
+    """
+
+    def __init__(self, results: Results, baseline: Path | None) -> None:
+        self.results = results
+        self.baseline = baseline
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The defense's cells."""
+        return self.results.records
+
+    @property
+    def worst(self) -> Mapping[str, Worst]:
+        """The defense's worst figures: "asr", "psnr", "labels", "cap", those that the suite gives."""
+        return self.results.worst
+
+    @property
+    def out(self) -> Path:
+        """The folder of results: leaderboard.html, and what `ppbench baseline accept` takes."""
+        return self.results.out
+
+    def compare(self, baseline: Path | str | None = None) -> Comparison:
+        """Return what changed since a baseline for this defense; skips the test where there is none.
+
+        Args:
+            baseline: folder of accepted results; by default that of `--ppbench-baseline` or the ini option.
+        """
+        folder = Path(baseline) if baseline is not None else self.baseline
+        if folder is None:
+            pytest.skip(
+                "no baseline to compare with; give --ppbench-baseline DIR or set ppbench_baseline in the ini file"
+            )
+        return self.results.compared(folder)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the plugin's options."""
+    group = parser.getgroup(_NAME, "privacy attacks on federated-learning defenses")
+    group.addoption("--ppbench-out", metavar="DIR", help="keep results of sweeps in DIR, not in pytest's cache")
+    group.addoption("--ppbench-baseline", metavar="DIR", help="accepted results that `ppbench.compare()` compares with")
+    group.addoption("--ppbench-workers", metavar="N", type=int, help="processes of a sweep; one a core by default")
+    parser.addini("ppbench_baseline", "folder of accepted results, relative to the root of the tests", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line(
+        "markers",
+        "ppbench(defense, suite='digits-quick', preset='', only={}, at=None, max_asr=None, max_psnr=None, "
+        "max_labels=None, min_cap=None): sweep the defense over the suite; the test fails where its worst case breaks "
+        "a limit, and as a harness fault where a control does.",
+    )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give every marked test the fixture, whether it asks for it or not."""
+    names: list[str] | None = getattr(item, "fixturenames", None)
+    if names is not None and _NAME not in names and item.get_closest_marker(_NAME) is not None:
+        names.append(_NAME)
+
+
+@pytest.fixture
+def ppbench(request: pytest.FixtureRequest) -> Ppbench:
+    """The swept suite of the test's `ppbench` marker: records, worst figures, and `compare`."""
+    marker = request.node.get_closest_marker(_NAME)
+    if marker is None:
+        pytest.fail("the fixture ppbench needs its marker, as @pytest.mark.ppbench(defense='dp')", pytrace=False)
+    try:
+        return _ppbench(request.config, request.path.parent, marker)
+    except (UsageError, ProtocolError) as error:
+        sentence = str(error)
+    pytest.fail(sentence, pytrace=False)  # out here, or pytest shows the sentence twice
+
+
+def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Ppbench:
+    """Return the sweep that a marker asks for; in one session the same one is made once.
+
+    A suite's file is looked for beside the test's own, else at the root of the tests.
+    """
+    from ppbench.testing.sweeps import request_of, run
+
+    if marker.args:
+        first = marker.args[0]
+        raise UsageError(f"pytest.mark.ppbench takes keywords only, not {first!r}; name it, as defense={first!r}.")
+    given = dict(marker.kwargs)
+    suite = str(given.get("suite", ""))
+    if suite.endswith(".toml"):
+        given["suite"] = str(beside / suite if (beside / suite).is_file() else config.rootpath / suite)
+    asked = request_of(given)
+    known = config.stash.setdefault(_RESULTS, {})
+    if asked not in known:
+        known[asked] = run(asked, _home(config), config.getoption("--ppbench-workers"))
+    return Ppbench(known[asked], _baseline(config))
+
+
+def _home(config: pytest.Config) -> Path:
+    """Return the folder that keeps results: the given one, else within pytest's cache, else a temporary one."""
+    given = config.getoption("--ppbench-out")
+    if given is not None:
+        return Path(given)
+    cache = getattr(config, "cache", None)
+    if cache is not None:
+        return Path(cache.mkdir(_NAME))
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="ppbench-"))
+
+
+def _baseline(config: pytest.Config) -> Path | None:
+    given = config.getoption("--ppbench-baseline")
+    if given:
+        return Path(given)
+    told = config.getini("ppbench_baseline")
+    return config.rootpath / told if told else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Judge the marker's limits before the test's own body runs."""
+    found = getattr(item, "funcargs", {}).get(_NAME)
+    if not isinstance(found, Ppbench):
+        return
+    results = found.results
+    for name, worst in results.worst.items():
+        item.user_properties.append((f"ppbench_{name}", str(worst)))  # JUnit XML shows them
+    if fault := results.fault():
+        pytest.fail(f"{fault} (results: {results.out})", pytrace=False)
+    if failures := results.failures():
+        text = "".join(f"\n- {sentence}" for sentence in failures)
+        pytest.fail(
+            f"defense {results.request.defense!r} ({results.swept.suite.name}):{text}\nresults: {results.out}",
+            pytrace=False,
+        )
+    for sentence in results.doubts():
+        warnings.warn(PpbenchUndecided(sentence), stacklevel=1)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say where the results lie."""
+    for results in config.stash.get(_RESULTS, {}).values():
+        swept = results.swept
+        terminalreporter.write_line(
+            f"ppbench: {swept.suite.name}, {results.request.defense}: {len(swept.records)} cells, {swept.computed} "
+            f"computed now, in {results.out}"
+        )

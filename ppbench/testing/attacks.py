@@ -1,0 +1,153 @@
+"""The conformance battery of attacks: a planted leak is found, nothing is found in nothing, and manners are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from ppbench.adversary.attack import Attack, Kind
+from ppbench.adversary.view import THREATS
+from ppbench.errors import UsageError, unknown
+from ppbench.federation.contract import Defense
+from ppbench.registry import load, plugins
+from ppbench.testing import gradients, records, traces
+from ppbench.testing.findings import Finding, Property, ask_all, raise_failures
+from ppbench.testing.worlds import POISONS, Duel
+
+Asked = Mapping[str, Property[Duel]]
+
+
+def declares_itself(duel: Duel) -> Iterator[str]:
+    """Ask whether name, kind, threat models and targets are such as evaluations need, and where it comes from."""
+    attack = duel.attack
+    if not isinstance(getattr(attack, "name", None), str) or not attack.name:
+        yield "it has no name; set `name: ClassVar[str]`"
+    if not attack.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
+        yield "it is no frozen dataclass; decorate it with @dataclass(frozen=True)"
+    if not attack.reference:
+        yield "it does not say where it comes from; set `reference: ClassVar[str]`"
+    strange = sorted(set(attack.threats) - set(THREATS))
+    if strange or not attack.threats:
+        yield f"it can use views of {strange or 'nothing'}; known threat models are {', '.join(THREATS)}"
+    for name, value in attack.parameters().items():
+        if not (value is None or isinstance(value, str | int | float | bool)):
+            yield f"its parameter {name} is a {type(value).__name__}; records hold str, int, float, bool or None"
+
+
+UPLOADS: Asked = {
+    "declares_itself": declares_itself,
+    "finds_the_planted_leak": gradients.finds_the_planted_leak,
+    "noise_gives_chance": gradients.noise_gives_chance,
+    "one_seed_one_guess": gradients.one_seed_one_guess,
+    **{f"keeps_form_and_budget_{t}": partial(gradients.keeps_form_and_budget, threat=t) for t in sorted(THREATS)},
+    **{f"survives_{poison}": partial(gradients.survives_poison, poison=poison) for poison in POISONS},
+    "poison_harms_no_other": gradients.poison_harms_no_other,
+    "answers_without_mail": gradients.answers_without_mail,
+    "survives_black_images": partial(gradients.survives_constant_images, level=0.0),
+    "survives_white_images": partial(gradients.survives_constant_images, level=1.0),
+    "guesses_the_same_from_disk": gradients.guesses_the_same_from_disk,
+}
+ABSENCES = (*POISONS, records.ABSENT)
+
+ATTACK_PROPERTIES: Mapping[Kind, Asked] = {
+    "reconstruction": UPLOADS,
+    "label": UPLOADS,
+    "membership": {
+        "declares_itself": declares_itself,
+        "finds_members": records.finds_members,
+        **{f"knows_no_member_of_{seed}": partial(records.knows_no_member_of, seed=seed) for seed in range(5)},
+        **{
+            f"tosses_coins_{poison}": partial(records.tosses_coins_without_a_model, poison=poison)
+            for poison in ABSENCES
+        },
+    },
+    "tracing": {
+        "declares_itself": declares_itself,
+        "traces_perfect_reconstructions": traces.traces_perfect_reconstructions,
+        "traces_noise_by_chance": traces.traces_noise_by_chance,
+        **{
+            f"survives_{poison}": partial(traces.survives_poisoned_reconstructions, poison=poison) for poison in POISONS
+        },
+    },
+    "extraction": {
+        "declares_itself": declares_itself,
+        "reads_the_model": records.reads_the_model,
+        **{f"answers_{poison}": partial(records.answers_without_a_model, poison=poison) for poison in ABSENCES},
+    },
+}
+"""What is asked of attacks of each kind, by name. `tests/test_attack_contract.py` asks it of every one of ours."""
+
+ONCE = frozenset(
+    {"declares_itself", "finds_the_planted_leak", "poison_harms_no_other", "traces_perfect_reconstructions"}
+    | {f"tosses_coins_{poison}" for poison in ABSENCES}
+    | {f"knows_no_member_of_{seed}" for seed in range(1, 5)}
+)
+"""Properties that are asked without a defense only."""
+
+
+def duels(attack: Attack, against: Iterable[Defense] = ()) -> list[Duel]:
+    """Return the attack against no defense, against each of its targets that is installed, and against `against`."""
+    targets = sorted(name for name in attack.targets or () if name in plugins("defenses"))
+    found = {d.name: d for d in [load("defenses", name)() for name in ("none", *targets)]}
+    found |= {defense.name: defense for defense in against}
+    return [Duel(attack, defense) for defense in found.values()]
+
+
+def asked_of(duel: Duel) -> Asked:
+    """Return the properties that are asked in a duel, by name."""
+    every = ATTACK_PROPERTIES[duel.attack.kind]
+    return {name: question for name, question in every.items() if duel.undefended or name not in ONCE}
+
+
+def check_attack(
+    attack: type[Attack] | Attack,
+    *,
+    against: Iterable[Defense] = (),
+    decibels: float = 30.0,
+    only: Collection[str] = (),
+    skip: Mapping[str, str] | None = None,
+) -> tuple[Finding, ...]:
+    """Ask an attack for all properties of its kind in `ATTACK_PROPERTIES`; it need not be installed.
+
+    Against no defense and against each of its `targets` that is installed, in small federations on digits. Takes some
+    ten seconds for each, most of them the attack's own.
+
+    Args:
+        attack: the class, for its default parameters, or an instance.
+        against: defenses that are not installed, to be attacked too.
+        decibels: median PSNR that a reconstruction attack must reach on undefended gradients of single images.
+        only: names of the properties to ask; all by default.
+        skip: properties that this attack breaks on purpose, with the reason.
+
+    Returns:
+        What was found of each property, in each duel.
+
+    Raises:
+        AssertionError: a line for each property that fails: its name, what was seen and what is right.
+        UsageError: no attack, one that only audits can ask, or an unknown property.
+    """
+    made = attack() if isinstance(attack, type) and issubclass(attack, Attack) else attack
+    if not isinstance(made, Attack):
+        raise UsageError(f"{attack!r} is no attack; give a subclass of ppbench.Attack, or an instance of one.")
+    if made.kind not in ATTACK_PROPERTIES:
+        raise unknown("kind of attack", made.kind, ATTACK_PROPERTIES)
+    if made.audit:
+        raise UsageError(
+            f"Attack {made.name!r} needs an audit ({made.audit}), which this battery does not train; evaluate it with "
+            "ppbench.evaluate(stages=('audit',)) and look at the controls."
+        )
+    findings: list[Finding] = []
+    for duel in duels(made, against):
+        questions, left = asked_of(duel), dict(skip or {})
+        if not duel.undefended:  # what is asked once has been asked, and misspelt names were told
+            only_here, left = [n for n in only if n in questions], {n: why for n, why in left.items() if n in questions}
+            if only and not only_here:
+                continue
+        else:
+            only_here = list(only)
+        found = ask_all(replace(duel, decibels=decibels), questions, only_here, left)
+        where = "" if duel.undefended else f" against {duel.defense.name}"
+        findings += [replace(finding, property=finding.property + where) for finding in found]
+    raise_failures(f"Attack {getattr(made, 'name', type(made).__name__)!r}", findings)
+    return tuple(findings)

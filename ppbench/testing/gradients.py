@@ -1,0 +1,233 @@
+"""What attacks on uploads must keep (reconstruction, label): their planted leak, their null, their manners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from ppbench.adversary.attack import Guess
+from ppbench.adversary.isolate import isolated
+from ppbench.adversary.score import score_labels
+from ppbench.adversary.view import View
+from ppbench.federation.plan import Data
+from ppbench.metrics.labels import multiset_hits
+from ppbench.registry import plugins
+from ppbench.testing.findings import NotAsked
+from ppbench.testing.scene import digits, folder, installed
+from ppbench.testing.worlds import (
+    LEVEL,
+    POISONS,
+    START,
+    Duel,
+    World,
+    content,
+    everything,
+    malformed,
+    median,
+    mute,
+    psnrs,
+    seeded,
+    silenced,
+    within_chance,
+    written,
+)
+
+
+def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
+    """Ask whether undefended gradients give the images (median PSNR) with their labels, or all labels of batches."""
+    attack = duel.attack
+    if attack.kind == "label":
+        for batch in (1, 4):
+            world = duel.probe(32, batch)
+            scores = score_labels(world.victims, attack.run(world.view, world.challenges, seeded())).victims
+            right = sum(bool(getattr(score, "label", False)) for score in scores)
+            if right != 32:
+                yield f"of undefended gradients of {batch} images each it finds {right} of 32 labels; all can be found"
+        return
+    world = duel.probe(8, pictures=duel.pictures)
+    public = Data(digits().x[600:1000], digits().y[600:1000])
+    world = replace(world, view=replace(world.view, public=public))
+    guesses = attack.run(world.view, world.challenges, seeded())
+    wrong = [g.y.tolist() for g, y in zip(guesses, world.labels, strict=True) if g.y is not None and g.y.tolist() != y]
+    if wrong:
+        yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient tells its label"
+    reached = median(psnrs(attack, world, guesses))
+    if not reached > duel.decibels:
+        yield f"undefended gradients give a median PSNR of {reached:.1f} dB; more than {duel.decibels:g} dB is right"
+
+
+def noise_gives_chance(duel: Duel) -> Iterator[str]:
+    """Ask whether uploads that do not depend on the data give images no nearer than grey, and labels by chance.
+
+    Each unit's upload is drawn alike, so any pairing of guesses with truths is as likely as the true one: the chance
+    of a hit is the mean over all pairings, whichever classes the attack prefers. Hits of a random pairing are drawn
+    without replacement, and spread no wider than the binomial. So it is for the images' errors. A guess made of noise
+    cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
+    digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 24 may.
+    """
+    kind = duel.attack.kind
+    attack, world = duel.quick(90), mute(duel, 24)
+    guesses = attack.run(world.view, world.challenges, seeded())
+    wrong = list(malformed(world, guesses, kind))
+    if wrong:
+        yield wrong[0]
+        return
+    if kind == "reconstruction":
+        plain = [Guess(x=torch.full_like(g.x, 0.5)) for g in guesses if g.x is not None]
+        gains = torch.tensor(psnrs(attack, world, guesses)) - torch.tensor(psnrs(attack, world, plain))
+        if float(gains.mean()) >= 0.5 or float(gains.max()) >= 1.5:
+            yield (
+                f"from uploads of pure noise images come {float(gains.mean()):.1f} dB nearer than grey "
+                f"(at most {float(gains.max()):.1f}); there is nothing in them to come from"
+            )
+        if not _no_nearer_than_any_pairing(world, guesses):
+            yield "from uploads of pure noise images are nearest to their own truth; it knows more than its view"
+    if all(guess.y is not None for guess in guesses):
+        yield from _chance_of_labels(world, guesses, "pure noise")
+    if kind == "label" and duel.undefended:
+        world = mute(duel, 96, 4)
+        yield from _chance_of_labels(world, attack.run(world.view, world.challenges, seeded()), "batches of noise")
+
+
+def _chance_of_labels(world: World, guesses: Sequence[Guess], words: str) -> Iterator[str]:
+    """Yield a violation where labels are right more, or less, often than over all pairings."""
+    found, true = [g.y.tolist() for g in guesses if g.y is not None], world.labels
+    hits = [[sum(multiset_hits(g, t)) for t in true] for g in found]
+    chance = float(torch.tensor(hits).double().mean()) / len(true[0])
+    right, trials = sum(hits[i][i] for i in range(len(hits))), len(true) * len(true[0])
+    if not within_chance(right, trials, chance):
+        yield f"of {words} {right} of {trials} labels are right, where chance is {chance:.0%}; nothing tells them"
+
+
+def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
+    """Return whether guesses are as far from their own truths as from others', over all orders (one in a thousand is
+    farther). True where a unit has several images: their order is not told.
+    """
+    if any(len(unit) * world.victims.batch > 1 for unit in world.victims.units):
+        return True
+    truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units]).flatten(1)
+    low, high = world.view.plan.data_range
+    images = torch.cat([guess.x for guess in guesses if guess.x is not None])
+    errors = torch.cdist(images.flatten(1).nan_to_num().clamp(low, high).double(), truth.double())
+    orders = torch.stack([torch.randperm(len(truth), generator=seeded(i)) for i in range(2000)])
+    others = errors[torch.arange(len(truth)), orders].mean(1)
+    return bool(errors.diagonal().mean() >= others.quantile(1 - LEVEL))
+
+
+def one_seed_one_guess(duel: Duel) -> Iterator[str]:
+    """Ask whether all draws come from the generator; global random state is neither read nor moved.
+
+    With an observation algebra may leave nothing to draw; without one another seed must give another guess.
+    """
+    attack, world = duel.quick(), duel.probe(6)
+    before = torch.get_rng_state()
+    for seen in (world.view, silenced(world.view)):
+        first = attack.run(seen, world.challenges, seeded(1))
+        if not torch.equal(torch.get_rng_state(), before):
+            yield "torch's global generator has moved; draw from the generator that `run` is given"
+            torch.set_rng_state(before)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(99)
+            again = attack.run(seen, world.challenges, seeded(1))
+        if [content(g) for g in first] != [content(g) for g in again]:
+            yield "one seed gives two guesses; draw from the generator that `run` is given and from nothing else"
+    other = attack.run(silenced(world.view), world.challenges, seeded(2))
+    if [content(g) for g in first] == [content(g) for g in other]:
+        yield "without an observation two seeds give one guess; a guess about nothing is drawn from the generator"
+
+
+def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
+    """Ask whether guesses have their form, cost no more than the budget, and leave what was handed over as it was."""
+    if threat not in duel.attack.threats:
+        raise NotAsked(f"it does not use views of {threat}")
+    world = duel.probe(6, 2, threat)
+    for budget in (1, 40):
+        attack = duel.quick(budget)
+        before = everything(world.view, world.challenges)
+        guesses = attack.run(world.view, world.challenges, seeded())
+        if everything(world.view, world.challenges) != before:
+            yield f"under {threat} it changes what it was handed; copy before you write"
+        yield from malformed(world, guesses, attack.kind)
+        shares = len(world.challenges[0].unit)  # a cohort's clients may be attacked one by one
+        most = shares * (budget * len(duel.limits) + START)
+        over = [g.evaluations for g in guesses if not 0 < g.evaluations <= most]
+        if duel.limits and over:
+            yield f"with a budget of {budget} a guess tells {over[0]} evaluations; 1 to {most} are right"
+
+
+def survives_poison(duel: Duel, poison: str) -> Iterator[str]:
+    """Ask whether uploads, or broadcasts, of one bad number are answered: a failed guess, no exception."""
+    attack = duel.quick()
+    for batch in (1, 2):
+        world = duel.probe(2 * batch, batch)
+        for by_server in (False, True):
+            seen = written(world.view, POISONS[poison], by_server)
+            guesses = attack.run(seen, world.challenges, seeded())
+            yield from malformed(world, guesses, attack.kind)
+
+
+def poison_harms_no_other(duel: Duel) -> Iterator[str]:
+    """Ask whether the guesses on others stay as good as they were when one of four uploads is NaN."""
+    attack, world = duel.attack, duel.probe(4)
+    bad = written(world.view, POISONS["nan"]).mail
+    mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
+    clean, guesses = (
+        attack.run(replace(world.view, mail=m), world.challenges, seeded()) for m in (world.view.mail, mail)
+    )
+    sound = [0, 2, 3]
+    labels = [guesses[i].y for i in sound]
+    if any(y is not None and y.tolist() != world.labels[i] for i, y in zip(sound, labels, strict=True)):
+        yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
+    if attack.kind == "reconstruction":
+        before, after = psnrs(attack, world, clean), psnrs(attack, world, guesses)
+        worse = [i for i in sound if not after[i] > min(before[i], 60) - 3]
+        if worse:
+            i = worse[0]
+            yield (
+                f"a NaN in one client's upload takes another's image from {before[i]:.1f} to {after[i]:.1f} dB; "
+                "treat each upload by itself"
+            )
+
+
+def answers_without_mail(duel: Duel) -> Iterator[str]:
+    """Ask whether a view without uploads, or without any mail, gives a guess a challenge, and no challenge none."""
+    attack, world = duel.quick(), duel.probe(4, 2)
+    for seen in (silenced(world.view), replace(world.view, mail=())):
+        yield from malformed(world, attack.run(seen, world.challenges, seeded()), attack.kind)
+    if attack.run(world.view, [], seeded()) != []:
+        yield "no challenge gives a guess; give one a challenge"
+
+
+def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
+    """Ask whether victims of one tone are answered, with a PSNR between 0 and 100 dB."""
+    attack = duel.quick()
+    for batch in (1, 2):
+        world = duel.probe(4, batch, pictures=lambda x: torch.full_like(x, level))
+        guesses = attack.run(world.view, world.challenges, seeded())
+        wrong = list(malformed(world, guesses, attack.kind))
+        yield from wrong
+        if attack.kind == "reconstruction" and not wrong:
+            values = psnrs(attack, world, guesses)
+            if not all(0 <= value <= 100 for value in values):
+                yield f"constant images give PSNRs of {min(values):.1f} to {max(values):.1f} dB; 0 to 100 are right"
+
+
+def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
+    """Ask whether a view from disk gives the same guess bit for bit; where both are installed, in a fresh process."""
+    attack, world = duel.attack, duel.probe(2)
+    apart = attack.kind == "reconstruction" and all(
+        plugins(group).get(part.name) is not None and plugins(group)[part.name].entry.load() is type(part)
+        for group, part in (("attacks", attack), ("defenses", duel.defense))
+    )
+    with installed("attacks", type(attack)), installed("defenses", type(duel.defense)), folder() as home:
+        world.view.save(home)
+        here, again = (attack.run(View.load(home), world.challenges, seeded(7)) for _ in range(2))
+        if apart:
+            again = isolated(attack, world.view, world.challenges, 7, home)
+    if [content(g) for g in here] != [content(g) for g in again]:
+        yield (
+            f"{'a fresh process' if apart else 'a second reading'} of the view on disk gives another guess; nothing "
+            "but the view, the challenges and the generator may decide"
+        )

@@ -1,0 +1,272 @@
+"""What attacks on records must keep (membership, extraction): their planted leak, their null, bad models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.score import score_members, score_outputs
+from ppbench.adversary.victims import Candidates, choose_candidates
+from ppbench.adversary.view import View
+from ppbench.federation.autodiff import gradient
+from ppbench.federation.engine import Federation
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import Params
+from ppbench.registry import load
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+from ppbench.testing.findings import NotAsked
+from ppbench.testing.scene import CLASSES, SHAPE, digits
+from ppbench.testing.worlds import (
+    LEVEL,
+    POISONS,
+    Duel,
+    content,
+    everything,
+    median,
+    numbers,
+    seeded,
+    within_chance,
+    written,
+)
+
+COUNT = 60
+TANH = Plan(net_spec("dlnet", SHAPE, CLASSES, {"activation": "tanh"}), 2)
+ABSENT = "absent"
+"""Beside the poisons: a view without any mail."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Records drawn alike, with wrong labels, so that only memory helps: of two clients, and those of nobody."""
+
+    shards: Mapping[int, Data]
+    test: Data
+
+
+@lru_cache
+def pool() -> Pool:
+    """Return two clients of `COUNT` digits and as many for the test."""
+    order, data = torch.randperm(3 * COUNT, generator=seeded(1)), digits()
+    y = torch.nn.functional.one_hot(torch.randint(0, CLASSES, (3 * COUNT,), generator=seeded(2)), CLASSES).float()
+    parts = [Data(data.x[order[i::3]].clone(), y[i::3].clone()) for i in range(3)]
+    return Pool({0: parts[0], 1: parts[1]}, parts[2])
+
+
+def _trained(plan: Plan, data: Data, lr: float, steps: int) -> Params:
+    """Return weights after full-batch Adam on `data`."""
+    params, opt = initial(plan.spec, 0), Opt("adam", lr=lr)
+    layout, w = Layout.of(params), torch.ones(len(data.x))
+    flat = layout.pack(params)
+    state = opt.init(flat)
+    for _ in range(steps):
+        g = gradient(lambda p: plan.objective(p, data.x, data.y, w), layout.unpack(flat))
+        flat, state = opt.step(flat, layout.pack(g), state, torch.tensor(opt.lr))
+    return layout.unpack(flat)
+
+
+@lru_cache
+def overfit() -> Params:
+    """Return weights that know client 1's records by heart."""
+    return _trained(TANH, pool().shards[1], 0.01, 150)
+
+
+@lru_cache
+def memorized(plan: Plan) -> Params:
+    """Return weights that know both clients' records by heart; trained once a plan."""
+    both = [pool().shards[c] for c in (0, 1)]
+    return _trained(plan, Data(torch.cat([d.x for d in both]), torch.cat([d.y for d in both])), 0.005, 400)
+
+
+def masked_plan(duel: Duel) -> Plan:
+    """Return the plan of the defense with one batch a client and round."""
+    plan = duel.plan_on(replace(TANH, local=Local(batch=COUNT)))
+    return replace(plan, local=replace(plan.local, batch=COUNT))
+
+
+def handed(params: Params, threat: str) -> View:
+    """Return what the adversary holds when an undefended federation releases the model `params`."""
+    run = Federation(load("defenses", "none")(), TANH, pool().shards, Seeds(0))
+    run.start(params)
+    return run.release().view(threat, own=((-1, pool().shards[0]),))
+
+
+def observed(duel: Duel, plan: Plan, params: Params, threat: str, seed: int = 0) -> View:
+    """Return what the adversary holds of the round that follows `params` under the defense."""
+    run = Federation(duel.defense, plan, pool().shards, Seeds(seed))
+    run.start(params)
+    return run.observe().view(threat, own=((-1, pool().shards[0]),))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a membership attack gave. area: AUC; right: decisions; wrong: sentences about the form of its guesses."""
+
+    area: float
+    right: int
+    guesses: list[Guess]
+    wrong: tuple[str, ...]
+
+
+def members(attack: Attack, view: View, candidates: Candidates, seed: int = 0) -> Found:
+    """Return what a membership attack makes of a view, by the scorer; scores are not read where the form is wrong."""
+    guesses = attack.run(view, [candidates.challenge(half) for half in (0, 1)], seeded(seed))
+    wrong, count = [], len(candidates.x)
+    if len(guesses) != 2:
+        wrong.append(f"{len(guesses)} guesses for 2 challenges; give one a challenge")
+    for guess in guesses:
+        if guess.score is None or tuple(guess.score.shape) != (count,) or not guess.score.is_floating_point():
+            wrong.append(f"the guess must have a float score of shape ({count},)")
+        if guess.decision is None or tuple(guess.decision.shape) != (count,) or guess.decision.dtype != torch.bool:
+            wrong.append(f"the guess must have a bool decision of shape ({count},)")
+    if wrong:
+        return Found(0.5, COUNT, guesses, tuple(wrong))
+    scores = score_members(candidates, guesses).victims
+    area = roc_auc_score([getattr(s, "member", None) for s in scores], [getattr(s, "score", None) for s in scores])
+    right = sum(getattr(s, "decision", None) == getattr(s, "member", None) for s in scores)
+    return Found(float(area), right, guesses, tuple(wrong))
+
+
+def finds_members(duel: Duel) -> Iterator[str]:
+    """Ask whether members of a model that knows them by heart are found, undefended or behind the defense's mask."""
+    candidates = choose_candidates(pool().shards, pool().test, COUNT, Seeds(0))
+    for threat in duel.attack.threats:
+        if duel.undefended:
+            view = handed(overfit(), threat)
+        else:
+            plan = masked_plan(duel)
+            view = observed(duel, plan, memorized(plan), threat)
+        found = members(duel.attack, view, candidates)
+        yield from found.wrong
+        if not (found.area > 0.9 and found.right > 0.8 * 2 * COUNT):
+            yield (
+                f"under {threat}, of a model that knows its records by heart, the AUC is {found.area:.2f} with "
+                f"{found.right} of {2 * COUNT} decisions right; above .90 and {1.6 * COUNT:.0f} is right"
+            )
+
+
+def knows_no_member_of(duel: Duel, seed: int = 0) -> Iterator[str]:
+    """Ask whether the members of an untrained model are found by chance only.
+
+    Members and others are drawn alike: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n). Decisions are
+    right as often as coins: with as many members as others in a half, hits of decisions that do not depend on
+    membership are hypergeometric, no wider than the binomial.
+    """
+    candidates = choose_candidates(pool().shards, pool().test, COUNT, Seeds(seed if duel.undefended else 0))
+    deviation = ((2 * COUNT + 1) / (12 * COUNT**2)) ** 0.5
+    width = float(stats.norm.isf((1 - LEVEL) / 2)) * deviation
+    for threat in duel.attack.threats[:1] if duel.undefended else duel.attack.threats:
+        if duel.undefended:
+            view = handed(initial(TANH.spec, seed), threat)
+        else:
+            plan = masked_plan(duel)
+            view = observed(duel, plan, initial(plan.spec, 3), threat)
+        found = members(duel.attack, view, candidates)
+        yield from found.wrong
+        if abs(found.area - 0.5) > width:
+            yield f"of an untrained model the AUC is {found.area:.2f}; within {width:.2f} of .50 is chance"
+        if not within_chance(found.right, 2 * COUNT, 0.5):
+            yield f"of an untrained model {found.right} of {2 * COUNT} decisions are right, more or less than coins are"
+
+
+def tosses_coins_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
+    """Ask whether a model of bad numbers, or none, gives coins from the generator, and leaves all as it was."""
+    attack = duel.attack
+    candidates = choose_candidates(pool().shards, pool().test, COUNT, Seeds(0))
+    view = _spoilt(handed(initial(TANH.spec, 0), attack.threats[0]), poison)
+    before, state = everything(view, []), torch.get_rng_state()
+    known = numbers(candidates.x, candidates.labels, candidates.member)
+    first, again, other = (members(attack, view, candidates, seed) for seed in (1, 1, 2))
+    yield from first.wrong
+    if not within_chance(first.right, 2 * COUNT, 0.5):
+        yield f"{first.right} of {2 * COUNT} decisions are right on a model that says nothing; coins are right there"
+    told = [[content(g) for g in found.guesses] for found in (first, again, other)]
+    if told[0] != told[1]:
+        yield "one seed gives two guesses; draw from the generator that `run` is given"
+    if poison != "huge" and told[0] == told[2]:  # a huge model may still tell losses apart
+        yield "two seeds give one guess about a model that says nothing; draw it from the generator"
+    if everything(view, []) != before or numbers(candidates.x, candidates.labels, candidates.member) != known:
+        yield "it changes what it was handed; copy before you write"
+    if not torch.equal(torch.get_rng_state(), state):
+        yield "torch's global generator has moved; draw from the generator that `run` is given"
+
+
+def _spoilt(view: View, poison: str) -> View:
+    if poison == ABSENT:
+        return replace(view, mail=())
+    return written(view, POISONS[poison], by_server=True)
+
+
+# -- extraction ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Answered:
+    """What an extraction attack gave. share: of equal decisions; error: the median relative error."""
+
+    share: float
+    error: float
+
+
+def answered(attack: Attack, view: View, plan: Plan, params: Params) -> Answered:
+    """Return how near an extraction attack comes to the true model's outputs on the test records, by the scorer."""
+    x = pool().test.x
+    true = plan.net(params, x).detach().double()
+    (guess,) = attack.run(view, [Challenge((), 1, x=x.clone())], seeded())
+    scores = score_outputs(true, guess).victims
+    agree = sum(bool(getattr(s, "agree", False)) for s in scores)
+    return Answered(agree / len(scores), median([float(getattr(s, "error", 0)) for s in scores]))
+
+
+def reads_the_model(duel: Duel) -> Iterator[str]:
+    """Ask whether a model in the clear is answered exactly, and a masked one mostly by who knows the mask.
+
+    Labels are wrong, so outputs on queries are far from one-hot targets: harder than what federations train on.
+    """
+    if duel.undefended:
+        run = Federation(duel.defense, TANH, pool().shards, Seeds(0))
+        run.start(overfit())
+        for threat in duel.attack.threats:
+            for transcript in (run.observe(), run.release()):
+                view = transcript.view(threat, own=((-1, pool().shards[0]),))
+                found = answered(duel.attack, view, TANH, overfit())
+                if found != Answered(1.0, 0.0):
+                    yield f"a model in the clear is answered with error {found.error:.2g}; it can be read exactly"
+        return
+    if not duel.attack.adaptive:
+        raise NotAsked("it does not know the mask")
+    plan = masked_plan(duel)
+    for threat in duel.attack.threats:
+        view = observed(duel, plan, memorized(plan), threat)
+        found = answered(duel.attack, view, plan, memorized(plan))
+        if not (found.share > 0.8 and found.error < 0.5):
+            yield (
+                f"under {threat} {found.share:.0%} of the masked model's decisions are told, with error "
+                f"{found.error:.2g}; more than 80 % and less than .5 is right for who knows the mask"
+            )
+
+
+def answers_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
+    """Ask whether a model of bad numbers, or none, gives a finite answer, the same each time, and leaves all as is."""
+    plan = masked_plan(duel)
+    for threat in duel.attack.threats:
+        view = _spoilt(observed(duel, plan, initial(plan.spec, 0), threat), poison)
+        asked, state = [Challenge((), 1, x=pool().test.x[:20].clone())], torch.get_rng_state()
+        before = everything(view, asked)
+        first, again = (duel.attack.run(view, asked, seeded(0))[0] for _ in range(2))
+        outputs = first.outputs
+        if outputs is None or tuple(outputs.shape) != (20, CLASSES) or not bool(outputs.isfinite().all()):
+            yield f"under {threat} 20 queries are not answered by finite outputs of shape (20, {CLASSES})"
+        elif outputs.requires_grad:
+            yield "the outputs drag their autograd history along; detach them"
+        if content(first) != content(again):
+            yield "one view gives two answers; draw from the generator that `run` is given"
+        if everything(view, asked) != before:
+            yield "it changes what it was handed; copy before you write"
+        if not torch.equal(torch.get_rng_state(), state):
+            yield "torch's global generator has moved; draw from the generator that `run` is given"

@@ -1,0 +1,200 @@
+"""Sweeps for tests: what a marker asks for, the sweep that answers it, kept until code changes; and the verdict."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppbench.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from ppbench.compare.outcome import Comparison
+    from ppbench.records.schema import Record
+    from ppbench.sweep import Swept
+    from ppbench.testing.worst import FigureName, Judged, Limit, Worst
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `@pytest.mark.ppbench(...)` says.
+
+    Attributes:
+        defense: the name of an installed defense.
+        suite: a shipped suite, or a TOML file.
+        preset: one of its presets.
+        only: filters of cells beside the defense, as {"stage": ("init",)}; see `ppbench sweep --only`.
+        at: the control value that the limits on asr, psnr and labels are about; None: every one of the grid.
+        max_asr: of every membership attack.
+        max_psnr: in dB, of the median victim, each by the attack that rebuilds it best.
+        max_labels: share of labels recovered.
+        min_cap: CAP ("recon/1") of these worst cases over the control grid.
+    """
+
+    defense: str
+    suite: str = "digits-quick"
+    preset: str = ""
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    at: float | None = None
+    max_asr: float | None = None
+    max_psnr: float | None = None
+    max_labels: float | None = None
+    min_cap: float | None = None
+
+    @property
+    def limits(self) -> list[Limit]:
+        """The limits that are set."""
+        from ppbench.testing.worst import Limit
+
+        every: list[tuple[FigureName, float | None]] = [
+            ("asr", self.max_asr),
+            ("psnr", self.max_psnr),
+            ("labels", self.max_labels),
+            ("cap", self.min_cap),
+        ]
+        return [Limit(figure, value) for figure, value in every if value is not None]
+
+    @property
+    def filters(self) -> dict[str, tuple[str, ...]]:
+        """Filters for the sweep, the defense among them."""
+        return {**dict(self.only), "defense": (self.defense,)}
+
+
+def request_of(given: Mapping[str, Any]) -> Request:
+    """Return the request that a marker's keywords make.
+
+    Raises:
+        UsageError: an unknown keyword, no defense, a limit that is no number, or a filter of another form.
+    """
+    known = [field.name for field in fields(Request)]
+    for name in given:
+        if name not in known:
+            raise unknown("argument of pytest.mark.ppbench", name, known)
+    if not isinstance(given.get("defense"), str):
+        raise UsageError("pytest.mark.ppbench names no defense; give one, as @pytest.mark.ppbench(defense='dp').")
+    for name in ("at", "max_asr", "max_psnr", "max_labels", "min_cap"):
+        value = given.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise UsageError(f"pytest.mark.ppbench: {name}={value!r} cannot be used; give a number.")
+    only = given.get("only") or {}
+    if not isinstance(only, Mapping) or "defense" in only:
+        raise UsageError(
+            f"pytest.mark.ppbench: only={only!r} cannot be used; give filters as {{'stage': ['init']}}, and the "
+            "defense as defense=..."
+        )
+    words = tuple((key, (v,) if isinstance(v, str) else tuple(map(_word, v))) for key, v in sorted(only.items()))
+    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": words})
+
+
+def _word(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a request's sweep gave.
+
+    Attributes:
+        request: what was asked.
+        swept: suite, records (controls included), checks and verdict of the sweep.
+        records: the defense's own cells.
+        worst: its worst figures, by name: "asr", "psnr", "labels", "cap".
+        judged: the request's limits beside them.
+    """
+
+    request: Request
+    swept: Swept
+    records: tuple[Record, ...]
+    worst: Mapping[str, Worst]
+    judged: tuple[Judged, ...]
+
+    @property
+    def out(self) -> Path:
+        """The folder of results, with leaderboard.html."""
+        return self.swept.out
+
+    def fault(self) -> str:
+        """Return why nothing may be concluded from this sweep, a control that failed or did not run; "" if all hold."""
+        bad = [check.sentence for check in self.swept.checks if check.ok is not True]
+        return f"harness fault, no fault of {self.request.defense!r}: {' '.join(bad)}" if bad else ""
+
+    def failures(self) -> list[str]:
+        """Return what the defense does wrong: cells that failed, and limits that are not kept, a sentence each."""
+        failed = [r for r in self.records if r.status == "failed"]
+        told = [f"{len(failed)} cells failed, the first with: {failed[0].reason}"] if failed else []
+        return told + [judged.sentence for judged in self.judged if not judged.kept]
+
+    def doubts(self) -> list[str]:
+        """Return limits that are kept, but by less than chance may have done, a sentence each."""
+        return [judged.sentence for judged in self.judged if judged.kept and not judged.sure]
+
+    def compared(self, baseline: Path) -> Comparison:
+        """Return what changed since `baseline` for this defense and the controls, of the cells that were asked for.
+
+        What the baseline holds of other defenses, and cells that the filters leave out, are not missed.
+
+        Raises:
+            UsageError: the baseline is no folder of results, or damaged.
+        """
+        from dataclasses import replace
+
+        from ppbench.compare.outcome import compare
+        from ppbench.controls import CONTROLS
+        from ppbench.sweep import FILTERS
+
+        found = compare(baseline, self.out)
+        mine = {self.request.defense, *CONTROLS}
+        filters = {key: values for key, values in self.request.only if key != "control"}
+        rows = [
+            row
+            for row in found.rows
+            if row.where.defense in mine
+            and (row.status != "missing" or all(FILTERS[k](row.record.config) in v for k, v in filters.items()))
+        ]
+        return replace(found, rows=tuple(rows))
+
+
+def run(request: Request, home: Path, workers: int | None = None) -> Results:
+    """Sweep what `request` asks for, or find it swept by the same code, and judge it.
+
+    Args:
+        request: what is asked.
+        home: folder that keeps results, one folder a suite and state of the code; those of older code are deleted.
+        workers: processes; by default one a core; 1 is this process.
+
+    Raises:
+        UsageError: something in the request cannot be used.
+    """
+    from ppbench.suite import load_suite
+    from ppbench.sweep import sweep
+    from ppbench.testing.sources import source_digest
+    from ppbench.testing.worst import judge, worst_figures
+
+    suite = load_suite(request.suite, request.preset, add=(request.defense,))
+    file = Path(request.suite)
+    out = home / f"{suite.id}-{source_digest((file,) if file.is_file() else ())}"
+    _forget(home, f"{suite.id}-", out)
+    engine = "inline" if workers == 1 else "local"
+    swept = sweep(suite, out=out, engine=engine, workers=workers, only=request.filters)
+    own = tuple(r for r in swept.records if r.config.defense.id == request.defense)
+    figures = worst_figures(own, request.at)
+    if request.at is not None and not _has(own, request.at):
+        raise UsageError(
+            f"pytest.mark.ppbench: at={request.at:g} is no control value of {request.defense!r} in the sweep."
+        )
+    judged = tuple(judge(limit, figures.get(limit.figure)) for limit in request.limits)
+    return Results(request, swept, own, figures, judged)
+
+
+def _has(records: Sequence[Record], value: float) -> bool:
+    return any(r.config.defense.control is not None and r.config.defense.control.value == value for r in records)
+
+
+def _forget(home: Path, prefix: str, kept: Path) -> None:
+    """Delete results of the same suite that other code gave; only what ppbench made, by its marker file."""
+    for old in home.glob(f"{prefix}*") if home.is_dir() else ():
+        digest = old.name.removeprefix(prefix)
+        if old != kept and len(digest) == 12 and "-" not in digest and (old / "ppbench.json").is_file():
+            shutil.rmtree(old)

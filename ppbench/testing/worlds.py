@@ -1,0 +1,250 @@
+"""Views for attacks under test: what an adversary holds, what is asked and the truth, and views with faults in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.score import score_images
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.view import View
+from ppbench.errors import UsageError
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.messages import Update
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.tree import leaves, tree_map
+from ppbench.federation.wire import SERVER
+from ppbench.records.scores import ImageScore
+from ppbench.registry import load
+from ppbench.seeds import Seeds
+from ppbench.task.net import initial, net_spec
+from ppbench.testing.scene import CLASSES, CLIENTS, SHAPE, SHARD, Change, base_plan, dealt, digits
+
+LEVEL = 0.999
+"""Of intervals around chance. Seeds are fixed: an interval is left once, by a bug, or never."""
+START = 8
+"""Evaluations that the smallest budget may be exceeded by: each pass of each restart looks at its start once."""
+RING = 2.0**48
+"""Unit of the fixed-point numbers that masked defenses send."""
+
+POISONS: dict[str, Change] = {
+    "nan": lambda t: torch.full_like(t, torch.nan),
+    "inf": lambda t: torch.full_like(t, torch.inf),
+    "huge": lambda t: torch.full_like(t, 1e30),
+    "zero": torch.zeros_like,
+}
+
+
+def noise_pictures() -> Data:
+    """Return 64 public examples of noise: a generator that learns from them knows nothing of digits."""
+    x = torch.rand(64, *SHAPE, generator=torch.Generator().manual_seed(6))
+    return Data(x, torch.eye(CLASSES)[torch.arange(64) % CLASSES])
+
+
+@dataclass(frozen=True)
+class World:
+    """One adversary's view, what is asked, and the truth about it."""
+
+    view: View
+    challenges: list[Challenge]
+    victims: Victims
+
+    @property
+    def labels(self) -> list[list[int]]:
+        """True labels, unit by unit."""
+        return [self.victims.truth(unit).y.argmax(1).tolist() for unit in self.victims.units]
+
+
+@dataclass(frozen=True)
+class Duel:
+    """An attack under test, against one defense.
+
+    Attributes:
+        attack: at the parameters to be tested.
+        defense: whose uploads, or iterates, it gets; `none` for what it must find.
+        decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8.
+        pictures: what the victims' images are replaced by there; None: digits.
+    """
+
+    attack: Attack
+    defense: Defense
+    decibels: float = 30.0
+    pictures: Change | None = None
+
+    @property
+    def undefended(self) -> bool:
+        """Whether the defense is none at all."""
+        return self.defense.name == "none"
+
+    def plan_on(self, plan: Plan) -> Plan:
+        """Return the plan that the defense asks for; where it asks for none `plan`, on a network that suits."""
+        setting = self.defense.setting.get("quick", {})
+        if "model" in setting:
+            spec = net_spec(setting["model"], plan.spec.shape, plan.spec.classes, setting.get("model_options"))
+            opt = Opt(setting.get("optimizer", "adam"), setting.get("lr", 1e-3), setting.get("momentum", 0.0))
+            local = Local(setting.get("upload", "delta"), batch=16, opt=opt)
+            return replace(plan, spec=spec, local=local, loss=setting.get("loss", plan.loss))
+        if not self.attack.suits(plan):
+            return replace(plan, spec=net_spec("mlp", plan.spec.shape, plan.spec.classes))
+        return plan
+
+    def federate(self) -> Federation:
+        """Return a started federation; the last client has fewer examples where the defense allows it."""
+        own, sizes = self.plan_on(base_plan()), [SHARD] * (CLIENTS - 1) + [SHARD - 8]
+        try:
+            self.defense.check_data(own, sizes)
+        except UsageError:
+            sizes = [SHARD] * CLIENTS
+        federation = Federation(self.defense, own, dealt(digits(), sizes), Seeds(0))
+        federation.start(initial(own.spec, 1))
+        return federation
+
+    def quick(self, budget: int = 40) -> Attack:
+        """Return the attack with every budget that it has set to `budget`."""
+        return replace(self.attack, **dict.fromkeys(self.limits, budget))
+
+    @property
+    def limits(self) -> list[str]:
+        """Names of the attack's fields that bound its evaluations."""
+        return [field.name for field in fields(self.attack) if field.name.endswith("budget")]
+
+    def probe(self, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None) -> World:
+        """Return what the adversary of `threat` sees of `count` victims, whose images `pictures` replaces before."""
+        return probed(self.federate(), count, batch, threat, pictures)
+
+
+def probed(
+    run: Federation, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None
+) -> World:
+    """Return what the adversary of `threat` sees of `count` victims of `run`, with public examples of noise."""
+    victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
+    if pictures is not None:
+        victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
+    view = run.probe(victims.data).view(threat, own=victims.own)
+    return World(replace(view, public=noise_pictures()), victims.challenges(), victims)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """Return a fresh generator."""
+    return torch.Generator().manual_seed(seed)
+
+
+def written(view: View, change: Change, by_server: bool = False) -> View:
+    """Return the view with the floating-point numbers in the letters of clients, or of the server, replaced."""
+
+    def write(tensor: Tensor) -> Tensor:
+        return change(tensor) if tensor.is_floating_point() else tensor
+
+    mail = [
+        replace(e, message=tree_map(write, e.message)) if (e.sender == SERVER) is by_server else e for e in view.mail
+    ]
+    return replace(view, mail=tuple(mail))
+
+
+def silenced(view: View) -> View:
+    """Return the view without any client's letter."""
+    return replace(view, mail=tuple(e for e in view.mail if e.sender == SERVER))
+
+
+def mute(duel: Duel, count: int, batch: int = 1) -> World:
+    """Return a world whose uploads are noise of scale 1e-3, in the form in which the defense sends its own.
+
+    Where that takes keys, or more than one gradient, the numbers in the clients' own letters are drawn anew.
+    """
+    defense = duel.defense
+    if defense.masked or not defense.mappable:
+        world, g = duel.probe(count, batch), seeded(5)
+
+        def draw(tensor: Tensor) -> Tensor:
+            noise = 1e-3 * torch.randn(tensor.shape, generator=g, dtype=torch.float64)
+            return noise.to(tensor.dtype) if tensor.is_floating_point() else (RING * noise).to(tensor.dtype)
+
+        mail = tuple(
+            e if e.sender == SERVER else replace(e, message=tree_map(draw, e.message)) for e in world.view.mail
+        )
+        return replace(world, view=replace(world.view, mail=mail))
+    run = replace(duel, defense=load("defenses", "full_noise")()).federate()
+    world, context = probed(run, count, batch), run._context("null", 1, 0, 0)
+    mail_ = []
+    for letter in world.view.mail:
+        if isinstance(letter.message, Update):
+            letter = replace(letter, message=defense.upload(context, (), letter.message.params))
+        mail_.append(letter)
+    return replace(world, view=replace(world.view, mail=tuple(mail_), defense=defense))
+
+
+def malformed(world: World, guesses: Sequence[Guess], kind: str) -> Iterator[str]:
+    """Yield what is wrong with guesses: one a challenge, of the documented shapes and dtypes, without history."""
+    if len(guesses) != len(world.challenges):
+        yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one a challenge, in order"
+        return
+    for asked, guess in zip(world.challenges, guesses, strict=True):
+        count = len(asked.unit) * asked.batch
+        if kind == "reconstruction":
+            yield from _misshapen(guess, (count, *world.view.plan.spec.shape))
+        if guess.y is not None or kind == "label":
+            yield from _mislabelled(guess, count, world.view.plan.spec.classes)
+        if not isinstance(guess.evaluations, int) or guess.evaluations < 0:
+            yield f"evaluations is {guess.evaluations!r}; it must be a whole number from 0"
+        if not (guess.confidence is None or isinstance(guess.confidence, float)):
+            yield f"confidence is {guess.confidence!r}; it must be a float or None"
+
+
+def _misshapen(guess: Guess, right: tuple[int, ...]) -> Iterator[str]:
+    if guess.x is None or tuple(guess.x.shape) != right or guess.x.dtype != torch.float32:
+        seen = "nothing" if guess.x is None else f"{guess.x.dtype} {tuple(guess.x.shape)}"
+        yield f"the guess x is {seen}; it must be float32 of shape {right}"
+    elif guess.x.requires_grad:
+        yield "the guess x drags its autograd history along; detach it"
+
+
+def _mislabelled(guess: Guess, count: int, classes: int) -> Iterator[str]:
+    found = guess.y
+    if found is None or tuple(found.shape) != (count,) or found.dtype != torch.int64:
+        seen = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+        yield f"the guess y is {seen}; it must be int64 of shape ({count},)"
+    elif not 0 <= int(found.min()) <= int(found.max()) < classes:
+        yield f"the guess y {found.tolist()} names classes that do not exist"
+
+
+def content(guess: Guess) -> list[object]:
+    """Return everything that a guess says, tensors as bytes: NaN equals itself."""
+    values = [getattr(guess, field.name) for field in fields(guess)]
+    return [v.detach().numpy().tobytes() if isinstance(v, Tensor) else repr(v) for v in values]
+
+
+def numbers(*trees: object) -> list[bytes]:
+    """Return the bytes of all tensors in `trees`."""
+    return [leaf.detach().numpy().tobytes() for tree in trees for leaf in leaves(tree)]
+
+
+def everything(view: View, challenges: Sequence[Challenge]) -> list[bytes]:
+    """Return the bytes of all tensors that an attack is handed."""
+    asked = [[getattr(challenge, field.name) for field in fields(challenge)] for challenge in challenges]
+    return numbers([e.message for e in view.mail], [s.state for s in view.states], list(view.data), asked)
+
+
+def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]:
+    """Return each victim's PSNR in dB by the scorer; a reconstruction that is not finite counts as 0."""
+    own = {e.unit: e for e in attack.evidence(world.view)}
+    plain: Mapping[object, object] = {}
+    scored = score_images(world.victims, guesses, own, plain, world.view.plan.data_range)  # type: ignore[arg-type]
+    return [victim.psnr or 0.0 for victim in scored.victims if isinstance(victim, ImageScore)]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the lower median."""
+    return float(torch.tensor(values).median())
+
+
+def within_chance(hits: int, trials: int, chance: float) -> bool:
+    """Return whether so many hits are within the interval around chance."""
+    low, high = stats.binom.interval(LEVEL, trials, chance)
+    return bool(low <= hits <= high)

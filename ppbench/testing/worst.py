@@ -1,0 +1,159 @@
+"""The worst case of a defense in a sweep, figure by figure, and limits that it must keep."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ppbench.controls import best
+from ppbench.metrics.cap import Cap, series_cap
+from ppbench.portfolio import worst_case
+from ppbench.records.schema import CellConfig, Metric, Record
+
+FigureName = Literal["asr", "psnr", "labels", "cap"]
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The worst of all figures of one kind.
+
+    Attributes:
+        value: largest of what must be small (asr, psnr, labels), smallest of what must be large (cap).
+        low, high: its 95 % interval, None where it has none.
+        where: attack, control value, stage and threat model, in words.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    where: str
+
+    def __str__(self) -> str:
+        ends = "" if self.low is None or self.high is None else f" [{self.low:.3g}, {self.high:.3g}]"
+        return f"{self.value:.3g}{ends} ({self.where})"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a figure must not pass: a CAP must stay at or above it, all others at or below."""
+
+    figure: FigureName
+    value: float
+
+    @property
+    def upper(self) -> bool:
+        """Whether the figure must be small."""
+        return self.figure != "cap"
+
+    @property
+    def name(self) -> str:
+        """As in the marker: "max_asr"."""
+        return f"{'max' if self.upper else 'min'}_{self.figure}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A limit beside the figure. kept: by the figure itself; sure: whether its whole interval is on that side."""
+
+    limit: Limit
+    worst: Worst | None
+    kept: bool
+    sure: bool
+
+    @property
+    def sentence(self) -> str:
+        """What was found, for people."""
+        if self.worst is None:
+            return (
+                f"{self.limit.name}={self.limit.value:g} was asked, but no finished cell has such a figure; add "
+                "attacks that give one to the suite, or leave the limit out"
+            )
+        side = ("is within" if self.kept else "breaks") + f" {self.limit.name}={self.limit.value:g}"
+        doubt = "" if self.sure else "; undecided, for the limit lies within the interval: more victims would tell"
+        return f"the worst {self.limit.figure}, {self.worst}, {side}{doubt}"
+
+
+def judge(limit: Limit, worst: Worst | None) -> Judged:
+    """Return whether a figure keeps its limit; a figure that is not there keeps none.
+
+    The figure itself decides: an interval wholly beyond the limit would let a defense pass for want of victims.
+    """
+    if worst is None:
+        return Judged(limit, None, kept=False, sure=False)
+    sign = 1 if limit.upper else -1
+    kept = sign * worst.value <= sign * limit.value
+    ends = (worst.low, worst.high)
+    inside = worst.low is not None and worst.high is not None and worst.low <= limit.value <= worst.high
+    return Judged(limit, worst, kept, sure=None not in ends and not inside)
+
+
+def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[str, Worst]:
+    """Return the worst figures of one defense's cells, by name; those that no cell gives are left out.
+
+    asr: of membership attacks.  psnr: median dB, each victim by the attack that rebuilds it best.  labels: share of
+    labels recovered.  cap: "recon/1" of the same worst cases, over the whole grid.
+
+    Args:
+        records: cells of one defense; oracles and cells that are not complete are left out.
+        at: the control value that asr, psnr and labels are read at; all of them by default.
+    """
+    here = [r for r in records if at is None or _control(r.config) == at]
+    found: dict[str, Worst | None] = {
+        "asr": _leaking_most(here, "asr"),
+        "psnr": _leaking_most([r for r in _worst_cases(here).values() if r is not None], "psnr_median"),
+        "labels": _leaking_most(here, "label_accuracy"),
+        "cap": _smallest_cap(records),
+    }
+    return {name: worst for name, worst in found.items() if worst is not None}
+
+
+def _control(config: CellConfig) -> float | None:
+    return None if config.defense.control is None else config.defense.control.value
+
+
+def _leaking_most(records: Sequence[Record], name: str) -> Worst | None:
+    top = best([r for r in records if r.status == "complete"], name)
+    metric: Metric | None = None if top is None else top.metric(name)
+    if top is None or metric is None or metric.value is None:
+        return None
+    return Worst(metric.value, metric.low, metric.high, f"{top.config.attack.id}, {place(top.config)}")
+
+
+def place(config: CellConfig) -> str:
+    """Return where a cell stands, but for its attack: "sigma=0.1, init, batch 1, server/1"."""
+    control = config.defense.control
+    parts = [] if control is None else [f"{control.name}={control.value:g}"]
+    parts += [config.stage, f"batch {config.batch_size}", config.threat_model.id]
+    return ", ".join(parts + ([config.role] if config.role else []))
+
+
+def _groups(records: Sequence[Record], control: bool) -> Iterator[list[Record]]:
+    """Yield the reconstruction cells that one worst case is made of, with or without regard to the control value."""
+    found: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        c = record.config
+        if c.attack.kind == "reconstruction":
+            key = (c.threat_model.id, c.stage, c.batch_size, c.role, c.probe, c.probe_rounds, c.seed, c.data.sha256)
+            found[(*key, c.model.id, c.federation.model_dump_json(), _control(c) if control else None)].append(record)
+    yield from found.values()
+
+
+def _worst_cases(records: Sequence[Record]) -> Mapping[int, Record | None]:
+    return {place: worst_case(some) for place, some in enumerate(_groups(records, control=True))}
+
+
+def _smallest_cap(records: Sequence[Record]) -> Worst | None:
+    """Return the smallest CAP of the worst cases over the grid; a setting that diverged counts with 0, as in boards."""
+    found: list[Worst] = []
+    for series in _groups(records, control=False):
+        points = [(some, worst_case(some)) for some in _groups(series, control=True)]
+        told = [worst or next((r for r in some if r.status == "diverged"), some[0]) for some, worst in points]
+        cap: Cap = series_cap(told, None)
+        if cap.value is not None:
+            config = series[0].config
+            name = config.defense.control.name if config.defense.control else ""
+            where = f"worst case over {cap.n} values of {name}, {config.stage}, batch {config.batch_size}"
+            found.append(Worst(cap.value, cap.low, cap.high, where))
+    return min(found, key=lambda worst: worst.value, default=None)

@@ -1,0 +1,249 @@
+"""The pytest plugin: a marked test sweeps a suite once, and fails by its limits or as a harness fault."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import ppbench.compare.outcome
+import ppbench.sweep  # noqa: F401 - what a test run in this process imports first, it forgets again
+from ppbench import registry
+from ppbench.errors import UsageError
+from ppbench.records.schema import Record
+from ppbench.testing.sources import source_digest
+from ppbench.testing.sweeps import request_of, run
+from ppbench.testing.worst import Limit, Worst, judge, worst_figures
+
+pytest_plugins = ["pytester"]
+SUITE = """
+schema = "ppbench.suite/1"
+id = "tiny"
+version = 1
+title = "in seconds"
+[task]
+dataset = "digits"
+model = "mlp"
+clients = 2
+train = 120
+[federation]
+rounds = 1
+[questions]
+attacks = ["analytic", "label_recovery", "mia_loss"]
+attack_batch = [1]
+victims = 6
+candidates = 60
+stages = ["init", "final"]
+threats = ["server/1"]
+[[defense]]
+id = "dp"
+grid = [0, 0.1, 10]
+"""
+Tried = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which all tests here find the sweep that the first one makes."""
+    return tmp_path_factory.mktemp("sweeps")
+
+
+@pytest.fixture
+def tried(pytester: pytest.Pytester, home: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
+    """Return a runner of tests, given as source, that keeps sweeps in `home`."""
+
+    def start(source: str, *options: str) -> pytest.RunResult:
+        (pytester.path / "tiny.toml").write_text(SUITE)
+        pytester.makepyfile("import pytest\n" + source)
+        kept = (
+            f"--ppbench-out={home}",
+            "--ppbench-workers=1",
+        )  # with a space pytest takes them for tests, for the root
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        return pytester.runpytest_inprocess(
+            "-p", "ppbench.pytest_plugin", *kept, "-p", "no:cacheprovider", "-rA", *options
+        )
+
+    return start
+
+
+def marked(arguments: str, body: str = "pass") -> str:
+    return f"@pytest.mark.ppbench(suite='tiny.toml', defense='dp', {arguments})\ndef test_it(ppbench):\n    {body}\n"
+
+
+def test_limits_that_hold_pass_and_doubt_is_a_warning(tried: Tried) -> None:
+    body = (
+        "assert set(ppbench.worst) == {'asr', 'psnr', 'labels', 'cap'} and (ppbench.out / 'leaderboard.html').exists()"
+    )
+    result = tried(marked("max_asr=0.6", body))
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*PpbenchUndecided: the worst asr*within max_asr=0.6; undecided*"])
+    result.stdout.fnmatch_lines(["ppbench: tiny/1, dp: 25 cells, *"])
+
+
+def test_a_limit_that_breaks_fails_the_test_before_its_body(tried: Tried, tmp_path: Path) -> None:
+    xml = tmp_path / "found.xml"
+    result = tried(marked("max_psnr=20, max_labels=0.9, min_cap=0.5", "raise SystemExit"), f"--junit-xml={xml}")
+    result.assert_outcomes(failed=1)
+    lines = [f"*- the worst {name}*breaks {limit}*" for name, limit in
+             (("psnr", "max_psnr=20"), ("labels", "max_labels=0.9"), ("cap", "min_cap=0.5"))]  # fmt: skip
+    result.stdout.fnmatch_lines(lines)
+    assert 'name="ppbench_psnr"' in xml.read_text()
+
+
+def test_a_marked_test_is_judged_without_the_fixture_in_its_arguments(tried: Tried) -> None:
+    source = "@pytest.mark.ppbench(suite='tiny.toml', defense='dp', max_psnr=20)\ndef test_it():\n    pass\n"
+    tried(source).assert_outcomes(failed=1)
+
+
+def test_a_control_that_fails_is_a_harness_fault_and_no_verdict_on_the_defense(tried: Tried) -> None:
+    result = tried(marked("only={'kind': ['membership']}, max_asr=0.9"))  # one round: nobody's members are found
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*harness fault, no fault of 'dp': *is NOT shown to find members*"])
+    assert "breaks" not in result.stdout.str()
+
+
+def test_a_limit_on_what_nobody_asked_fails(tried: Tried) -> None:
+    result = tried(marked("only={'kind': ['reconstruction', 'label']}, max_asr=0.9"))
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*max_asr=0.9 was asked, but no finished cell has such a figure*"])
+
+
+def test_without_a_baseline_a_comparison_is_skipped_with_its_reason(tried: Tried) -> None:
+    result = tried(marked("at=10", "ppbench.compare()"))
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*no baseline to compare with; give --ppbench-baseline DIR*"])
+
+
+def test_a_baseline_is_compared_with(tried: Tried, home: Path, tmp_path: Path, pytester: pytest.Pytester) -> None:
+    tried(marked("")).assert_outcomes(passed=1)
+    (out,) = home.iterdir()
+    shutil.copytree(out, tmp_path / "accepted")
+    source = marked("", "found = ppbench.compare(); assert found.exit_code == 0 and found.rows")
+    tried(source, f"--ppbench-baseline={tmp_path / 'accepted'}").assert_outcomes(passed=1)
+    pytester.makeini(f"[pytest]\nppbench_baseline = {tmp_path / 'accepted'}\n")
+    tried(source).assert_outcomes(passed=1)
+    tried(source, "--ppbench-baseline=nowhere").assert_outcomes(failed=1)
+
+
+def test_cells_that_filters_leave_out_are_not_missed(home: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "tiny.toml"
+    suite.write_text(SUITE)
+    (full,) = home.iterdir()
+    part = run(request_of({"suite": str(suite), "defense": "dp", "only": {"stage": ["init"]}}), tmp_path / "new", 1)
+    assert part.compared(full).exit_code == 0
+    (part.out / "records" / f"{part.records[0].cell_id}.json").unlink()
+    assert part.compared(full).exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("marker", "words"),
+    [
+        ("defense='dp', max_ars=0.6", "no argument of pytest.mark.ppbench named 'max_ars'; did you mean 'max_asr'"),
+        ("defense='dpp'", "no defense named 'dpp'; did you mean 'dp'"),
+        ("max_asr=0.6", "names no defense"),
+        ("'dp'", "takes keywords only"),
+        ("defense='dp', max_asr='low'", "max_asr='low' cannot be used; give a number"),
+        ("defense='dp', only={'defense': ['spn']}", "cannot be used; give filters as"),
+        ("defense='dp', suite='digit-quick'", "no suite named 'digit-quick'; did you mean 'digits-quick'"),
+        ("defense='dp', suite='tiny.toml', at=7", "at=7 is no control value of 'dp'"),
+    ],
+)
+def test_a_wrong_marker_is_an_error_in_one_sentence(tried: Tried, marker: str, words: str) -> None:
+    result = tried(f"@pytest.mark.ppbench({marker})\ndef test_it():\n    pass\n")
+    result.assert_outcomes(errors=1)
+    assert words in result.stdout.str() and "Traceback" not in result.stdout.str()
+
+
+def test_the_fixture_needs_its_marker(tried: Tried) -> None:
+    result = tried("def test_it(ppbench):\n    pass\n")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*the fixture ppbench needs its marker*"])
+
+
+def test_the_marker_is_registered_and_other_tests_pay_nothing(tried: Tried) -> None:
+    tried("def test_it():\n    pass\n", "--strict-markers").assert_outcomes(passed=1)
+    code = "import sys, ppbench.pytest_plugin; assert not {'torch', 'numpy', 'pydantic', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- results are kept as long as the code is what it was ---------------------------------------------------------------
+def test_the_digest_follows_the_sources_of_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "somebody" / "deep"
+    package.mkdir(parents=True)
+    (tmp_path / "somebody" / "__init__.py").touch()
+    (package / "mine.py").write_text("scale = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    alone = source_digest()
+    entry = metadata.EntryPoint("mine", "somebody.deep.mine:Mine", "ppbench.defenses")
+    plugin = registry.Plugin("defenses", "mine", entry.value, "somebody", entry)
+    with patch.dict(registry.plugins("defenses"), {"mine": plugin}):
+        first = source_digest()
+        (package / "mine.py").write_text("scale = 2\n")
+        second = source_digest()
+    assert len({alone, first, second}) == 3 and source_digest() == alone
+    assert source_digest((package / "mine.py",)) != alone
+
+
+def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path: Path) -> None:
+    from ppbench.testing.sweeps import _forget
+
+    now, old, other, strange = (tmp_path / name for name in
+                                ("s-" + "a" * 12, "s-" + "b" * 12, "s-x-" + "c" * 12, "s-" + "d" * 12))  # fmt: skip
+    for folder in (now, old, other, strange):
+        folder.mkdir()
+    for folder in (now, old, other):
+        (folder / "ppbench.json").touch()
+    _forget(tmp_path, "s-", now)
+    assert not old.exists() and all(folder.exists() for folder in (now, other, strange))
+
+
+# -- the worst figure and its limit ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("limit", "worst", "kept", "sure"),
+    [
+        (Limit("asr", 0.6), Worst(0.5, 0.4, 0.59, ""), True, True),
+        (Limit("asr", 0.6), Worst(0.5, 0.4, 0.61, ""), True, False),
+        (Limit("asr", 0.6), Worst(0.61, 0.5, 0.7, ""), False, False),
+        (Limit("asr", 0.6), Worst(0.7, 0.65, 0.8, ""), False, True),
+        (Limit("asr", 0.6), Worst(0.6, None, None, ""), True, False),
+        (Limit("cap", 0.6), Worst(0.7, 0.65, 0.8, ""), True, True),
+        (Limit("cap", 0.6), Worst(0.5, 0.4, 0.7, ""), False, False),
+        (Limit("cap", 0.6), None, False, False),
+    ],
+)
+def test_the_figure_itself_decides_and_its_interval_says_how_surely(
+    limit: Limit, worst: Worst | None, kept: bool, sure: bool
+) -> None:
+    found = judge(limit, worst)
+    assert (found.kept, found.sure) == (kept, sure)
+    assert ("undecided" in found.sentence) == (worst is not None and not sure)
+
+
+def test_worst_figures_are_over_attacks_and_control_values(fabricate: Callable[..., Record]) -> None:
+    common = {"control": "sigma", "stage": "init"}
+    cells = [
+        fabricate("dp", value, attack, "reconstruction", share=share, error=error, **common)
+        for value, attack, share, error in
+        [(0.1, "dlg", 30, 0.1), (0.1, "ig", 20, 0.2), (1.0, "dlg", 5, 0.8), (1.0, "ig", 8, 0.6)]
+    ]  # fmt: skip
+    cells += [fabricate("dp", value, "mia_loss", "membership", share=0.5 + value / 10, control="sigma")
+              for value in (0.1, 1.0)]  # fmt: skip
+    found, there = worst_figures(cells), worst_figures(cells, at=1.0)
+    assert (found["psnr"].value, there["psnr"].value) == (31, 9)
+    assert "dlg, sigma=0.1, init" in found["psnr"].where and "ig, sigma=1" in there["psnr"].where
+    assert found["cap"].value == there["cap"].value == pytest.approx(0.95 * (0.1 + 0.6) / 2)
+    assert found["asr"].value == there["asr"].value == pytest.approx(0.6)
+    assert "labels" not in found
+
+
+def test_requests_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no defense named 'nobodys'"):
+        run(request_of({"defense": "nobodys"}), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
