@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.controls import CONTROLS, Check, best, is_image, value
+from ppbench.controls import CONTROLS, Check, best, is_image
+from ppbench.leaderboard.badges import Badge, adaptive, badges_of, knowing
+from ppbench.leaderboard.differences import differences
 from ppbench.leaderboard.ranks import order, ranked
 from ppbench.leaderboard.reliability import board_checks
 from ppbench.leaderboard.table import Claims
@@ -61,15 +63,6 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Badge:
-    """A short remark on a row. tone: how it is colored; title: the sentence behind it."""
-
-    text: str
-    tone: Literal["info", "good", "warning", "error"]
-    title: str
-
-
-@dataclass(frozen=True)
 class Entry:
     """One row: a defense at one control value, under all attacks of its board.
 
@@ -86,6 +79,7 @@ class Entry:
         badges: remarks, and what is missing.
         flags: flags of the row's records, each once.
         claimed: what its paper prints.
+        differs: in what else than the control value the row is not like others of its board, in words.
     """
 
     defense: DefenseInfo
@@ -100,6 +94,13 @@ class Entry:
     badges: tuple[Badge, ...]
     flags: tuple[Flag, ...]
     claimed: str
+    differs: str = ""
+
+    @property
+    def name(self) -> str:
+        """The defense, its control value and what else tells the row from others: "spn alpha2 = 0.1, seed 1"."""
+        about = ", ".join(word for word in (self.control, self.differs) if word)
+        return f"{self.defense.id} {about}".strip()
 
     @property
     def control(self) -> str:
@@ -188,62 +189,70 @@ def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> lis
         sound: whether the harness's canaries fall (`ppbench.canaries`); else no board is ranked.
     """
     groups: dict[Setting, list[Record]] = defaultdict(list)
+    scopes: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in records:
+        setting = setting_of(record)
+        scopes[_scope(setting)].append(record)
         if record.config.attack.kind in BOARD_OF:
-            groups[setting_of(record)].append(record)
+            groups[setting].append(record)
     keys = sorted(
         groups,
         key=lambda s: (
             *(s.suite, s.data, s.model, ORDER.index(s.kind), s.threat, STAGE_ORDER.index(s.stage), s.batch, str(s)),
         ),
     )
-    return [_board(key, groups[key], records, claims, sound) for key in keys]
+    known = knowing(records)
+    return [_board(key, groups[key], scopes[_scope(key)], known, claims, sound) for key in keys]
 
 
-def adaptive(record: Record, records: Iterable[Record]) -> bool:
-    """Return whether an attack knows the defense, itself or through the attack whose images it uses."""
-    attack = record.config.attack
-    return attack.adaptive or any(
-        other.config.attack.id == attack.follows and other.config.attack.adaptive for other in records
-    )
+def _scope(setting: Setting) -> tuple[str, ...]:
+    """Return what the records share over which a board's controls are judged."""
+    train = str(setting.train)
+    return setting.suite, setting.threat, setting.data_sha256, train, setting.model, setting.model_options
 
 
 def _board(
-    setting: Setting, members: Sequence[Record], records: Sequence[Record], claims: Claims, sound: bool
+    setting: Setting,
+    members: Sequence[Record],
+    scope: Sequence[Record],
+    known: frozenset[str],
+    claims: Claims,
+    sound: bool,
 ) -> Board:
     rows: dict[str, list[Record]] = defaultdict(list)
     for record in members:
         config = record.config
-        key = [config.defense.model_dump_json(), config.federation.model_dump_json(), config.seed, config.role]
-        rows[json.dumps(key)].append(record)
+        key = [config.defense.model_dump_json(), config.federation.model_dump_json(), str(config.seed), config.role]
+        rows["\n".join(key)].append(record)
     name = headline_of(setting.kind, members[0])
-    entries = [_entry(rows[key], name, records, claims) for key in sorted(rows)]
-    same = ("suite", "threat", "data_sha256", "train", "model", "model_options")
-    scope = [r for r in records if all(getattr(setting_of(r), k) == getattr(setting, k) for k in same)]
+    differs = differences({key: some[0].config for key, some in rows.items()})
+    entries = [_entry(rows[key], name, known, claims, differs[key]) for key in sorted(rows)]
     checks = board_checks(setting.kind, name, entries, scope)
     reliable = sound and all(check.ok is True for check in checks)
     placed = ranked(entries, name) if reliable and not setting.intended else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: order(e, name))), checks, reliable)
 
 
-def _entry(members: Sequence[Record], name: str, records: Sequence[Record], claims: Claims) -> Entry:
+def _entry(members: Sequence[Record], name: str, known: frozenset[str], claims: Claims, differs: str) -> Entry:
     sample = next((r for r in members if r.status == "complete"), members[0])
     flags = {(flag.code, flag.detail): flag for record in members for flag in record.flags}
     claimed = sorted({text for record in members if (text := claims(record))})
-    defense = sample.config.defense
+    defense, plain = sample.config.defense, [r for r in members if not adaptive(r, known)]
+    worst = _strongest(members, name)
     return Entry(
         defense=defense,
         seed=sample.config.seed,
         role="control" if defense.id in CONTROLS else "compared",
         sample=sample,
         records=tuple(sorted(members, key=lambda r: (r.config.attack.id, r.cell_id))),
-        plain=_strongest([r for r in members if not adaptive(r, records)], name),
-        worst=_strongest(members, name),
+        plain=worst if len(plain) == len(members) else _strongest(plain, name),
+        worst=worst,
         labels=best([r for r in members if r.config.model.classes > 1], "label_accuracy"),
         rank="",
-        badges=tuple(_badges(members, records)),
+        badges=tuple(badges_of(members, known)),
         flags=tuple(flags[key] for key in sorted(flags)),
         claimed="; ".join(claimed),
+        differs=differs,
     )
 
 
@@ -251,35 +260,3 @@ def _strongest(members: Sequence[Record], name: str) -> Record | None:
     """Return the worst case: of reconstructions victim by victim, of other kinds the cell that leaks most."""
     images = [r for r in members if r.config.attack.kind == "reconstruction"]
     return worst_case(images) if images else best(members, name)
-
-
-def _badges(members: Sequence[Record], records: Sequence[Record]) -> Iterable[Badge]:
-    """Yield the remarks that a reader must not miss."""
-    defense, utility = members[0].config.defense.id, members[0].utility
-    if defense in CONTROLS:
-        yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
-    elif not any(adaptive(r, records) and r.status == "complete" for r in members):
-        yield Badge("plain attacks only", "warning", "No attack here knows this defense, so it is not ranked.")
-    if _weaker_when_knowing(members, records):
-        yield Badge(
-            "knows more, finds less",
-            "warning",
-            "Attacks that know the defense rebuild less than those that do not: they are not at full strength here.",
-        )
-    for status, tone in (("diverged", "error"), ("failed", "error")):
-        number = sum(record.status == status for record in members)
-        if number:
-            title = f"{number} of {len(members)} cells {status}; the worst case may be worse than shown."
-            yield Badge(status, tone, title)  # type: ignore[arg-type]  # a literal in the loop above
-    if utility.low is not None and utility.low <= utility.chance:
-        yield Badge("accuracy at chance", "warning", "The model is no better than guessing; its privacy is cheap.")
-
-
-def _weaker_when_knowing(members: Sequence[Record], records: Sequence[Record]) -> bool:
-    """Return whether every attack that knows the defense is over a dB worse than a plain one (AutoAttack's flag)."""
-    images = [r for r in members if r.config.attack.kind == "reconstruction"]
-    knowing, plain = (
-        value(best([r for r in images if adaptive(r, records) == knows], "psnr_median"), "psnr_median")
-        for knows in (True, False)
-    )
-    return knowing is not None and plain is not None and is_image(members[0]) and knowing < plain - 1

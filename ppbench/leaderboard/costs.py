@@ -5,11 +5,11 @@ Nothing is ranked by any of it: a cost says nothing about privacy.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ppbench.records.schema import CellConfig, Cost, Record
+from ppbench.leaderboard.series import federation_key
+from ppbench.records.schema import Cost, Record
 from ppbench.records.times import ClientTime
 
 TimesOf = Callable[[Record], ClientTime | None]
@@ -33,8 +33,8 @@ class Ratios:
 def relative_costs(records: Iterable[Record]) -> dict[str, Ratios]:
     """Return the ratios by cell; a cell that failed has costs too, its training did not fail."""
     every = list(records)
-    plain = {_training(r.config): r.cost for r in every if r.config.defense.id == "none"}
-    return {r.cell_id: ratios(r.cost, plain.get(_training(r.config))) for r in every}
+    plain = {federation_key(r.config): r.cost for r in every if r.config.defense.id == "none"}
+    return {r.cell_id: ratios(r.cost, plain.get(federation_key(r.config)) if plain else None) for r in every}
 
 
 def ratios(cost: Cost, plain: Cost | None) -> Ratios:
@@ -50,12 +50,6 @@ def ratios(cost: Cost, plain: Cost | None) -> Ratios:
 
 def _over(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else value / base
-
-
-def _training(config: CellConfig) -> str:
-    """Return what the defenses of one evaluation share."""
-    parts = [part.model_dump(mode="json") for part in (config.federation, config.data, config.model)]
-    return json.dumps([config.suite, config.seed, *parts], sort_keys=True)
 
 
 def cost_sentence(defense: str, records: Sequence[Record], times: TimesOf = no_times) -> str:

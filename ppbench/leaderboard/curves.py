@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from ppbench.adversary.flags import reached
 from ppbench.controls import best, is_image
-from ppbench.leaderboard.boards import Board, Entry
+from ppbench.leaderboard.boards import Board
 from ppbench.leaderboard.figures import INK, drawn_svg, finished, png_of
 from ppbench.metrics.membership import roc, together
 from ppbench.records.aggregate import BROKEN_DB
@@ -103,7 +103,7 @@ def budgets(board: Board, about: str) -> list[Budget]:
     for entry in board.entries:
         lines = [line for record in entry.records if (line := budget_line(record)) is not None]
         if lines and entry.defense.id != "full_noise" and is_image(entry.sample):
-            panels.append((_name(entry), tuple(sorted(lines, key=lambda line: line.attack))))
+            panels.append((entry.name, tuple(sorted(lines, key=lambda line: line.attack))))
     panels.sort(key=lambda panel: panel[0] != "none")  # the undefended first; else as on the board
     parts = [tuple(panels[i : i + PANELS]) for i in range(0, len(panels), PANELS)]
     return [Budget(f"Budget, {about}" + _part(i, len(parts)), part) for i, part in enumerate(parts)]
@@ -125,10 +125,6 @@ def _part(index: int, parts: int) -> str:
     return f", part {index + 1}" if parts > 1 else ""
 
 
-def _name(entry: Entry) -> str:
-    return f"{entry.defense.id} {entry.control}".strip()
-
-
 def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
     """Return the ROC curve of the attack with the largest `metric` on each row, one threshold for both halves."""
     found = []
@@ -139,7 +135,7 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
         # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
         curve = roc(together(halves(asked))) if asked else None
         if record is not None and curve is not None:
-            name = f"{_name(entry)}: {record.config.attack.id}"
+            name = f"{entry.name}: {record.config.attack.id}"
             found.append(
                 RocLine(name, tuple(curve.fpr.tolist()), tuple(curve.tpr.tolist()), curve.members, curve.others)
             )

@@ -20,19 +20,15 @@ import numpy as np
 import seaborn
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from PIL import Image
 
 from ppbench.metrics.cap import DistanceName, PpcPoint
 
 INK = "#010203"
 """Color of text and axes; the inline form replaces it by `currentColor`, so that it reads on dark pages too.
 """
-SHOWN = 10
-"""Images on a strip: the first of the victims' list, not the best."""
-_REGIONS = (("#2ca25f", 0.0, math.log10(2)), (None, math.log10(2), math.log10(11)), ("#de2d26", math.log10(11), 99.0))
-_TILE, _GAP = 64, 4
+REGIONS = (("#2ca25f", 0.0, math.log10(2)), (None, math.log10(2), math.log10(11)), ("#de2d26", math.log10(11), 99.0))
 _MARKERS = "os^Dv<>Ph*"
-_LABELS: dict[DistanceName, str] = {
+LABELS: dict[DistanceName, str] = {
     "recon/1": "relative RMSE (recon/1)",
     "recon_unit/1": "relative RMSE, at most 1 (recon_unit/1)",
     "label/1": "1 - label accuracy (label/1)",
@@ -61,12 +57,14 @@ class Ppc:
         distance: which distance the right axis shows.
         lines: at least one, each with at least one point; accuracies are those of the first line to have a
             control.
+        defense: whose it is.
     """
 
     title: str
     control: str
     distance: DistanceName
     lines: tuple[Line, ...]
+    defense: str = ""
 
 
 def style() -> Any:
@@ -147,10 +145,10 @@ def _accuracy(axis: Any, points: Sequence[PpcPoint], at: Any) -> None:
 def _axes(figure: Figure, left: Any, right: Any, ppc: Ppc, grid: Sequence[float], by_ratio: bool) -> None:
     left.set_ylim(0, 1.02)
     left.set_ylabel("accuracy")
-    right.set_ylabel(_LABELS[ppc.distance])
+    right.set_ylabel(LABELS[ppc.distance])
     if by_ratio:
         low, high = left.get_xlim()
-        for color, start, stop in _REGIONS:
+        for color, start, stop in REGIONS:
             if color is not None and stop > low and start < high:
                 left.axvspan(max(start, low), min(stop, high), color=color, alpha=0.13, linewidth=0, zorder=0)
         left.set_xlim(low, high)
@@ -218,47 +216,4 @@ def png_of(draw: Callable[[], Figure], dpi: int = 150) -> bytes:
     with matplotlib.rc_context(style()):
         buffer = io.BytesIO()
         draw().savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def _tile(image: NDArray[np.float32], scale: int) -> NDArray[np.uint8]:
-    """Return one image [C, H, W] as RGBA [H * scale, W * scale, 4]; one that is not finite as a checkerboard."""
-    if not np.isfinite(image).all():
-        rows, columns = np.indices(image.shape[1:])
-        grey = np.where((rows + columns) % 2, 110, 150)[..., None].repeat(3, axis=2)
-    else:
-        channels = image if len(image) == 3 else image.mean(axis=0, keepdims=True).repeat(3, axis=0)
-        grey = np.rint(channels.clip(0, 1) * 255).transpose(1, 2, 0)
-    opaque = np.concatenate([grey, np.full((*grey.shape[:2], 1), 255)], axis=2).astype(np.uint8)
-    return np.asarray(opaque.repeat(scale, axis=0).repeat(scale, axis=1))
-
-
-def strip(
-    guess: NDArray[np.float32], truth: NDArray[np.float32], data_range: tuple[float, float] = (0.0, 1.0)
-) -> bytes:
-    """Return a PNG with up to SHOWN originals above their reconstructions, pixels enlarged, gaps transparent.
-
-    Args:
-        guess: reconstructions [n, C, H, W], n >= 1; clipped here, and a checkerboard where not finite.
-        truth: originals, of the same shape, in the same order.
-        data_range: values drawn as black and as white.
-
-    Raises:
-        ValueError: not images, none at all, or shapes that differ.
-    """
-    if guess.shape != truth.shape or guess.ndim != 4 or not len(guess):
-        raise ValueError(f"a strip needs images [n, C, H, W], not {guess.shape} beside {truth.shape}")
-    low, high = data_range
-    scale = max(1, _TILE // max(guess.shape[2:]))
-    height, width = guess.shape[2] * scale, guess.shape[3] * scale
-    count = min(len(guess), SHOWN)
-    canvas = np.zeros((2 * height + _GAP, count * (width + _GAP) - _GAP, 4), dtype=np.uint8)
-    for row, images in enumerate((truth, guess)):
-        top = row * (height + _GAP)
-        for index in range(count):
-            start = index * (width + _GAP)
-            scaled = (images[index].astype(np.float64) - low) / (high - low)
-            canvas[top : top + height, start : start + width] = _tile(scaled.astype(np.float32), scale)
-    buffer = io.BytesIO()
-    Image.fromarray(canvas, "RGBA").save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()

@@ -1,97 +1,40 @@
 """The leaderboard as ONE self-contained HTML file: no request to anywhere, readable without JavaScript.
 
 Everything shown is derived from records, their artifacts and the sentences handed in, so the page can be
-rebuilt. Every string is escaped; the only raw parts are our own style sheet, our own script (allowed by its
-digest alone, see the page's content security policy) and our own drawings.
+rebuilt. Every string is escaped; the only raw parts are style sheets, scripts (ours and vendored, allowed by their
+digests alone, see the page's content security policy), our own drawings, and JSON without a `<`.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
-from ppbench.leaderboard.boards import Entry, adaptive, boards
+from ppbench.leaderboard.assets import TEMPLATES, assets
+from ppbench.leaderboard.badges import adaptive, knowing
+from ppbench.leaderboard.boards import Board, boards
+from ppbench.leaderboard.cells import cells_of
+from ppbench.leaderboard.claims.page import claimed_text
+from ppbench.leaderboard.cost_rows import costs
 from ppbench.leaderboard.costs import TimesOf, no_times
-from ppbench.leaderboard.figures import strip
+from ppbench.leaderboard.drawings import curve_chart, drawings, printed, shown
+from ppbench.leaderboard.evaluations import Said
+from ppbench.leaderboard.formats import error, number, percent, seconds, size, span
 from ppbench.leaderboard.played import played_svg, role_counts
-from ppbench.leaderboard.sections import Section, costs, drawings, drawn_curves, metric_of
-from ppbench.leaderboard.table import Claims, no_claims, rows, tuned_text
+from ppbench.leaderboard.profiles import Outcome, profiles
+from ppbench.leaderboard.sections import Section, metric_of
+from ppbench.leaderboard.series import caps
+from ppbench.leaderboard.sprites import Album, ImagesOf, no_images
+from ppbench.leaderboard.table import Claims, no_claims, rows
 from ppbench.records.files import write_atomic
-from ppbench.records.schema import Metric, Record, Utility
-from ppbench.records.store import Images
+from ppbench.records.schema import Record
 from ppbench.records.times import time_of
 
-TEMPLATES = Path(__file__).parent / "templates"
-ImagesOf = Callable[[Record], Images | None]
-"""Finds a record's reconstructions; `Store.images` is one."""
-
-
-def no_images(record: Record) -> Images | None:
-    """Return None: for pages without image strips."""
-    return None
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """Return a figure with `digits` decimals, "n/a" for null, scientific from a million on."""
-    if value is None:
-        return "n/a"
-    return f"{value:.2e}" if abs(value) >= 1e6 else f"{value:.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """Return a share as a percentage with one decimal, "n/a" for null."""
-    return "n/a" if value is None else f"{100 * value:.1f} %"
-
-
-def error(value: float | None) -> str:
-    """Return a relative error as a percentage, from 10 on as a factor: "1.2 %", "98 times"; "n/a" for null."""
-    if value is None:
-        return "n/a"
-    return f"{100 * value:.1f} %" if value < 10 else f"{value:.3g} times"
-
-
-def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
-    """Return the interval of a figure, times `factor`, with one decimal: "17.2–19.7"; "" without one."""
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f"{factor * estimate.low:.1f}–{factor * estimate.high:.1f}"  # noqa: RUF001 - a range takes an en dash
-
-
-def size(value: float | None) -> str:
-    """Return bytes in B, kB, MB or GB (powers of 1000)."""
-    if value is None:
-        return "n/a"
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= factor:
-            return f"{value / factor:.1f} {unit}"
-    return f"{value:.0f} B"
-
-
-def seconds(value: float) -> str:
-    """Return a time in s, ms or µs with three digits."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value / 1e-6:.3g} µs"
-
-
-def data_uri(png: bytes) -> str:
-    """Return a PNG as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
-
-
-def _strip(entry: Entry, images: ImagesOf) -> str | None:
-    """Return the worst-case attack's strip, or None where it has no images (tables, labels only)."""
-    found = None if entry.worst is None else images(entry.worst)
-    if found is None or found.guess.ndim != 4 or not len(found.guess):
-        return None
-    return data_uri(strip(found.guess, found.truth))
+TOLD = 12
+"""Sentences at the head of the page; further ones are folded, and stand with their defenses, too."""
 
 
 def render(
@@ -103,44 +46,60 @@ def render(
     images: ImagesOf = no_images,
     times: TimesOf = no_times,
     sound: bool = True,
+    said: Sequence[Said] = (),
+    outcomes: Sequence[Outcome] = (),
+    found: Sequence[Board] | None = None,
 ) -> str:
     """Return the page; arguments as `write_html`, and `times`, which finds how long a client takes."""
-    found = boards(records, claims, sound)
-    sections = [
-        Section(
-            board,
-            tuple(_strip(entry, images) for entry in board.entries),
-            drawings(board, records),
-            drawn_curves(board),
-        )
-        for board in found
-    ]
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    by_id, table = {record.cell_id: record for record in records}, costs(found, records, times)
+    found = boards(records, claims, sound) if found is None else found
+    known, album = knowing(records), Album(images)
+    sections = list(_sections(found, records, known, album))
+    table = costs(found, records, times)
+    parts = profiles(sections, said, outcomes, table, album, known)
     page = (
         _templates()
         .get_template("page.html.j2")
         .render(
             verdict=list(verdict),
+            told=TOLD,
             reliability=list(reliability),
             sections=sections,
+            groups=[
+                (name, [s for s in sections if s.group == name]) for name in dict.fromkeys(s.group for s in sections)
+            ],
+            profiles=parts,
+            anchor={part.defense: part.anchor for part in parts},
             played=[(counted.title, played_svg(counted)) for counted in role_counts(records)],
             costs=table,
             several=len({row.setting for row in table}) > 1,
-            cells=[(row, by_id[row.cell_id]) for row in rows(records, claims)],
+            cells=cells_of(rows(records, claims), records, known),
+            refused=album.refused,
             statuses={s: sum(r.status == s for r in records) for s in ("complete", "diverged", "failed")},
             settings=sorted({f"{r.config.data.name}, {r.config.model.id}" for r in records}),
             environments=sorted({_environment(record) for record in records}),
-            style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-            script=Markup(script),
-            script_digest=digest,
-            knows=lambda record: adaptive(record, records),
+            assets=assets(),
+            knows=lambda record: adaptive(record, known),
             metric_of=metric_of,
-            tuned=tuned_text,
+            claimed_text=claimed_text,
         )
     )
     return page.lstrip()
+
+
+def _sections(
+    found: Sequence[Board], records: Sequence[Record], known: frozenset[str], album: Album
+) -> Iterator[Section]:
+    """Yield the boards with their images and figures."""
+    series, plotted = caps(records), [shown(board, known) for board in found]
+    static = printed(plotted)
+    for index, (board, some) in enumerate(zip(found, plotted, strict=True), start=1):
+        yield Section(
+            board,
+            f"b{index}",
+            tuple(album.strip(entry.worst) for entry in board.entries),
+            drawings(board, some.ppcs, series, static),
+            tuple(curve_chart(curve, next(static)) for curve in some.curves),
+        )
 
 
 def _templates() -> Environment:
@@ -166,6 +125,9 @@ def write_html(
     claims: Claims = no_claims,
     images: ImagesOf = no_images,
     sound: bool = True,
+    said: Sequence[Said] = (),
+    outcomes: Sequence[Outcome] = (),
+    found: Sequence[Board] | None = None,
 ) -> None:
     """Write the leaderboard's page, whole or not at all.
 
@@ -177,12 +139,15 @@ def write_html(
         claims: what a paper prints about a record's defense.
         images: finds reconstructions, e.g. `Store.images`.
         sound: whether the harness's own canaries fall; else nothing is ranked.
+        said: sentences by defense, for its own part of the page.
+        outcomes: what became of the claims of the defenses' papers.
+        found: the boards of `records`, where they are known; else they are made.
 
     Raises:
         UsageError: the file cannot be written, or an artifact or a file of times is corrupt.
     """
-    times = partial(time_of, path.parent)
     page = render(
-        records, verdict=verdict, reliability=reliability, claims=claims, images=images, times=times, sound=sound
-    )
+        records, verdict=verdict, reliability=reliability, claims=claims, images=images,
+        times=partial(time_of, path.parent), sound=sound, said=said, outcomes=outcomes, found=found,
+    )  # fmt: skip
     write_atomic(path, page.encode())

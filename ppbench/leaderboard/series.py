@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppbench.metrics.cap import Cap, series_cap, series_key
-from ppbench.records.schema import Record
+from ppbench.records.schema import CellConfig, Record
 
 
 @dataclass(frozen=True)
@@ -18,27 +18,32 @@ class SeriesCap:
     unit: Cap | None
 
 
-def undefended_accuracy(record: Record, records: Sequence[Record]) -> float | None:
-    """Return the accuracy of `none` in the federation of `record` (same suite, data, model and seed), if
-    there.
-    """
-    same = ("suite", "federation", "data", "model", "seed")
-    for other in records:
-        plain = other.config.defense.id == "none" and other.status == "complete"
-        if plain and all(getattr(other.config, key) == getattr(record.config, key) for key in same):
-            return other.utility.accuracy
-    return None
+def federation_key(config: CellConfig) -> str:
+    """Return what the cells of one federation share, under whatever defense: suite, federation, data, model, seed."""
+    model = config.model.model_copy(update={"options": dict(sorted(config.model.options.items()))})
+    parts = (config.federation, config.data, model)
+    return "\n".join([config.suite, str(config.seed), *(part.model_dump_json() for part in parts)])
+
+
+def undefended_accuracies(records: Sequence[Record]) -> dict[str, float | None]:
+    """Return the accuracy of `none` by `federation_key`, of the first of its complete cells."""
+    found: dict[str, float | None] = {}
+    for record in records:
+        if record.config.defense.id == "none" and record.status == "complete":
+            found.setdefault(federation_key(record.config), record.utility.accuracy)
+    return found
 
 
 def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
-    """Return the CAP of every series by `series_key`."""
+    """Return the CAP of the series of every record, by the record's `cell_id`."""
     series: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         series[series_key(record.config)].append(record)
-    found = {}
-    for key, members in series.items():
-        undefended = undefended_accuracy(members[0], records)
+    undefended, found = undefended_accuracies(records), dict[str, SeriesCap]()
+    for members in series.values():
+        plain = undefended.get(federation_key(members[0].config))
         images = members[0].config.attack.kind == "reconstruction"
-        unit = series_cap(members, undefended, "recon_unit/1") if images else None
-        found[key] = SeriesCap(series_cap(members, undefended), unit)
+        unit = series_cap(members, plain, "recon_unit/1") if images else None
+        cap = SeriesCap(series_cap(members, plain), unit)
+        found |= {record.cell_id: cap for record in members}
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ppbench.leaderboard.costs import Ratios, relative_costs
 from ppbench.leaderboard.series import SeriesCap, caps
-from ppbench.metrics.cap import METRIC_OF, record_distance, series_key
+from ppbench.metrics.cap import METRIC_OF, record_distance
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 
@@ -144,7 +144,7 @@ def rows(records: Sequence[Record], claims: Claims = no_claims) -> list[Row]:
     name.
     """
     series, costs = caps(records), relative_costs(records)
-    table = [_row(r, series[series_key(r.config)], costs[r.cell_id], claims) for r in records]
+    table = [_row(r, series[r.cell_id], costs[r.cell_id], claims) for r in records]
     return sorted(table, key=_order)
 
 
@@ -160,8 +160,6 @@ def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
     figures: dict[str, float | None] = {}
     for metric in record.metrics:
         figures |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
-    known = {field.name for field in fields(Row)}
-    empty = {f"{name}{end}": None for name in _FIGURES for end in ("", "_low", "_high")}
     return Row(
         suite=config.suite,
         threat_model=config.threat_model.id,
@@ -216,7 +214,7 @@ def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
         perceptual=config.perceptual,
         tuned=tuned_text(record),
         flags=" ".join(dict.fromkeys(flag.code for flag in record.flags)),
-        **{name: value for name, value in (empty | figures).items() if name in known},
+        **{name: figures.get(name) for name in _MEASURED},
     )
 
 
@@ -226,6 +224,11 @@ _FIGURES = (
     "evaluations_per_broken",
     *("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr", "epsilon_lower"),
 )
+
+
+_KNOWN = frozenset(field.name for field in fields(Row))
+_MEASURED = tuple(f"{name}{end}" for name in _FIGURES for end in ("", "_low", "_high") if f"{name}{end}" in _KNOWN)
+"""The fields that are metrics of the record, or ends of their intervals."""
 
 
 def tuned_text(record: Record) -> str:

@@ -136,13 +136,16 @@ def record_distance(record: Record, name: DistanceName | None = None) -> Distanc
 
 def series_key(config: CellConfig) -> str:
     """Return what the cells of one CAP share: everything but the value of the control parameter."""
-    defense = config.defense
-    if defense.control is None:
-        return config.cell_id()
-    rest = {name: value for name, value in defense.parameters.items() if name != defense.control.name}
-    control = defense.control.model_copy(update={"value": 0.0})
-    shared = defense.model_copy(update={"parameters": rest, "control": control})
-    return config.model_copy(update={"defense": shared}).cell_id()
+    defense, attack, model = config.defense, config.attack, config.model
+    name = None if defense.control is None else defense.control.name
+    parameters = {key: value for key, value in sorted(defense.parameters.items()) if key != name}
+    control = None if defense.control is None else defense.control.model_copy(update={"value": 0.0})
+    shared = {
+        "defense": defense.model_copy(update={"parameters": parameters, "control": control}),
+        "attack": attack.model_copy(update={"parameters": dict(sorted(attack.parameters.items()))}),
+        "model": model.model_copy(update={"options": dict(sorted(model.options.items()))}),
+    }
+    return config.model_copy(update=shared).model_dump_json()
 
 
 def ppc_point(record: Record, name: DistanceName | None = None) -> PpcPoint | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppbench.federation.contract import Claim
-from ppbench.leaderboard.board import evaluations
 from ppbench.leaderboard.boards import network
 from ppbench.leaderboard.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
 from ppbench.leaderboard.claims.case import Case, Finding, Rule, Verdict
@@ -20,6 +19,7 @@ from ppbench.leaderboard.claims.use import (
     guarantee_is_given,
     top5_is_kept,
 )
+from ppbench.leaderboard.evaluations import evaluations
 from ppbench.records.schema import CellConfig, Record
 from ppbench.registry import load_all
 from ppbench.verdict.lines import labels_of, listed

@@ -142,12 +142,12 @@ def calibrated(case: Case) -> Finding | str:
     kind = case.claim.metric.removeprefix("cap_")
     cells = [r for r in case.mine if r.config.attack.kind == kind and r.config.batch_size == case.claim.batch]
     cells = [r for r in cells if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
-    series = caps(case.everything)
+    series = caps([r for r in case.everything if r.config.attack.kind == kind or r.config.defense.id == "none"])
     known: dict[str, tuple[Cap, list[Record]]] = {}
     for record in cells:
-        key = series_key(record.config)
-        if series[key].main.value is not None:
-            known.setdefault(key, (series[key].main, []))[1].append(record)
+        own = series[record.cell_id].main
+        if own.value is not None:
+            known.setdefault(series_key(record.config), (own, []))[1].append(record)
     if not known:
         return f"no {kind} attack was run at batch {case.claim.batch} over a grid of control values"
 

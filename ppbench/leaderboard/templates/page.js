@@ -1,45 +1,58 @@
 "use strict";
-// Sorting by a click on a column's head and a filter a table. Without JavaScript the tables are plain and complete.
+// What happens when the page opens: tables and figures are upgraded as they come near, links to cells find their row.
 (() => {
-  const value = (row, column) => {
-    const cell = row.cells[column];
-    if (!cell) return null;
-    if (!("v" in cell.dataset)) return cell.textContent.trim().toLowerCase();
-    return cell.dataset.v === "" ? null : Number(cell.dataset.v);
+  let cells = null;
+  const openCells = () => {
+    const source = document.querySelector("table.cells");
+    if (!cells && source) cells = tables.allCells(source);
+    return cells;
   };
-  const compare = (a, b) => {
-    if (a === null || b === null) return (a === null) - (b === null);
-    return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
-  };
-  for (const table of document.querySelectorAll("table.data")) {
-    const body = table.tBodies[0];
-    const heads = [...table.querySelectorAll("th[data-col]")];
-    for (const head of heads) {
-      const button = document.createElement("button");
-      button.append(...head.childNodes);
-      head.append(button);
-      button.addEventListener("click", () => {
-        const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-        heads.forEach((other) => other.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
-        const column = Number(head.dataset.col);
-        const keyed = [...body.rows].map((row) => [value(row, column), row]);
-        keyed.sort(([a], [b]) => (a === null || b === null ? compare(a, b) : sign * compare(a, b)));
-        body.append(...keyed.map(([, row]) => row));
-      });
-    }
-    const filter = document.createElement("input");
-    filter.type = "search";
-    filter.placeholder = "Filter rows";
-    filter.setAttribute("aria-label", "Filter rows");
-    filter.addEventListener("input", () => {
-      const wanted = filter.value.trim().toLowerCase().split(/\s+/);
-      for (const row of body.rows) {
-        const text = row.textContent.toLowerCase();
-        row.hidden = !wanted.every((word) => text.includes(word));
+
+  // Far tables are upgraded when one comes near them, so that a long page opens at once.
+  const near = new IntersectionObserver(
+    (entries) => {
+      for (const { isIntersecting, target } of entries) {
+        if (!isIntersecting) continue;
+        near.unobserve(target);
+        const source = target.querySelector("table");
+        if (source.classList.contains("cells")) openCells();
+        else tables.upgrade(source);
       }
-    });
-    table.parentElement.before(filter);
-  }
+    },
+    { rootMargin: "600px" },
+  );
+
+  const find = async (cell) => {
+    const table = openCells();
+    document.getElementById("cells").scrollIntoView();
+    const go = async () => {
+      table.clearFilter(true);
+      await table.scrollToRow(cell, "center", true);
+      table.getRow(cell)?.getElement().classList.add("found");
+    };
+    if (table.initialized) await go();
+    else table.on("tableBuilt", go);
+  };
+
+  const route = () => {
+    const target = decodeURIComponent(location.hash.slice(1));
+    if (/^c[0-9a-f]{32}$/.test(target)) find(target.slice(1)).catch(() => undefined);
+  };
+
+  document.addEventListener("click", (event) => {
+    const open = document.querySelectorAll("details.menu[open]");
+    for (const menu of open) if (!menu.contains(event.target) || event.target.closest("a")) menu.open = false;
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    for (const menu of document.querySelectorAll("details.menu[open]")) {
+      menu.open = false;
+      menu.querySelector("summary").focus();
+    }
+  });
+  addEventListener("hashchange", route);
   document.documentElement.classList.add("upgraded");
+  document.querySelectorAll(".plain").forEach((plain) => near.observe(plain));
+  charts.start();
+  route();
 })();

@@ -1,0 +1,64 @@
+"""Scripts and style sheets that go into the page: our own, and third-party builds kept in `vendor/` with their digests.
+
+The page's content security policy allows a script by its digest alone, so what stands in the file is what runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from markupsafe import Markup
+
+TEMPLATES = Path(__file__).parent / "templates"
+VENDOR = Path(__file__).parent / "vendor"
+SCRIPTS = ("tabulator.min.js", "vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
+"""In the order in which they must run."""
+STYLES = ("tabulator_simple.min.css",)
+OWN = ("charts.js", "tables.js", "page.js")
+_MAP = re.compile(r"^//# sourceMappingURL=.*$|/\*# sourceMappingURL=.*?\*/", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Assets:
+    """What a page carries. scripts: in the order in which they run; digests: of each, as a policy names them."""
+
+    scripts: tuple[Markup, ...]
+    digests: tuple[str, ...]
+    style: Markup
+
+
+def digest(script: str) -> str:
+    """Return the source expression of a content security policy that allows `script`, e.g. "sha256-...="."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@lru_cache(maxsize=1)
+def assets() -> Assets:
+    """Return the scripts and the style of a page; source maps, which a browser might ask for, are not named in them.
+
+    Raises:
+        ValueError: a script would end its own element: an update of `vendor/` that cannot be inlined.
+    """
+    scripts = [_MAP.sub("", (VENDOR / name).read_text(encoding="utf-8")).strip() for name in SCRIPTS]
+    scripts.append("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in OWN))
+    for script in scripts:
+        if re.search(r"</script|<!--", script, re.IGNORECASE):
+            raise ValueError("a script holds '</script' or '<!--' and cannot stand inside a page")
+    styles = [_MAP.sub("", (VENDOR / name).read_text(encoding="utf-8")).strip() for name in STYLES]
+    styles.append((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    return Assets(
+        tuple(Markup(script) for script in scripts),
+        tuple(digest(script) for script in scripts),
+        Markup("\n".join(styles)),
+    )
+
+
+def checksums() -> dict[str, str]:
+    """Return the SHA-256 of each file that `vendor/SHA256SUMS` names."""
+    lines = (VENDOR / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    return {name: value for value, name in (line.split(maxsplit=1) for line in lines if line.strip())}

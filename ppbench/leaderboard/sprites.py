@@ -1,0 +1,117 @@
+"""Reconstructed images as sprites: one PNG, a column a victim, the originals above what attacks made of them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ppbench.records.schema import Record
+from ppbench.records.store import Images
+
+SHOWN = 10
+"""Images in a row: the first of the victims' list, not the best."""
+BUDGET = 6_000_000
+"""Bytes of sprites that a page carries at most; what is beyond is named, and lies beside the records."""
+ImagesOf = Callable[[Record], Images | None]
+"""Finds a record's reconstructions; `Store.images` is one."""
+_TILE, _GAP = 32, 2
+Floats = NDArray[np.float32]
+
+
+def no_images(record: Record) -> Images | None:
+    """Return None: for pages without images."""
+    return None
+
+
+def data_uri(png: bytes) -> str:
+    """Return a PNG as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+class Album:
+    """The images of a page, up to a number of bytes: what comes first is shown.
+
+    left: bytes that may still be spent; refused: sprites that found no place.
+    """
+
+    def __init__(self, images: ImagesOf, budget: int = BUDGET) -> None:
+        """Find images with `images`; keep to `budget` bytes of PNG."""
+        self._images, self.left, self.refused = images, budget, 0
+
+    def of(self, record: Record | None) -> Images | None:
+        """Return a record's images; None where it has none (tables, labels only) or no place is left."""
+        if record is None:
+            return None
+        if self.left <= 0:
+            self.refused += 1
+            return None
+        found = self._images(record)
+        return None if found is None or found.guess.ndim != 4 or not len(found.guess) else found
+
+    def sprite(self, rows: Sequence[Floats]) -> str | None:
+        """Return a data URI of rows of images [n, C, H, W], or None where it finds no place."""
+        png = sprite(rows)
+        if len(png) > self.left:
+            self.refused, self.left = self.refused + 1, 0
+            return None
+        self.left -= len(png)
+        return data_uri(png)
+
+    def strip(self, record: Record | None) -> str | None:
+        """Return a record's originals above its reconstructions as a data URI, or None."""
+        found = self.of(record)
+        return None if found is None else self.sprite((found.truth, found.guess))
+
+
+def strip(guess: Floats, truth: Floats, data_range: tuple[float, float] = (0.0, 1.0)) -> bytes:
+    """Return a PNG with up to SHOWN originals above their reconstructions.
+
+    Args:
+        guess: reconstructions [n, C, H, W], n >= 1; clipped here, and a checkerboard where not finite.
+        truth: originals, of the same shape, in the same order.
+        data_range: values drawn as black and as white.
+
+    Raises:
+        ValueError: not images, none at all, or shapes that differ.
+    """
+    if guess.shape != truth.shape or guess.ndim != 4 or not len(guess):
+        raise ValueError(f"a strip needs images [n, C, H, W], not {guess.shape} beside {truth.shape}")
+    return sprite((truth, guess), data_range)
+
+
+def sprite(rows: Sequence[Floats], data_range: tuple[float, float] = (0.0, 1.0)) -> bytes:
+    """Return a PNG with a row of up to SHOWN images for each of `rows` [n, C, H, W]; small pixels enlarged, gaps clear.
+
+    Images larger than they are shown are kept as they are: the page scales them, without smoothing.
+    """
+    low, high = data_range
+    scale = max(1, _TILE // max(rows[0].shape[2:]))
+    height, width = rows[0].shape[2] * scale, rows[0].shape[3] * scale
+    count = min(max(map(len, rows)), SHOWN)
+    canvas = np.zeros((len(rows) * (height + _GAP) - _GAP, count * (width + _GAP) - _GAP, 4), dtype=np.uint8)
+    for row, images in enumerate(rows):
+        top = row * (height + _GAP)
+        for index in range(min(count, len(images))):
+            start = index * (width + _GAP)
+            scaled = (images[index].astype(np.float64) - low) / (high - low)
+            canvas[top : top + height, start : start + width] = _tile(scaled.astype(np.float32), scale)
+    buffer = io.BytesIO()
+    Image.fromarray(canvas, "RGBA").save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def _tile(image: Floats, scale: int) -> NDArray[np.uint8]:
+    """Return one image [C, H, W] as RGBA [H * scale, W * scale, 4]; one that is not finite as a checkerboard."""
+    if not np.isfinite(image).all():
+        rows, columns = np.indices(image.shape[1:])
+        grey = np.where((rows + columns) % 2, 110, 150)[..., None].repeat(3, axis=2)
+    else:
+        channels = image if len(image) == 3 else image.mean(axis=0, keepdims=True).repeat(3, axis=0)
+        grey = np.rint(channels.clip(0, 1) * 255).transpose(1, 2, 0)
+    opaque = np.concatenate([grey, np.full((*grey.shape[:2], 1), 255)], axis=2).astype(np.uint8)
+    return np.asarray(opaque.repeat(scale, axis=0).repeat(scale, axis=1))
