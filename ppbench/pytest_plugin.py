@@ -65,6 +65,7 @@ class Ppbench:
         Args:
             baseline: folder of accepted results; by default that of `--ppbench-baseline` or the ini option.
         """
+        __tracebackhide__ = True  # a skip is told at the test's own line
         folder = Path(baseline) if baseline is not None else self.baseline
         if folder is None:
             pytest.skip(

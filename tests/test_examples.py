@@ -1,0 +1,150 @@
+"""The examples of other people's packages: installed as packages are, found, evaluated, tested; and the CI workflow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from ppbench import cli
+from ppbench.registry import plugins
+from ppbench.suite import load_suite
+from ppbench.testing import check_attack, check_defense
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+PACKAGES = ("my_defense", "my_attack")
+tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder into which pip has installed both examples; the sources stay as they are."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("installed")
+    sources = [folder / "src" / name for name in PACKAGES]
+    for source in sources:
+        ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".pytest_cache")
+        shutil.copytree(EXAMPLES / source.name, source, ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder / "site"), "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", *map(str, sources)], check=True)
+    return folder / "site"
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this process import the examples from their sources, as modules that no package brought."""
+    for name in PACKAGES:
+        monkeypatch.syspath_prepend(EXAMPLES / name / "src")
+    yield
+    for name in ("sign_sgd", "row_ratio"):
+        sys.modules.pop(name, None)
+
+
+def ppbench(site: Path, folder: Path, *words: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "ppbench.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_installed_examples_are_listed_with_their_package(site: Path, tmp_path: Path) -> None:
+    listed = ppbench(site, tmp_path, "list")
+    assert "sign_sgd         [ppbench-sign-sgd] Uploads one sign a parameter" in listed
+    assert "row_ratio        [ppbench-row-ratio] Row i of dL/dW over dL/db_i" in listed
+
+
+def test_an_installed_defense_is_evaluated_with_an_installed_attack(site: Path, tmp_path: Path) -> None:
+    words = "--model mlp --grid 5 --clients 2 --rounds 1 --victims 4 --attack-batch 1 --stage init --workers 1"
+    out = ("--attack", "row_ratio", "--out", str(tmp_path / "out"))
+    told = ppbench(site, tmp_path, "evaluate", "--defense", "sign_sgd", *words.split(), *out)
+    assert "The best attack (row_ratio) breaks the undefended model: 100% of images above 20 dB." in told
+
+
+def test_the_defense_keeps_the_contract_without_being_installed(imported: None) -> None:
+    assert "sign_sgd" not in plugins("defenses")
+    check_defense(importlib.import_module("sign_sgd").SignSGD)
+
+
+def test_the_attack_keeps_the_contract_without_being_installed(imported: None) -> None:
+    assert "row_ratio" not in plugins("attacks")
+    check_attack(importlib.import_module("row_ratio").RowRatio, decibels=60)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_an_example_is_small_and_says_how_it_is_used(name: str) -> None:
+    about = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())
+    (entries,) = about["project"]["entry-points"].values()
+    (plugin,) = entries
+    text = (EXAMPLES / name / "README.md").read_text()
+    assert plugin in text and len(text.splitlines()) <= 30
+    assert about["project"]["dependencies"] == ["ppbench"]
+
+
+def test_the_examples_suite_is_one(tmp_path: Path) -> None:
+    source = (EXAMPLES / "my_defense/tests/small.toml").read_text().replace('"sign_sgd"', '"ppdl"')
+    (tmp_path / "small.toml").write_text(source)
+    assert load_suite(tmp_path / "small.toml").id == "sign-sgd-small"
+
+
+# -- the workflow ----------------------------------------------------------------------------------------------------
+def workflow() -> dict[str, Any]:
+    found = yaml.safe_load((EXAMPLES / "ci/github-workflow.yml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def steps() -> list[dict[str, Any]]:
+    return [step for job in workflow()["jobs"].values() for step in job["steps"]]
+
+
+def commands() -> list[list[str]]:
+    """Return every command line of ppbench in the workflow, as words."""
+    lines = [line for step in steps() for line in step.get("run", "").splitlines()]
+    return [words[1:] for line in lines if (words := shlex.split(line)) and words[0] == "ppbench"]
+
+
+def parsed(words: list[str]) -> str:
+    """Return the subcommand that the real parser finds in `words`; nothing is run."""
+    command: Any = typer.main.get_command(cli.app)
+    context = command.make_context("ppbench", list(words))
+    while hasattr(command, "resolve_command"):
+        rest = [*getattr(context, "_protected_args", []), *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+    return str(context.command_path)
+
+
+def test_the_workflow_runs_commands_that_exist() -> None:
+    told = [parsed(words) for words in commands()]
+    assert told == ["ppbench sweep", "ppbench verify", "ppbench compare", "ppbench baseline accept"]
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["sweep", "digits-quick", "--defense", "dp"])
+
+
+def test_the_workflow_keeps_results_of_the_same_code_only_and_always_keeps_the_page() -> None:
+    (cache,) = [step for step in steps() if "actions/cache@" in step.get("uses", "")]
+    assert "hashFiles('src/**'" in cache["with"]["key"] and "restore-keys" not in cache["with"]
+    (kept,) = [step for step in steps() if "upload-artifact@" in step.get("uses", "")]
+    assert kept["if"] == "always()" and "results/*.html" in kept["with"]["path"]
+    assert workflow()["permissions"] == {"contents": "read"}
+
+
+def test_no_text_of_a_user_becomes_shell_code() -> None:
+    assert not [step for step in steps() if "${{" in step.get("run", "")]
+
+
+def test_actions_are_named_with_their_version() -> None:
+    uses = [step["uses"] for step in steps() if "uses" in step]
+    assert uses and all("@v" in name for name in uses)
