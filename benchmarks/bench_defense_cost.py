@@ -4,8 +4,8 @@ Run: OMP_NUM_THREADS=1 pytest benchmarks/bench_defense_cost.py --benchmark-only 
 Every installed defense, other people's too, in the federation that its own setting asks for (`ppbench.testing.scene`).
 Bytes are those of the whole first round, exact anywhere, and asserted equal to benchmarks/results/defense_cost.json.
 Peak memory is that of one client's `compute`, the same on every run of one machine and version of torch: a change is
-printed. Time is the median over pairs, in turn with `none`, and is never asserted: it is printed, and in extra_info with
-its interval. Where PPBENCH_KEEP is set the file is written anew.
+printed. Time is the median over pairs, in turn with `none`, and is never asserted: it is printed, and in extra_info
+with its interval. Where PPBENCH_KEEP is set the file is written anew.
 benchmarks/README.md says how a CI finds regressions with it.
 """
 

@@ -43,7 +43,7 @@ class Finding:
 def ask(name: str, question: Property[T], subject: T) -> Finding:
     """Return what `question` finds about `subject`; an exception of the subject's own code is a failure, named."""
     try:
-        violations = list(question(subject))
+        violations = list(dict.fromkeys(question(subject)))  # one sentence for what is wrong in two places
     except Untold as reason:
         return Finding(name, "untold", str(reason))
     except NotAsked as reason:
