@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.seeds import Seeds
+from ppbench.sweep import sweep
 
 PLANTED = Path(__file__).parents[1] / "tests" / "planted"
 COMMAND = "from ppbench.cli import main; main()"
@@ -72,9 +74,13 @@ class Watch:
     files: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
+    def count(self) -> int:
+        """Return the number of records, without a look at them."""
+        return len(list((self.out / "records").glob("*[0-9a-f].json")))
+
     def look(self) -> int:
         """Compare all files with how they were first seen, take in new ones; return the number of records."""
-        names = [p for p in (self.out / "records").glob("*[0-9a-f].json")]
+        names = list((self.out / "records").glob("*[0-9a-f].json"))
         trained = [p for p in (self.out / "cache").glob("*/trained.json") if not p.parent.name.startswith(".")]
         now = {str(path.relative_to(self.out)): _state(path) for path in (*names, *trained)}
         self.changed.update(name for name, state in self.files.items() if now.get(name) != state)
@@ -120,17 +126,18 @@ class Figures:
         return not (self.changed or self.begun_after_done or self.computed_at_last or self.differ)
 
 
-def start(suite: Path, out: Path, workers: int, log: Path) -> subprocess.Popen[bytes]:
+def start(suite: Path, out: Path, workers: int, log: Path, engine: str = "local") -> subprocess.Popen[bytes]:
     """Start `ppbench sweep`, which finds the planted plugins."""
     env = {**os.environ, "PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1", "PPBENCH_PLANTED_LOG": str(log)}
-    line = [sys.executable, "-c", COMMAND, "sweep", str(suite), "--out", str(out), "--workers", str(workers)]
+    how = ["--out", str(out), "--workers", str(workers), "--engine", engine]
+    line = [sys.executable, "-c", COMMAND, "sweep", str(suite), *how]
     return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def finish(process: subprocess.Popen[bytes]) -> str:
-    """Wait for a sweep; return what it printed. Raises RuntimeError unless it ended with 0 or 3 (weak attacks)."""
+    """Wait for a sweep; return what it printed. Raises RuntimeError unless it ended with 0, 1 or 3 (weak attacks)."""
     said = (process.communicate()[0] or b"").decode(errors="replace")
-    if process.returncode not in (0, 3):
+    if process.returncode not in (0, 1, 3):
         raise RuntimeError(f"exit code {process.returncode}: {said[-2000:]}")
     return said
 
@@ -138,7 +145,7 @@ def finish(process: subprocess.Popen[bytes]) -> str:
 def until(goal: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     """Wait until `goal`, or until the process has ended by itself."""
     while process.poll() is None and not goal():
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def disturb(
@@ -162,7 +169,7 @@ def disturb(
             after = draws.uniform(0, 6)
             until(lambda: time.monotonic() > began + after, process)  # noqa: B023
         else:
-            until(lambda: watch.look() >= goal, process)  # noqa: B023
+            until(lambda: watch.count() >= goal, process)  # noqa: B023
             time.sleep(draws.uniform(0, 0.6))
         phase = _phase(process, watch, before, cells)
         process.send_signal(signal.SIGKILL)
@@ -225,20 +232,51 @@ def compare(one: Path, two: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name)))
 
 
-def measure(folder: Path, kills: int, workers: int, seed: int, small: bool = False) -> Figures:
+@dataclass(frozen=True)
+class Failures:
+    """A sweep in which an attack kills its worker once, and one defense raises in training.
+
+    Attributes:
+        complete: cells with a result.
+        failed: causes of the others, with their number.
+        board: whether the table is there.
+    """
+
+    complete: int
+    failed: Mapping[str, int]
+    board: bool
+
+    @property
+    def sound(self) -> bool:
+        """Whether the one deadly cell and the four of the other defense failed, and nothing else."""
+        return self.complete == 15 and sorted(self.failed.values()) == [1, 4] and self.board
+
+
+def fail(folder: Path, workers: int) -> Failures:
+    """Sweep 20 cells of which five cannot be had."""
+    text = SUITE.format(seeds="[0]", seconds="0", grid="[0.1]").replace('"init", "final"', '"init"')
+    text = text.replace("planted_slow", "planted_deadly").replace("seconds = 0", 'defense = "ppdl"')
+    suite, out = folder / "fail.toml", folder / "failures"
+    suite.write_text(text + '\n[[defense]]\nid = "planted_sore"\n')
+    finish(start(suite, out, workers, folder / "fail.log"))
+    records = Store(out).load_all()
+    causes = Counter(r.reason or "" for r in records if r.status == "failed")
+    complete = sum(r.status == "complete" for r in records)
+    return Failures(complete, dict(causes), (out / "leaderboard.csv").is_file())
+
+
+def measure(folder: Path, kills: int, workers: int, seed: int) -> Figures:
     """Sweep once undisturbed and once with blows, in two folders under `folder`; return what was seen."""
     began, suite, log = time.monotonic(), folder / "kill.toml", folder / "log"
-    size = ("[0]", "0.2", "[0.1]") if small else ("[0, 1]", "0.4", "[0.01, 0.1]")
-    suite.write_text(SUITE.format(seeds=size[0], seconds=size[1], grid=size[2]))
-    finish(start(suite, folder / "still", workers, folder / "still.log"))
-    cells = len(Store(folder / "still").ids())
+    suite.write_text(SUITE.format(seeds="[0, 1]", seconds="0.4", grid="[0.01, 0.1]"))
+    cells = len(sweep(suite, out=folder / "still", engine="inline").records)
     out = folder / "killed"
     watch, phases = disturb(suite, out, log, cells, kills, workers, random.Random(seed))
     finish(start(suite, out, workers, log))
     watch.look()
     records = Store(out).load_all()
     starts, late = starts_of(log, records, out)
-    finish(start(suite, out, workers, log))
+    again = sweep(suite, out=out, engine="inline").computed
     watch.look()
     return Figures(
         cells=len(records),
@@ -249,7 +287,7 @@ def measure(folder: Path, kills: int, workers: int, seed: int, small: bool = Fal
         slow_cells=sum(r.config.attack.id == "planted_slow" for r in records),
         changed=tuple(sorted(watch.changed)),
         begun_after_done=late,
-        computed_at_last=starts_of(log, records, out)[0] - starts,
+        computed_at_last=again,
         differ=compare(folder / "still", out),
         seconds=round(time.monotonic() - began, 1),
     )
@@ -262,10 +300,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args()
+    sys.path.insert(0, str(PLANTED))
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(Path(folder), told.kills, told.workers, told.seed)
-    print(json.dumps(asdict(figures), indent=1))
-    return 0 if figures.sound and figures.cells else 1
+        failures = fail(Path(folder), told.workers)
+    print(json.dumps({"kills": asdict(figures), "failures": asdict(failures)}, indent=1))
+    return 0 if figures.sound and figures.cells and failures.sound else 1
 
 
 if __name__ == "__main__":

@@ -39,17 +39,21 @@ class Slow(Attack):
 
 @dataclass(frozen=True)
 class Deadly(Attack):
-    """Kills its own process, as a kernel does that runs out of memory: on batches of `batch`, else answers 0."""
+    """Kills its own process, as a kernel does that runs out of memory; only on batches of `batch` of `defense`, if set.
+
+    Elsewhere it says that every label is 0.
+    """
 
     name: ClassVar[str] = "planted_deadly"
     kind: ClassVar[Kind] = "label"
     standard: ClassVar[bool] = False
 
     batch: int = 1
+    defense: str = ""
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         _log("start", view, challenges[0].batch, generator)
-        if challenges[0].batch == self.batch:
+        if challenges[0].batch == self.batch and self.defense in ("", view.defense.name):
             os.kill(os.getpid(), signal.SIGKILL)
         return [Guess(y=torch.zeros(len(c.unit) * c.batch, dtype=torch.int64)) for c in challenges]
 

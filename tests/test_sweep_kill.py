@@ -1,0 +1,86 @@
+"""A sweep that is killed, or whose workers are, loses the cells in flight and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ppbench import registry
+from ppbench.records.store import Store
+from ppbench.suite import load_suite
+from ppbench.sweep import plan, sweep
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
+PLANTED = Path(__file__).parent / "planted"
+
+
+@pytest.fixture(scope="module")
+def kill() -> ModuleType:
+    """benchmarks/kill_sweep.py, which does the same at length."""
+    path = Path(__file__).parents[1] / "benchmarks" / "kill_sweep.py"
+    spec = importlib.util.spec_from_file_location("kill_sweep", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["kill_sweep"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planted() -> Iterator[None]:
+    """Let this process find the planted plugins, as the commands do that it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PLANTED))
+        registry.plugins.cache_clear()
+        yield
+    registry.plugins.cache_clear()
+
+
+def test_a_sweep_killed_three_times_gives_what_an_undisturbed_one_gives(kill, tmp_path):
+    """Of the command's own process, its workers, and the restarted command: none changes a file that is finished."""
+    suite, log, out = tmp_path / "kill.toml", tmp_path / "log", tmp_path / "killed"
+    suite.write_text(kill.SUITE.format(seeds="[0]", seconds="0.3", grid="[0.1]"))
+    still = sweep(suite, out=tmp_path / "still", engine="inline")
+    cells, draws, watch = len(still.records), random.Random(0), kill.Watch(out)
+    for goal, engine in ((1, "inline"), (cells // 3, "inline"), (2 * cells // 3, "local")):
+        process = kill.start(suite, out, 2, log, engine)
+        kill.until(lambda goal=goal: watch.count() >= goal, process)
+        if engine == "local":  # first a worker, of which the sweep takes no notice; then itself
+            os.kill(draws.choice(kill.workers_of(process.pid)), signal.SIGKILL)
+            more = watch.look() + 2
+            kill.until(lambda more=more: watch.count() >= more, process)
+        assert process.poll() is None, (process.communicate()[0] or b"").decode()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    time.sleep(0.2)
+    left = cells - watch.look()
+    assert left > 0, "killed too late to prove anything"
+    last = sweep(suite, out=out, engine="inline")
+    watch.look()
+    assert last.computed == left and last.failed == () and not watch.changed
+    assert kill.compare(tmp_path / "still", out) == ()
+    begun, late = kill.starts_of(log, Store(out).load_all(), out)
+    assert late == 0 and begun > 0, "no cell is begun that is finished"
+    assert plan(load_suite(suite), out).todo == ()
+
+
+def test_a_sweep_with_failures_gives_all_the_rest_and_names_them(kill, tmp_path):
+    """A defense that raises in training: the others are there, with a board; the next sweep tries it again."""
+    suite, out = tmp_path / "kill.toml", tmp_path / "out"
+    text = kill.SUITE.format(seeds="[0]", seconds="0.0", grid="[0.1]").replace('"init", "final"', '"init"')
+    suite.write_text(text + '\n[[defense]]\nid = "planted_sore"\n')
+    swept = sweep(suite, out=out, engine="inline")
+    assert {r.config.defense.id for r in swept.failed} == {"planted_sore"} and len(swept.failed) == 4
+    assert {r.reason for r in swept.failed} == {"its training: SoreError: planted in training (7)"}
+    assert sum(r.status == "complete" for r in swept.records) == 12
+    assert "planted_sore" in (out / "leaderboard.csv").read_text()
+    assert sweep(suite, out=out, engine="inline").computed == 4
