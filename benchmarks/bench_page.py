@@ -11,13 +11,14 @@ import argparse
 import json
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
 
+from ppbench.metrics.intervals import Interval, clopper_pearson
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore, Victim
 from ppbench.records.store import Store
@@ -40,13 +41,14 @@ CELLS = (
 LEVELS, VARIANTS, VICTIMS = 11, 6, 24
 
 
-def synthetic(count: int) -> Iterator[Record]:
+def synthetic(count: int, kinds: Collection[str] = ()) -> Iterator[Record]:
     """Yield `count` records of several suites, seeds, defenses, control values and attacks; fewer when they run out.
 
-    The controls come first in every suite and seed, so that any number of records gives boards that are ranked.
+    The controls come first in every suite and seed, so that any number of records gives boards that are ranked. kinds:
+    of attacks; all by default.
     """
     settings = [(name, None) for name in CONTROLS] + list(product(DEFENSES, VALUES))
-    cells = product(DATA, SEEDS, settings, CELLS)
+    cells = product(DATA, SEEDS, settings, [cell for cell in CELLS if not kinds or cell[1] in kinds])
     for data, seed, (defense, value), cell in islice(cells, count):
         yield _record(data, seed, defense, value, cell)
 
@@ -54,14 +56,15 @@ def synthetic(count: int) -> Iterator[Record]:
 def _record(data: str, seed: int, defense: str, value: float | None, cell: tuple[str, str, bool, str, int]) -> Record:
     config = _config(data, seed, defense, value, cell)
     level = _level(defense, value, cell[2])
-    victims, metrics = _scores(cell[1], level, int(config.cell_id()[:4], 16) % VARIANTS)
-    accuracy = 0.1 if defense == "full_noise" else 0.9 - 0.2 * (value or 0.0)
+    victims, metrics = _scores(cell[1], level, int(config.cell_id()[:4], 16) % VARIANTS, seed)
+    accuracy = 0.1 if defense == "full_noise" else round(0.9 - 0.2 * (value or 0.0), 3)
+    ends = _interval(accuracy)
     return Record(
         cell_id=config.cell_id(),
         config=config,
         victims=list(victims),
         metrics=list(metrics),
-        utility=_model(dict(accuracy=accuracy, low=accuracy - 0.02, high=accuracy + 0.02, n=1000), "utility"),
+        utility=_model(dict(accuracy=accuracy, low=ends.low, high=ends.high, n=1000), "utility"),
         cost=_model(dict(bytes_up=77752, bytes_down=77752, bytes_setup=80, memory_peak=10**6), "cost"),
         privacy=_model(dict(epsilon=None, delta=None, reason="the clip is off"), "privacy"),
         status="complete",
@@ -75,6 +78,11 @@ def _level(defense: str, value: float | None, knows: bool) -> int:
         return LEVELS - 1 if defense == "none" else 0
     fades = 0.2 * (4 + np.log10(value)) / (2 if knows else 1)
     return round((LEVELS - 1) * float(np.clip(1 - fades, 0, 1)))
+
+
+@cache
+def _interval(accuracy: float) -> Interval:
+    return clopper_pearson(round(1000 * accuracy), 1000)
 
 
 def _model(more: dict[str, object], which: str) -> dict[str, object]:
@@ -113,7 +121,7 @@ def _config(
 
 
 @cache
-def _scores(kind: str, level: int, variant: int) -> tuple[tuple[Victim, ...], tuple[Metric, ...]]:
+def _scores(kind: str, level: int, variant: int, seed: int) -> tuple[tuple[Victim, ...], tuple[Metric, ...]]:
     """Return made-up scores and their metrics; shared by many cells, because bootstraps take their time."""
     rng = np.random.default_rng([level, variant, len(kind)])
     share = level / (LEVELS - 1)
@@ -138,7 +146,7 @@ def _scores(kind: str, level: int, variant: int) -> tuple[tuple[Victim, ...], tu
             MemberScore(index=i, half=i // 100, member=bool(i % 2), score=float(s.round(4)), decision=bool(s > share))
             for i, s in enumerate(scores)
         ]
-    return tuple(victims), tuple(aggregate(victims, classes=10, seed=level))
+    return tuple(victims), tuple(aggregate(victims, classes=10, seed=seed))
 
 
 def main() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -16,20 +18,24 @@ from PIL import Image
 
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim
-from ppbench.leaderboard.assets import assets
-from ppbench.leaderboard.board import claimed, summary
+from ppbench.leaderboard.assets import VENDOR, assets, checksums, digest
+from ppbench.leaderboard.board import claimed, summary, up_to_date, write_board
 from ppbench.leaderboard.boards import Board, Entry, boards
-from ppbench.leaderboard.evaluations import evaluations
+from ppbench.leaderboard.charts import ppc_spec
+from ppbench.leaderboard.claims import Checked, Unchecked
+from ppbench.leaderboard.claims.case import Finding
+from ppbench.leaderboard.evaluations import Said, evaluations
 from ppbench.leaderboard.figures import Line, Ppc, ppc_png, ppc_svg
 from ppbench.leaderboard.html import render, write_html
 from ppbench.leaderboard.played import role_counts
+from ppbench.leaderboard.profiles import anchors
 from ppbench.leaderboard.sprites import strip
 from ppbench.leaderboard.table import csv_text, no_claims, rows, text, write_csv
 from ppbench.metrics.cap import Distance, PpcPoint
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Played, Record
-from ppbench.records.store import Images
+from ppbench.records.store import Images, Store
 from ppbench.records.times import ClientTime, save_time, training_of
 
 Make = Callable[..., Record]
@@ -580,3 +586,117 @@ def test_the_page_shows_who_played_which_role_how_often(fabricate: Make) -> None
     assert "Who played which role" in page and "rounds as pilot" in page
     assert page.index("(90)") < page.index("(60)") < page.index("(30)")  # most examples first
     assert "Who played which role" not in render([fabricate("none", None, "dlg", "reconstruction")])
+
+
+# -- what the page carries --------------------------------------------------------------------------------------------
+def test_vendored_files_are_those_that_were_published_and_their_licenses_lie_beside_them() -> None:
+    sums = checksums()
+    assert set(sums) == {path.name for path in VENDOR.iterdir()} - {"SHA256SUMS", "README.md"}
+    for name, value in sums.items():
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == value, name
+    about = (VENDOR / "README.md").read_text()
+    assert all(name in about for name in sums) and {name for name in sums if name.startswith("LICENSE")} > {
+        "LICENSE.tabulator", "LICENSE.vega", "LICENSE.vega-lite", "LICENSE.vega-embed",
+    }  # fmt: skip
+
+
+def test_the_policy_names_each_script_that_stands_in_the_page_and_no_other(page: str) -> None:
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert re.findall(r"'(sha256-[^']*)'", policy[1]) == [digest(script) for script in scripts] and len(scripts) == 5
+
+
+def specs(page: str) -> list[dict[str, object]]:
+    found = re.findall(r'<figure class="chart"[^>]*><script type="application/json">(.*?)</script>', page)
+    return [json.loads(text) for text in found]
+
+
+def test_every_figure_is_a_specification_with_its_data_and_fetches_none(page: str) -> None:
+    found = specs(page)
+    assert len(found) == page.count('<figure class="chart"') >= 3
+    assert not any(word in json.dumps(found) for word in ('"url"', '"href"', '"lookup"', '"signal"'))
+    told = next(text for spec in found if "relative RMSE" in (text := json.dumps(spec)) and "spn" in str(spec["title"]))
+    assert '"adaptive_spn (adaptive)"' in told and '"dlg (plain)"' in told and '"low"' in told
+
+
+def test_a_ppc_specification_has_regions_where_ratios_are_known() -> None:
+    line = Line("dlg", False, points(ratios=True))
+    known, unknown = (
+        json.loads(ppc_spec(Ppc("t", "sigma", "recon/1", (Line("dlg", False, points(ratios=ratios)),))))
+        for ratios in (True, False)
+    )
+    regions, accuracy, distance = known["layer"]
+    assert [row["color"] for row in regions["data"]["values"]] == ["#2ca25f", "#de2d26"]
+    assert all(row["from"] < row["to"] for row in regions["data"]["values"])
+    assert [row["y"] for row in accuracy["data"]["values"]] == [0.7, 0.69, 0.66]
+    assert [row["x"] for row in distance["data"]["values"]] == pytest.approx([p.x() for p in line.points])
+    assert distance["data"]["values"][0]["interval"] == "0.100 to 0.300"
+    assert all("low" not in row for row in accuracy["data"]["values"]), "an interval with one end is none"
+    assert len(unknown["layer"]) == 2 and unknown["layer"][0]["layer"][0]["encoding"]["x"]["scale"]["domain"] == [
+        "0.001", "0.1", "0.5",
+    ]  # fmt: skip
+
+
+def test_specifications_cannot_end_their_script_element() -> None:
+    evil = "</script><script>alert(1)</script>"
+    assert "<" not in ppc_spec(Ppc(evil, evil, "recon/1", (Line(evil, True, points(ratios=True)),), evil))
+    assert json.loads(ppc_spec(Ppc(evil, "c", "recon/1", (Line(evil, True, points(ratios=True)),))))["title"] == evil
+
+
+# -- a defense's part of the page -------------------------------------------------------------------------------------
+def test_anchors_are_words_and_no_two_names_share_one() -> None:
+    found = anchors(["spn", "a b", "a/b", "<x>", "x", ""])
+    assert found["spn"] == "defense-spn" and len(set(found.values())) == 6
+    assert all(re.fullmatch(r"[A-Za-z][\w-]*", anchor) for anchor in found.values())
+
+
+def test_a_defense_has_its_sentences_rows_images_and_claims_and_controls_have_none() -> None:
+    claim = Claim("asr", 0.5, "cifar10", "dlnet", None, "Table 4")
+    outcomes = [
+        Checked("spn", claim, "here", Finding("falls", "to 71.0%", "above chance", "50%", "71%", ())),
+        Unchecked("spn", claim, "no record of mnist"),
+    ]
+    said = [Said("spn", "", "spn hides nothing."), Said("dp", "", "dp hides all.")]
+    page = render(board_records(), images=lambda _: gradient_images(), said=said, outcomes=outcomes)
+    part = page[page.index('id="defense-spn"') : page.index('id="claims"')]
+    for words in ("spn hides nothing.", "falls", "to 71.0%", "no record of mnist", "alpha2 = 0.5", "adaptive_spn"):
+        assert words in part, words
+    assert "dp hides all." not in part and part.count("data:image/png") == 4, "a sprite a control value"
+    assert 'id="defense-none"' not in page and 'href="#defense-spn"' in page[: page.index('id="defense-dp"')]
+    claims = page[page.index('id="claims"') : page.index('id="cost"')]
+    assert "ASR 50.00%" in claims and "falls to 71.0%" in claims
+
+
+def test_a_sprite_has_the_originals_once_above_the_strongest_of_each_kind() -> None:
+    page = render(board_records(), images=lambda _: gradient_images())
+    part = page[page.index('id="defense-spn"') :]
+    (names, *_) = re.findall(r"<ul>(.*?)</ul>", part[part.index('class="sprite"') :])
+    shown = [
+        words.split()[0] for words in re.sub("<[^>]*>", " ", names.replace("</li>", "|")).split("|") if words.strip()
+    ]
+    assert shown == ["originals", "dlg", "adaptive_spn"]
+
+
+# -- the folder -------------------------------------------------------------------------------------------------------
+def test_figures_of_boards_that_are_gone_are_removed_and_other_files_stay(tmp_path: Path, fabricate: Make) -> None:
+    store = Store(tmp_path / "out")
+    store.save(fabricate("none", None, "mia_loss", "membership", 0.9))
+    folder = store.out / "figures"
+    folder.mkdir()
+    for name in ("ppc-old.svg", "ppc-old.png", "notes.txt"):
+        (folder / name).write_text("x")
+    written = write_board(store)
+    assert {path.name for path in folder.iterdir()} == {p.name for p in written if p.parent == folder} | {"notes.txt"}
+
+
+def test_a_board_is_up_to_date_while_both_tables_are(tmp_path: Path, fabricate: Make) -> None:
+    store = Store(tmp_path / "out")
+    store.save(fabricate("none", None, "dlg", "reconstruction", 35.0))
+    write_board(store)
+    assert up_to_date(store)
+    worst = store.out / "worst_case.csv"
+    worst.write_text(worst.read_text().replace("35", "36"))
+    assert not up_to_date(store)
+    worst.unlink()
+    assert not up_to_date(store)

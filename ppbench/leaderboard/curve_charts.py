@@ -23,10 +23,14 @@ def curve_spec(curve: Curve) -> Markup:
     return json_of(_budget(curve) if isinstance(curve, Budget) else _rocs(curve))
 
 
-def _dashes(names: Sequence[str]) -> Spec:
-    """Return dashes that tell lines apart where there are more of them than colors."""
+def _lines(names: Sequence[str], legend: Spec) -> Spec:
+    """Return the colors of lines, and dashes where there are more lines than colors, in one legend."""
+    color = color_of(names, legend, shift=0)
+    if len(names) <= len(PALETTE):
+        return {"color": color}
     dashes = [DASHES[index // len(PALETTE) % len(DASHES)] for index in range(len(names))]
-    return {"field": "line", "type": "nominal", "scale": {"domain": list(names), "range": dashes}, "legend": None}
+    scale = {"domain": list(names), "range": dashes}
+    return {"color": color, "strokeDash": {"field": "line", "type": "nominal", "scale": scale, "legend": legend}}
 
 
 def _budget(budget: Budget) -> Spec:
@@ -35,13 +39,12 @@ def _budget(budget: Budget) -> Spec:
     every = [line for _, lines in budget.panels for line in lines]
     top = max(25.0, 1.05 * max(max(line.decibels) for line in every))
     domain = [min(line.marks[0] for line in every), max(line.marks[-1] for line in every)]
-    color = color_of(names, {"title": None, "orient": "bottom", "columns": 4}, shift=0)
     encoding = {
         "x": {
             "field": "mark", "type": "quantitative", "title": "gradient evaluations a batch",
             "scale": {"type": "log", "domain": domain, "nice": False}, "axis": {"tickCount": 4, "format": "~s"},
         },
-        "color": color, "strokeDash": _dashes(names),
+        **_lines(names, {"title": None, "orient": "bottom", "columns": 4}),
         "tooltip": [{"field": f, "title": t} for f, t in (("line", "attack"), ("mark", "evaluations"),
                                                           ("share", "above 20 dB"), ("db", "median PSNR, dB"))],
     }  # fmt: skip
@@ -49,8 +52,7 @@ def _budget(budget: Budget) -> Spec:
     return {
         "description": f"{budget.title}: share of victims above 20 dB and median PSNR",
         "usermeta": {"panel": PANEL},
-        "concat": panels,
-        "columns": 3,
+        "hconcat": panels,
         "resolve": {"legend": {"color": "shared"}},
     }
 
@@ -79,7 +81,7 @@ def _panel(title: str, lines: Sequence[BudgetLine], encoding: Spec, top: float) 
     return {
         "title": title[:48],
         "data": {"values": values},
-        "vconcat": [unit("share", "share above 20 dB", 1.03), low],
+        "vconcat": [unit("share", "above 20 dB", 1.03), low],
         "spacing": 6,
     }
 
@@ -90,8 +92,7 @@ def _rocs(rocs: Rocs) -> Spec:
     return {
         "description": f"{rocs.title}: ROC curves, log scales",
         "usermeta": {"panel": ROC},
-        "concat": [_roc_panel(title, lines) for title, lines in panels],
-        "columns": 2,
+        "hconcat": [_roc_panel(title, lines) for title, lines in panels],
         "resolve": {"scale": {"color": "independent"}},
     }
 
@@ -116,7 +117,7 @@ def _roc_panel(title: str, lines: Sequence[RocLine]) -> Spec:
         }
 
     axes = {"x": rate("fpr", "false-positive rate"), "y": rate("tpr", "true-positive rate")}
-    color = color_of(names, {"title": None, "orient": "bottom", "columns": 1, "labelLimit": ROC}, shift=0)
+    drawn = _lines(names, {"title": None, "orient": "bottom", "columns": 1, "labelLimit": ROC})
     tooltip = [{"field": "line", "title": "row"}, *({"field": f, "format": ".3g"} for f in ("fpr", "tpr"))]
     return {
         "title": title,
@@ -131,7 +132,7 @@ def _roc_panel(title: str, lines: Sequence[RocLine]) -> Spec:
             {
                 "data": {"values": values},
                 "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "point": "transparent"},
-                "encoding": axes | {"color": color, "strokeDash": _dashes(names), "tooltip": tooltip},
+                "encoding": axes | drawn | {"tooltip": tooltip},
             },
         ],
     }

@@ -13,24 +13,29 @@ const charts = (() => {
       axis: { ...axis, titleFontWeight: "normal", labelFontSize: 11, titleFontSize: 12 },
       legend: { labelColor: ink, titleColor: ink, labelFontSize: 11, symbolOpacity: 1 },
       title: { color: ink, fontSize: 13, fontWeight: 600, anchor: "start" },
-      style: { "ink-line": { stroke: ink }, "ink-point": { stroke: ink, fill: ink } },
+      style: { "ink-line": { stroke: ink, color: ink }, "ink-point": { stroke: ink, fill: ink } },
       aria: true,
     };
   };
 
-  // Panels of fixed width: as many side by side as fit, narrower where not even one does.
+  // Panels of fixed width: as many side by side as fit, narrower where not even one does. Rows are concatenated by hand:
+  // a wrapped "concat" comes out with no size in Vega-Lite 6.4.
   const fitted = (spec, room) => {
-    if (!spec.concat) return spec;
+    if (!spec.hconcat) return spec;
+    const { hconcat: panels, ...rest } = spec;
     const axes = 70, panel = Math.min(spec.usermeta.panel, Math.max(150, room - axes));
-    spec.columns = Math.max(1, Math.min(spec.concat.length, Math.floor(room / (panel + axes))));
+    const columns = Math.max(1, Math.min(panels.length, Math.floor(room / (panel + axes))));
     const narrow = (part) => {
       if ("width" in part) part.width = panel;
-      for (const inner of part.vconcat ?? []) narrow(inner);
-      const legend = part.encoding?.color?.legend ?? part.layer?.at(-1)?.encoding?.color?.legend;
-      if (legend) Object.assign(legend, { columns: Math.min(legend.columns, spec.columns), labelLimit: room - 40 });
+      for (const inner of [...(part.vconcat ?? []), ...(part.layer ?? [])]) narrow(inner);
+      for (const { legend } of [part.encoding?.color ?? {}, part.encoding?.strokeDash ?? {}]) {
+        if (legend) Object.assign(legend, { columns: Math.min(legend.columns, columns), labelLimit: room - 60 });
+      }
     };
-    spec.concat.forEach(narrow);
-    return spec;
+    panels.forEach(narrow);
+    const rows = [];
+    while (panels.length) rows.push({ hconcat: panels.splice(0, columns), resolve: spec.resolve });
+    return { ...rest, vconcat: rows };
   };
 
   const draw = async (figure) => {

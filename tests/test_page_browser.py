@@ -1,0 +1,286 @@
+"""The page in a real browser: tables, figures, images, hash links, keyboard, phone, print, no scripts, no requests."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppbench.federation.contract import Claim
+from ppbench.leaderboard.claims import Checked, Unchecked
+from ppbench.leaderboard.claims.case import Finding
+from ppbench.leaderboard.evaluations import Said
+from ppbench.leaderboard.html import render
+from ppbench.records.schema import Flag, Record
+from ppbench.records.store import Images
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+Make = Callable[..., Record]
+EVIL = "<img src=x onerror=alert(1)>"
+WAIT_MS = 20_000
+
+
+def bench_page() -> ModuleType:
+    path = Path(__file__).parent.parent / "benchmarks" / "bench_page.py"
+    spec = importlib.util.spec_from_file_location("bench_page", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Tab:
+    """A tab that counts what a page must not do: requests, messages on the console, dialogs."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
+        self.context.route("**/*", self._ask)
+        self.page, self.path = self.context.new_page(), path
+        self.page.set_default_timeout(WAIT_MS)
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
+
+    def _ask(self, route: Any) -> None:
+        url = route.request.url
+        if url.partition("#")[0] == self.path.as_uri():
+            route.continue_()
+            return
+        self.asked.append(url)
+        route.abort()
+
+    def __enter__(self) -> Tab:
+        self.page.goto(self.path.as_uri())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+        assert not self.asked and not self.said, (self.asked, self.said)
+
+
+def records_of(make: Make) -> list[Record]:
+    """Return a board with both controls, a defense at three values and an evil one, and members of all of them."""
+    flag = Flag(code=EVIL, severity="warning", detail=EVIL)
+    found = []
+    for defense, value, top in (("none", None, 35.0), ("full_noise", None, 6.0)):
+        found.append(make(defense, value, "dlg", "reconstruction", top))
+        found.append(make(defense, value, "mia_loss", "membership", 0.9 if defense == "none" else 0.5))
+    for value in (0.01, 0.1, 1.0):
+        about = dict(control="alpha2", accuracy=round(0.95 - value / 10, 3))
+        found.append(make("spn", value, "dlg", "reconstruction", 30 - 20 * value, error=value, **about))
+        found.append(make("spn", value, "strong", "reconstruction", 34 - value, adaptive=True, **about))
+        found.append(make("spn", value, "mia_loss", "membership", 0.6, **about))
+        found.append(make(EVIL, value, EVIL, "reconstruction", 20 + value, control=EVIL, reason=EVIL, adaptive=True))
+    found.append(make(EVIL, 5.0, "dlg", "reconstruction", control=EVIL, status="failed"))
+    return [r.model_copy(update={"flags": [flag]}) if r.config.defense.id == EVIL else r for r in found]
+
+
+def images_of(record: Record) -> Images | None:
+    if record.config.attack.kind != "reconstruction" or record.status != "complete":
+        return None
+    truth = np.linspace(0, 1, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)
+    return Images(truth[:, :, ::-1].copy(), truth)
+
+
+@pytest.fixture(scope="module")
+def page(fabricate: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    claim = Claim("accuracy", 0.9, "digits", "mlp", None, EVIL, setting=EVIL, note=EVIL)
+    finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
+    text = render(
+        records_of(fabricate),
+        verdict=[EVIL, "spn hides nothing."],
+        reliability=[EVIL],
+        claims=lambda _: EVIL,
+        images=images_of,
+        said=[Said("spn", "", "spn hides nothing."), Said(EVIL, EVIL, EVIL)],
+        outcomes=[Checked("spn", claim, EVIL, finding), Unchecked(EVIL, claim, EVIL)],
+    )
+    path = tmp_path_factory.mktemp("page") / "leaderboard.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+TABLE = "#b1 .tabulator"
+
+
+def shown(tab: Tab, column: int) -> list[str]:
+    """Return a column of the first board as drawn; for figures the first word."""
+    script = "([t, c]) => [...document.querySelectorAll(`${t} .tabulator-row`)].map(r => r.querySelector(`[tabulator-field=c${c}]`).innerText.trim())"  # noqa: E501
+    return [text.split("\n")[0] for text in tab.page.evaluate(script, [TABLE, column])]
+
+
+def test_tables_sort_and_filter(browser: Any, page: Path) -> None:
+    with Tab(browser, page) as tab:
+        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
+        assert not tab.page.is_visible("#b1 .plain")
+        head = tab.page.locator(f"{TABLE} [role=columnheader][tabulator-field=c6] button")
+        for sign, order in ((1, "ascending"), (-1, "descending")):
+            head.click()
+            drawn = [sign * float(text.split()[0]) for text in shown(tab, 6) if text[0].isdigit()]
+            assert len(drawn) >= 6 and drawn == sorted(drawn)
+            assert tab.page.get_attribute(f"{TABLE} [tabulator-field=c6][role=columnheader]", "aria-sort") == order
+        tab.page.get_by_label("Filter Defense").first.press_sequentially("SPN")
+        playwright.expect(tab.page.locator(f"{TABLE} .tabulator-row")).to_have_count(3, timeout=WAIT_MS)
+        assert set(shown(tab, 1)) == {"spn"}
+        assert "3 of" in tab.page.locator("#b1 output").inner_text()
+        # A figure's filter compares: of spn's accuracies .949, .94 and .85 one lies below .9.
+        tab.page.get_by_label("Filter Accuracy").first.press_sequentially("<0.9")
+        playwright.expect(tab.page.locator(f"{TABLE} .tabulator-row")).to_have_count(1, timeout=WAIT_MS)
+        assert shown(tab, 2) == ["85.0 %"]
+
+
+def test_figures_are_drawn_with_intervals_and_images_are_shown(browser: Any, page: Path) -> None:
+    with Tab(browser, page) as tab:
+        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
+        figure.scroll_into_view_if_needed()
+        figure.locator(".live svg").wait_for()
+        assert not figure.locator(".static").is_visible(), "two drawings of one thing"
+        assert figure.locator(".live svg .mark-rule path, .live svg .mark-rule line").count() >= 6, "intervals"
+        assert "alpha2" in "".join(figure.locator(".live svg text").all_text_contents())
+        roc = tab.page.locator(".board details figure.chart").last
+        roc.scroll_into_view_if_needed()
+        roc.locator(".live svg").wait_for()
+        assert float(roc.locator(".live svg").bounding_box()["width"]) > 300
+        sprite = tab.page.locator("#defense-spn .sprite img").first
+        sprite.scroll_into_view_if_needed()
+        assert sprite.evaluate("async image => (await image.decode(), image.naturalWidth)") > 100
+        names = tab.page.locator("#defense-spn .sprite li").all_inner_texts()
+        assert [name.split("\n")[0].split()[0] for name in names[:3]] == ["originals", "dlg", "strong"]
+
+
+def test_names_stay_text_everywhere(browser: Any, page: Path) -> None:
+    with Tab(browser, page) as tab:
+        for part in tab.page.locator("section").all():
+            part.scroll_into_view_if_needed()
+        tab.page.wait_for_selector("#cells .tabulator-row")
+        tab.page.wait_for_timeout(300)
+        assert tab.page.locator("img[src=x]").count() == 0
+        assert tab.page.locator(f"{TABLE} .tabulator-row", has_text=EVIL).count() >= 3
+        assert tab.page.locator("#cells .tabulator-row", has_text=EVIL).count() >= 3
+        assert tab.page.locator("section.defense", has_text=EVIL).count() >= 1
+        chart = tab.page.locator("#b1 figure.chart", has_text="img").first
+        chart.scroll_into_view_if_needed()
+        tab.page.wait_for_timeout(300)
+        point = tab.page.locator("#b1 figure.drawn .live svg .mark-symbol path").last
+        point.hover(force=True)
+        tab.page.wait_for_timeout(200)
+        assert tab.page.locator("img[src=x]").count() == 0, "a tooltip"
+
+
+def test_links_lead_to_a_defense_and_to_a_cell(browser: Any, page: Path, fabricate: Make) -> None:
+    with Tab(browser, page) as tab:
+        tab.page.locator(f"{TABLE} a", has_text="spn").first.click()
+        assert tab.page.evaluate("location.hash") == "#defense-spn"
+        assert tab.page.locator("#defense-spn h3").is_visible()
+        assert "falls" in tab.page.locator("#defense-spn").inner_text()
+        tab.page.locator(f"{TABLE} .by a").first.click()
+        tab.page.wait_for_selector("#cells .tabulator-row.found")
+        cell = tab.page.evaluate("location.hash")[2:]
+        assert cell in {r.cell_id for r in records_of(fabricate)}
+        assert tab.page.locator("#cells .tabulator-row.found code").inner_text() == cell[:8]
+
+
+def test_the_keyboard_is_enough(browser: Any, page: Path) -> None:
+    with Tab(browser, page) as tab:
+        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
+        button = tab.page.locator(f"{TABLE} [role=columnheader] button", has_text="Accuracy").first
+        button.focus()
+        outline = "e => getComputedStyle(e).outlineStyle !== 'none' || getComputedStyle(e).boxShadow !== 'none'"
+        tab.page.keyboard.press("Tab")
+        tab.page.keyboard.press("Shift+Tab")
+        assert button.evaluate(outline), "a focus that nobody sees"
+        tab.page.keyboard.press("Enter")
+        drawn = [float(text.split()[0]) for text in shown(tab, 2) if text[0].isdigit()]
+        assert drawn == sorted(drawn) and len(drawn) > 4
+        unnamed = (
+            "[...document.querySelectorAll('input, button')].filter(e => !(e.ariaLabel || e.textContent.trim())).length"
+        )
+        assert tab.page.evaluate(unnamed) == 0
+        menu = tab.page.locator("details.menu summary").first
+        menu.focus()
+        tab.page.keyboard.press("Enter")
+        assert tab.page.locator("details.menu[open] a").first.is_visible()
+        tab.page.keyboard.press("Escape")
+        assert tab.page.locator("details.menu[open]").count() == 0
+
+
+def test_without_scripts_the_page_is_whole(browser: Any, page: Path) -> None:
+    with Tab(browser, page, java_script_enabled=False) as tab:
+        assert tab.page.locator("#b1 table.data tbody tr").count() >= 8
+        assert tab.page.locator("#b1 table.data").is_visible() and tab.page.locator("#b1 figure svg").first.is_visible()
+        assert tab.page.locator("#cells table tbody tr").count() >= 16
+        assert tab.page.locator("#defense-spn .sprite img").first.is_visible()
+        assert "{" not in tab.page.locator("#b1").inner_text(), "data blocks are not text"
+
+
+def test_a_phone_does_not_scroll_sideways(browser: Any, page: Path) -> None:
+    about = dict(viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True, device_scale_factor=2)
+    with Tab(browser, page, **about) as tab:
+        for part in tab.page.locator("section").all():
+            part.scroll_into_view_if_needed()
+            tab.page.wait_for_timeout(30)
+        tab.page.wait_for_selector("#cells .tabulator-row")
+        assert tab.page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [375, 375]
+        assert tab.page.evaluate("document.querySelectorAll('figure.drawn').length") > 0
+
+
+def test_print_shows_plain_tables_and_drawings(browser: Any, page: Path) -> None:
+    with Tab(browser, page) as tab:
+        tab.page.locator("#b1 figure.chart").first.scroll_into_view_if_needed()
+        tab.page.wait_for_selector("#b1 figure.drawn .live svg")
+        tab.page.emulate_media(media="print")
+        assert tab.page.locator("#b1 .plain").is_visible() and not tab.page.locator(TABLE).is_visible()
+        figure = tab.page.locator("#b1 figure.chart").first
+        assert figure.locator(".static").is_visible() and not figure.locator(".live").is_visible()
+        assert not tab.page.locator("nav.top").is_visible()
+        assert len(tab.page.pdf()) > 10_000
+
+
+def test_dark_pages_have_light_ink_in_figures(browser: Any, page: Path) -> None:
+    with Tab(browser, page, color_scheme="dark") as tab:
+        tab.page.locator("#b1 figure.chart").first.scroll_into_view_if_needed()
+        tab.page.wait_for_selector("#b1 figure.drawn .live svg")
+        ink = tab.page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()")
+        assert ink.lower() == "#e6ebf1"
+        assert tab.page.locator(f"#b1 figure.drawn .live svg [fill='{ink}']").count() > 0, "titles"
+        assert tab.page.locator(f"#b1 figure.drawn .live svg .mark-line [stroke='{ink}']").count() > 0, "accuracy"
+
+
+def test_five_hundred_rows_open_and_sort_at_once(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppbench.leaderboard.drawings.ALL", 0)  # no drawings for print, which take longest
+    monkeypatch.setattr("ppbench.leaderboard.drawings.SOME", 0)
+    path = tmp_path / "many.html"
+    path.write_text(render(list(bench_page().synthetic(500, kinds=("label",)))), encoding="utf-8")
+    with Tab(browser, path) as tab:
+        tab.page.evaluate("location.hash = '#cells'")
+        tab.page.wait_for_selector("#cells .tabulator-row")
+        head = tab.page.locator("#cells [role=columnheader] button", has_text="Accuracy")
+        start = time.perf_counter()
+        head.click()
+        tab.page.wait_for_selector("#cells [aria-sort=ascending]")
+        taken = time.perf_counter() - start
+        drawn = tab.page.locator("#cells .tabulator-row").count()
+        assert 0 < drawn < 200, "rows that nobody sees are not drawn"
+        assert "500 rows" in tab.page.locator("#cells output").inner_text()
+        assert taken < 5, taken  # .1 s on an idle machine; the test machine may be busy
