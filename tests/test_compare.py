@@ -19,9 +19,9 @@ from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.commands.compare import compare as command
 from ppbench.compare import machine, report
 from ppbench.compare.join import facts_of, join, where_of
-from ppbench.compare.judge import holm
+from ppbench.compare.judge import Row, holm, judged
 from ppbench.compare.outcome import Comparison, compare
-from ppbench.compare.paired import Level, bootstrapped, change, mcnemar, mid_p, unpaired
+from ppbench.compare.paired import Level, bootstrapped, change, mcnemar, mid_p, same, unpaired, with_luck
 from ppbench.compare.rows import rows_of
 from ppbench.compare.samples import RULES, Rule, Sample, counts, rules_for, sample_of, statistic
 from ppbench.defenses.dp import DP
@@ -462,6 +462,23 @@ def test_independent_intervals_add_in_quadrature() -> None:
     assert unpaired(base, new, safer=False).worse == pytest.approx(-0.1)
 
 
+def test_two_trainings_of_one_defense_differ_too(cell: Callable[..., Record]) -> None:
+    """What a model's victims share is no evidence about the defense, however many they are; seeds are."""
+    base, new = (asked(cell(kind="membership", share=share, n=20_000)) for share in (0.55, 0.58))
+    bare = change([base], [new], rule("asr"), "key")
+    assert bare.p < 1e-9 and bare.low > 0.02
+    one, many = (with_luck(bare, 0.02, seeds) for seeds in (1, 100))
+    assert one.p > 0.2 and one.low < 0 < one.worse == bare.worse and "luck of training" in one.method
+    assert bare.p <= many.p < 1e-9 and many.low > 0.02
+    assert with_luck(bare, 0.0, 1) == bare and with_luck(same(0.5, 9), 0.02, 1) == same(0.5, 9)
+    rows = [row for row in rows_of(join([base], [new])) if row.metric == "asr"]
+    undecided_row = judged(rows)[0]
+    assert undecided_row.status == "inconclusive" and undecided_row.needed is None
+    assert "more seeds" in report.told(undecided_row)
+    init = [configured(r, stage="init") for r in (base, new)]
+    assert judged([r for r in rows_of(join(init[:1], init[1:])) if r.metric == "asr"])[0].status == "regression"
+
+
 def undecided(generator: np.random.Generator, n: int, worse: float) -> Sample:
     base = generator.normal(15, 4, size=n)
     units = np.arange(n)
@@ -470,8 +487,6 @@ def undecided(generator: np.random.Generator, n: int, worse: float) -> Sample:
 
 
 def test_the_number_that_would_decide_does(cell: Callable[..., Record]) -> None:
-    from ppbench.compare.judge import Row, judged
-
     record, generator = cell(), np.random.default_rng(2)
 
     def verdict(n: int, worse: float) -> Row:

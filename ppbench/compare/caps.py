@@ -10,13 +10,15 @@ import numpy as np
 
 from ppbench.compare.join import Facts, Joined, Pair, Where, facts_of
 from ppbench.compare.judge import Row, row_of
-from ppbench.compare.paired import REPLICATES, generator_of, over_seeds, replicated, resampled, same
-from ppbench.compare.samples import RULES, Floats, Rule, sample_of
+from ppbench.compare.paired import REPLICATES, generator_of, over_seeds, replicated, resampled, same, with_luck
+from ppbench.compare.samples import RULES, TRAINED, Floats, Rule, sample_of
 from ppbench.metrics.cap import DISTANCE_OF_KIND, METRIC_OF
 from ppbench.records.schema import Utility
 
 CAP = 0.01
 """How much lower a CAP must be to count."""
+LUCK, UNTRAINED_LUCK = 0.05, 0.005
+"""Luck of training (`Rule.luck`) of a CAP, over attacks on trained models and on fresh ones."""
 _Z = 3.92  # width of a 95 % interval over its standard error
 
 
@@ -47,14 +49,15 @@ def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
     cells = [(a, b) for pair in some for a, b in zip(pair.base, pair.new, strict=True)]
     if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
         return
-    row = Rule("cap", "cap", "all", "mean", CAP, True, ())
+    row = Rule("cap", "cap", "all", "mean", CAP, True, (), LUCK if shown.where.stage in TRAINED else UNTRAINED_LUCK)
     n = sum(len(r.victims) for r, _ in cells)
     worse, base, new = _cap_resamples(some, rule, f"{shown.where} cap")
     if all(a.victims == b.victims and a.utility == b.utility for a, b in cells):
         yield row_of(shown, row, same(base, n), "")
         return
     units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
-    yield row_of(shown, row, resampled(base, new, worse, units, n, f"paired bootstrap over victims, {REPLICATES}"), "")
+    found = resampled(base, new, worse, units, n, f"paired bootstrap over victims, {REPLICATES}")
+    yield row_of(shown, row, with_luck(found, row.luck, len(shown.seeds)), "")
 
 
 def _cap_resamples(some: Sequence[Pair], rule: Rule, key: str) -> tuple[Floats, float, float]:

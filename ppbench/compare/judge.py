@@ -18,6 +18,7 @@ from ppbench.records.schema import Record
 
 Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
 ALPHA = 1 - LEVEL
+_Z = float(stats.norm.isf(ALPHA / 2))
 MOST = 10**6
 """Numbers of victims beyond this are not named: such a row cannot be decided."""
 
@@ -104,16 +105,17 @@ def _verdict(row: Row, adjusted: float | None) -> Row:
 def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
     """Return how many victims would decide a row, were its change what it seems; None beyond `MOST`.
 
-    An interval shrinks with the root of n. Below the tolerance its upper end must fall under it; above, the p-value
-    must outlast Holm's factor.
+    Of the interval's half, what is not luck of training shrinks with the root of n. Below the tolerance the upper end
+    must fall under it; above, the p-value must outlast Holm's factor.
     """
+    shared = _Z * change.luck
     if change.worse < tolerance:
-        factor = (change.high - change.worse) / (tolerance - change.worse)
+        half, wanted = change.high - change.worse, tolerance - change.worse
     else:
         times = 1.0 if not adjusted or change.p <= 0 else max(1.0, adjusted / change.p)
-        have = float(stats.norm.isf(max(change.p, 1e-300) / 2))
-        want = float(stats.norm.isf(ALPHA / times / 2))
-        low = (change.worse - change.low) / change.worse if change.worse > 0 else math.inf
-        factor = max(want / have if have > 0 else math.inf, low)
-    number = change.n * factor**2
-    return None if not number <= MOST else max(change.n + 1, math.ceil(number))
+        half = change.worse - change.low
+        wanted = change.worse * _Z / float(stats.norm.isf(ALPHA / times / 2))
+    if wanted <= shared:
+        return None
+    number = change.n * (half**2 - shared**2) / (wanted**2 - shared**2)
+    return None if number > MOST else max(change.n + 1, math.ceil(number))

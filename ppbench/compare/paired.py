@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -41,6 +41,7 @@ class Change:
         n: victims (of an accuracy: test examples), all seeds together.
         method: of interval and p-value.
         certain: whether nothing was estimated: equal scores, or a stated number; it takes no part in Holm's correction.
+        luck: standard deviation of `worse` from draws of training that all victims share; low, high and p count it.
     """
 
     base: float
@@ -52,11 +53,35 @@ class Change:
     n: int
     method: str
     certain: bool = False
+    luck: float = 0.0
 
 
 def same(value: float, n: int, method: str = "equal scores, victim by victim") -> Change:
     """Return the change of what is exactly as it was."""
     return Change(value, value, 0.0, 0.0, 0.0, 1.0, n, method, certain=True)
+
+
+def with_luck(found: Change, luck: float, seeds: int) -> Change:
+    """Return a change that also counts the luck of training: two trainings of one defense differ, too.
+
+    Victims attacked through one model share it, so that no number of them tells this luck from a change of the defense;
+    seeds do. Interval and standard error are widened in quadrature.
+
+    Args:
+        found: what the victims say.
+        luck: standard deviation of the figure over trainings.
+        seeds: trainings a side.
+    """
+    if found.certain or luck == 0:
+        return found
+    spread = luck * math.sqrt(2 / seeds)
+    low = found.worse - math.hypot(found.worse - found.low, _Z * spread)
+    high = found.worse + math.hypot(found.high - found.worse, _Z * spread)
+    toward = low if found.worse > 0 else high
+    z = _Z * abs(found.worse) / abs(found.worse - toward)
+    p = max(found.p, float(2 * stats.norm.sf(z)))
+    method = f"{found.method}; luck of training {luck:g}"
+    return replace(found, low=low, high=high, p=p, luck=spread, method=method)
 
 
 def generator_of(key: str) -> np.random.Generator:

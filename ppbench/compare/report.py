@@ -76,7 +76,8 @@ def remarks(row: Row) -> str:
         parts += [f"p {row.adjusted:.2g}"] if row.adjusted is not None else []
         parts.append(f"n {row.change.n}")
     if row.status == "inconclusive":
-        parts.append(f"{row.needed} would decide" if row.needed else "no n would decide")
+        lucky = row.change is not None and row.change.luck > 0
+        parts.append(f"n {row.needed} would decide" if row.needed else "more seeds" if lucky else "no n would decide")
     return ", ".join([*parts, *([printable(row.note)] if row.note else [])])
 
 

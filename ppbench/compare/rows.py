@@ -12,14 +12,16 @@ import numpy as np
 from ppbench.compare.caps import cap_rows
 from ppbench.compare.join import Facts, Joined, Pair, Where, facts_of
 from ppbench.compare.judge import Row, row_of
-from ppbench.compare.paired import Change, Level, change, same, unpaired
-from ppbench.compare.samples import Rule, rules_for
+from ppbench.compare.paired import Change, Level, change, same, unpaired, with_luck
+from ppbench.compare.samples import TRAINED, Rule, rules_for
 from ppbench.portfolio import worst_case
 from ppbench.records.schema import Metric, Record, Utility
 
 ACCURACY, EPSILON = 0.01, 0.25
 """How much worse counts: of an accuracy or a Dice coefficient (of a mean squared error: of its size), of a claimed
 epsilon."""
+LUCK = 0.5
+"""Luck of training of an accuracy, in tolerances; see `Rule.luck`."""
 _NOWHERE = {
     "threat": "",
     "stage": "",
@@ -57,7 +59,9 @@ def _cells(pair: Pair) -> Iterator[Row]:
             note = f"delta is {pair.base[0].privacy.delta}, NEW has {pair.new[0].privacy.delta}"
             yield replace(row_of(pair, rule, None, note), status="incomparable")
         else:
-            yield row_of(pair, rule, change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}"), "")
+            found = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
+            luck = rule.luck if pair.where.stage in TRAINED else 0.0
+            yield row_of(pair, rule, with_luck(found, luck, len(pair.seeds)), "")
 
 
 def _reason(metric: Metric | None) -> str:
@@ -127,7 +131,7 @@ def _utilities(pair: Pair) -> Iterator[Row]:
         if len(base) < len(pair.seeds):
             continue
         tolerance = ACCURACY * (float(np.mean([b.value for b in base])) if figure.name == "mse" else 1.0)
-        rule = Rule(figure.name, figure.name, "all", "mean", tolerance, figure.safer, ())
+        rule = Rule(figure.name, figure.name, "all", "mean", tolerance, figure.safer, (), LUCK * tolerance)
         if len(new) < len(base):
             reason = next((r.utility.reason for r in pair.new if _level(r.utility, figure) is None), None)
             yield row_of(pair, rule, None, f"not in NEW: {reason}")
@@ -135,7 +139,8 @@ def _utilities(pair: Pair) -> Iterator[Row]:
             mean = float(np.mean([b.value for b in base]))
             yield row_of(pair, rule, same(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            yield row_of(pair, rule, unpaired(base, new, figure.safer), "")
+            found = with_luck(unpaired(base, new, figure.safer), rule.luck, len(base))
+            yield row_of(pair, rule, found, "")
 
 
 def _level(utility: Utility, figure: _Figure) -> Level | None:
@@ -145,7 +150,7 @@ def _level(utility: Utility, figure: _Figure) -> Level | None:
 
 def _epsilons(pair: Pair) -> Iterator[Row]:
     """Yield the change of the claimed epsilon, which is stated and not estimated; a guarantee that is gone is worse."""
-    rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, ())
+    rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, (), 0.0)
     base, new = ([r.privacy.epsilon for r in side] for side in (pair.base, pair.new))
     ours, theirs = ([e for e in side if e is not None] for side in (base, new))
     if not ours:

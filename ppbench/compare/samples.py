@@ -34,6 +34,8 @@ class Rule:
         tolerance: how much worse counts, in the metric's own unit.
         safer: whether a higher value leaks less.
         kinds: of attacks.
+        luck: standard deviation of the figure over trainings that differ in their draws alone, beyond what its victims
+            explain; of models after training (`TRAINED`).
     """
 
     metric: str
@@ -43,24 +45,31 @@ class Rule:
     tolerance: float
     safer: bool
     kinds: tuple[str, ...]
+    luck: float
 
 
+TRAINED = ("final", "iterate", "audit")
+"""Stages at which all victims share a trained model: one training is one draw, however many victims it has."""
 RULES = (
-    Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, ("reconstruction",)),
-    Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, ("reconstruction",)),
-    Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, ("reconstruction",)),
-    Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, ("label",)),
-    Rule("asr", "asr", "average", "decision", 0.02, False, ("membership",)),
-    Rule("auc", "auc", "average", "auc", 0.02, False, ("membership",)),
-    Rule("tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "average", "tpr", 0.02, False, ("membership",)),
-    Rule("canary_auc", "auc", "canaries", "auc", 0.02, False, ("membership",)),
-    Rule("canary_tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "canaries", "tpr", 0.02, False, ("membership",)),
-    Rule("epsilon_lower", "epsilon_lower", "canaries", "epsilon", 0.25, False, ("membership",)),
-    Rule("tracing_accuracy", "tracing_accuracy", "all", "decision", 0.02, False, ("tracing",)),
-    Rule("agreement", "agreement", "all", "decision", 0.02, False, ("extraction",)),
-    Rule("output_error", "output_error", "all", "mean", 0.02, True, ("extraction",)),
+    Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, ("reconstruction",), 1.0),
+    Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, ("reconstruction",), 0.05),
+    Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, ("reconstruction",), 0.05),
+    Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, ("label",), 0.05),
+    Rule("asr", "asr", "average", "decision", 0.02, False, ("membership",), 0.02),
+    Rule("auc", "auc", "average", "auc", 0.02, False, ("membership",), 0.02),
+    Rule("tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "average", "tpr", 0.02, False, ("membership",), 0.02),
+    Rule("canary_auc", "auc", "canaries", "auc", 0.02, False, ("membership",), 0.02),
+    Rule("canary_tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "canaries", "tpr", 0.02, False, ("membership",), 0.05),
+    Rule("epsilon_lower", "epsilon_lower", "canaries", "epsilon", 0.25, False, ("membership",), 0.25),
+    Rule("tracing_accuracy", "tracing_accuracy", "all", "decision", 0.02, False, ("tracing",), 0.05),
+    Rule("agreement", "agreement", "all", "decision", 0.02, False, ("extraction",), 0.05),
+    Rule("output_error", "output_error", "all", "mean", 0.02, True, ("extraction",), 0.05),
 )
-"""What is judged. Records hold more figures of the same victims; judging each would only cost power (Holm)."""
+"""What is judged. Records hold more figures of the same victims; judging each would only cost power (Holm).
+
+Luck was measured on two digits networks, 21 trainings each (`benchmarks/bench_compare.py rerun`, docs/compare.md), and
+rounded up; of canaries, epsilon and outputs it is assumed.
+"""
 
 
 def rules_for(record: Record) -> tuple[Rule, ...]:

@@ -1,0 +1,207 @@
+"""What `ppbench compare` can find, how often it cries wolf, and how long it takes.
+
+Run: OMP_NUM_THREADS=1 python benchmarks/bench_compare.py power|speed|rerun [RUNS]
+
+power: the smallest true worsening that is found as a regression with a probability of 80 %, by simulation.
+speed: CPU seconds of one thread for one row of 1400 candidates (the machine may be shared).
+rerun: an evaluation of `dp` made again and again with the same questions but other draws of training, noise and attack
+    (20 times, about 20 s each), compared with the first one and each with the one before: no defense changed, so every
+    regression is false. What differs between reruns is where `power` takes its noise from.
+Printed, and written to benchmarks/results/compare.json where PPBENCH_KEEP is set. PPBENCH_RERUNS: a folder in which
+reruns are kept, and found finished.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ppbench.compare.join import join
+from ppbench.compare.outcome import compare
+from ppbench.compare.paired import Change, bootstrapped, mcnemar
+from ppbench.compare.samples import RULES, Rule, Sample, rules_for, sample_of
+from ppbench.evaluation import evaluate
+from ppbench.records.store import Store
+from ppbench.seeds import Seeds
+
+RESULTS = Path(__file__).parent / "results" / "compare.json"
+ROWS = 20  # of a defense, in Holm's correction
+FOUND = 0.8
+DISCORDANT = 0.10  # share of candidates decided otherwise by a rerun: .03 to .10 were measured
+REAL = {
+    "defense": "dp",
+    "grid": (1e-3, 1e-2),
+    "model": "mlp",
+    "clients": 4,
+    "rounds": 25,
+    "local_epochs": 4,
+    "train": 600,
+    "victims": 24,
+    "candidates": 300,
+    "attack_batch": (1,),
+    "attacks": ("dlg", "analytic", "label_recovery", "mia_loss", "tracing"),
+    "settings": {"dlg.budget": 100, "dlg.restarts": 0},
+    "tuning": 0,
+}
+
+
+def rule(name: str) -> Rule:
+    return next(one for one in RULES if one.metric == name)
+
+
+def plain(base: np.ndarray, new: np.ndarray) -> Sample:
+    """Return victims who are units of their own."""
+    n, units = len(base), np.arange(len(base))
+    return Sample(base, new, np.full(n, 1 / n), units, 0 * units, np.zeros(n, dtype=bool), 0 * units, 1e-5)
+
+
+def decided(n: int, worse: float, generator: np.random.Generator) -> Change:
+    """Return the change of an ASR of .6 that rises by `worse`; others are decided otherwise by the rerun alone."""
+    gain = (DISCORDANT + worse) / 2
+    kind = generator.choice(3, size=n, p=[gain, max(0.0, gain - worse), 1 - gain - max(0.0, gain - worse)])
+    agreed = (generator.random(n) < 0.6).astype(float)
+    base = np.where(kind == 0, 0.0, np.where(kind == 1, 1.0, agreed))
+    return mcnemar(plain(base, np.where(kind == 2, agreed, 1 - base)), safer=False)
+
+
+def rebuilt(n: int, worse: float, noise: float, generator: np.random.Generator) -> Change:
+    """Return the change of a median PSNR over victims at 15 dB give or take 4, who differ by `noise` dB in a rerun."""
+    base = generator.normal(15, 4, size=n)
+    new = base + worse + generator.normal(0, noise, size=n)
+    return bootstrapped([plain(base, new)], rule("psnr_median"), str(worse))
+
+
+def regression(found: Change, tolerance: float) -> bool:
+    """Return whether a row is a regression where the defense's other rows are as they were."""
+    return ROWS * found.p < 0.05 and found.low > 0 and found.worse > tolerance
+
+
+def smallest(
+    make: Callable[[float, np.random.Generator], Change], steps: list[float], tolerance: float
+) -> float | None:
+    """Return the smallest of `steps` at which 80 % of 300 trials find a regression, None where none does."""
+    for worse in steps:
+        generator = np.random.default_rng(round(1e6 * worse))
+        if np.mean([regression(make(worse, generator), tolerance) for _ in range(300)]) >= FOUND:
+            return worse
+    return None
+
+
+def power() -> dict[str, object]:
+    asr = {
+        n: smallest(lambda worse, g, n=n: decided(n, worse, g), [round(0.005 * k, 3) for k in range(4, 80)], 0.02)
+        for n in (200, 400, 1400, 5000)
+    }
+    psnr = {
+        f"sd {noise:g} dB": {
+            n: smallest(lambda w, g, n=n, s=noise: rebuilt(n, w, s, g), [0.25 * k for k in range(2, 60)], 0.5)
+            for n in (12, 20, 50, 100)
+        }
+        for noise in (0.3, 1.0, 3.0)
+    }
+    return {"rows": ROWS, "asr": asr, "psnr_median": psnr}
+
+
+def speed() -> dict[str, float]:
+    """Return CPU seconds for 2000 replicates of 1400 candidates, by form."""
+    generator, found = np.random.default_rng(0), {}
+    member = np.arange(1400) % 2 == 0
+    half = np.arange(1400) // 2 % 2
+    base, new = (generator.normal(member * 0.5) for _ in range(2))
+    sample = Sample(base, new, np.full(1400, 1 / 1400), np.arange(1400), 2 * half + member, member, half, 1e-5)
+    for name in ("auc", "tpr_at_1pct_fpr", "psnr_median", "rmse_mean", "epsilon_lower"):
+        times = []
+        for _ in range(5):
+            began = time.process_time()
+            bootstrapped([sample], rule(name), "key")
+            times.append(time.process_time() - began)
+        found[name] = round(sorted(times)[2], 3)
+    return found
+
+
+def once(number: int, out: str) -> None:
+    """Evaluate with the questions of seed 0; everything that a party or an attack draws comes from `number`."""
+    seed = Seeds.seed
+
+    def redrawn(self: Seeds, role: str, *index: int | str) -> int:
+        other = number and role in ("party", "attack")
+        return seed(Seeds(1_000_003 * self.master + number) if other else self, role, *index)
+
+    Seeds.seed = redrawn  # type: ignore[method-assign]
+    evaluate(**REAL, out=out, workers=1)  # type: ignore[arg-type]
+
+
+def rerun(runs: int) -> dict[str, object]:
+    """Return how many regressions are found where there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(os.environ.get("PPBENCH_RERUNS", folder)) / str(number) for number in range(runs + 1)]
+        for number, out in enumerate(outs):
+            if not (out / "leaderboard.csv").is_file():
+                subprocess.run([sys.executable, __file__, "once", str(number), str(out)], check=True)
+        first = [false_alarms(outs[0], out) for out in outs[1:]]
+        chain = [false_alarms(one, two) for one, two in itertools.pairwise(outs)]
+        noise = differences(outs)
+    return {"runs": runs, "with the first": total(first), "with the one before": total(chain), "noise": noise}
+
+
+def false_alarms(base: Path, new: Path) -> dict[str, int]:
+    found = compare(base, new)
+    statuses = [row.status for row in found.rows if row.where.defense == "dp" or row.where.defense == "none"]
+    raw = sum(
+        row.change is not None and row.change.p < 0.05 and row.change.worse > 0 and not row.change.certain
+        for row in found.rows
+    )
+    return {
+        "comparisons": 1,
+        "with a false regression": bool(found.regressions),
+        "false regressions": sum(r.status == "regression" for r in found.rows),
+        "with a false fault": bool(found.faults),
+        "rows": len(statuses),
+        "rows that Holm's correction kept": raw - sum(r.status == "regression" for r in found.rows),
+        "inconclusive": statuses.count("inconclusive"),
+    }
+
+
+def total(found: list[dict[str, int]]) -> dict[str, int]:
+    return {name: int(sum(one[name] for one in found)) for name in found[0]}
+
+
+def differences(outs: list[Path]) -> dict[str, dict[str, float]]:
+    """Return what differs between reruns: the share of other decisions, and the deviation of a victim's PSNR in dB."""
+    first = Store(outs[0]).load_all()
+    seen = defaultdict[str, list[float]](list)
+    for out in outs[1:]:
+        for pair in join(first, Store(out).load_all()).pairs:
+            for one in rules_for(pair.base[0]):
+                if one.metric in ("asr", "psnr_median"):
+                    sample = sample_of(pair.base[0], pair.new[0], one)
+                    where = pair.where
+                    name = f"{one.metric} {where.defense} {where.value} {where.attack} {where.stage}"
+                    change = sample.new - sample.base
+                    seen[name].append(float((change != 0).mean() if one.form == "decision" else change.std()))
+    return {name: {"mean": round(float(np.mean(v)), 3), "most": round(max(v), 3)} for name, v in seen.items()}
+
+
+def main() -> None:
+    what, *rest = sys.argv[1:] or ["power"]
+    if what == "once":
+        return once(int(rest[0]), rest[1])
+    found: object = rerun(int(rest[0]) if rest else 20) if what == "rerun" else {"power": power, "speed": speed}[what]()
+    print(json.dumps(found, indent=1))
+    if os.environ.get("PPBENCH_KEEP"):
+        kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        RESULTS.write_text(json.dumps({**kept, what: found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
