@@ -2,19 +2,301 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
+
+from ppbench import suite
+from ppbench.cli import app
+from ppbench.registry import plugins
+from ppbench.suite import SCHEMA, SECTIONS, DefensePart, PresetPart, SuiteFile, load_suite
+
+tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "leaderboards" / "README.md", *sorted((ROOT / "benchmarks").glob("*.md"))]
+PAGES = [page for page in [*PAGES, *sorted((ROOT / "examples").rglob("*.md"))] if page.is_file()]
+WORKFLOWS = sorted((ROOT / "examples").rglob("*.yml"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ |run: +|- run: +)?(?:\.venv/bin/)?ppbench (?P<words>.*)$")
+INNER = re.compile(r"`(?:[A-Z_]+=\S+ )?ppbench (?P<words>[^`\n]+)`")
+LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
+FOLDERS = ("attacks", "benchmarks", "defenses", "docs", "examples", "leaderboards", "ppbench", "tests")
+TOLD = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*|[\w-]+\.(?:md|sh))`")
+REPOSITORY = (ROOT / "docs").is_dir() and (ROOT / "pyproject.toml").is_file()
+MADE_BY_READERS = frozenset({"compare.md"})
+"""Files that readers make by the commands of a page."""
+
+pytestmark = pytest.mark.skipif(not REPOSITORY, reason="the documents are not here")
 
 
-@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documents are not here")
-def test_the_reference_of_the_command_line_is_the_programs() -> None:
-    spec = importlib.util.spec_from_file_location("make_cli", ROOT / "docs" / "make_cli.py")
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language ("" for none), text, and where it begins."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(language: str) -> list[Block]:
+    """Return all fenced blocks in a language."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            if match[1] == language:
+                found.append(Block(page, text[: match.start()].count("\n") + 1, match[1], match[2]))
+    return found
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Return every `ppbench ...` that people are told to type, with its place, as words after the name.
+
+    Lines of pages (docs/cli.md has usages, not commands) and workflows, and code within lines that names a command of
+    the program with an option or argument. Words in capitals stand for what people put there; they parse as they are.
+    """
+    found = []
+    for file in [page for page in PAGES if page.name != "cli.md"] + WORKFLOWS:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            place = f"{file.relative_to(ROOT)}:{number}"
+            for part in re.split(r" && ", line.strip()):
+                if match := COMMAND.match(part.strip()):
+                    found.append((place, shlex.split(match["words"], comments=True)))
+            found += [(place, shlex.split(match["words"])) for match in INNER.finditer(line)]
+    return [(place, [word for word in words if word != "..."]) for place, words in found]
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_the_reference_of_the_command_line_is_the_programs() -> None:
     found = (ROOT / "docs" / "cli.md").read_text()
-    assert found == module.reference(), "docs/cli.md is old; run: python docs/make_cli.py"
+    assert found == module(ROOT / "docs" / "make_cli.py").reference(), (
+        "docs/cli.md is old; run: python docs/make_cli.py"
+    )
+
+
+def parsed(words: list[str]) -> str:
+    """Parse words as the program does, without running anything; return what is wrong, "" if they are right."""
+    command: Any = typer.main.get_command(app)
+    path, rest = "ppbench", words
+    try:
+        while rest and hasattr(command, "commands"):
+            if rest[0].startswith("-"):
+                break
+            if rest[0] not in command.commands:
+                return f"there is no command {rest[0]!r} in {path!r}"
+            command, path, rest = command.commands[rest[0]], f"{path} {rest[0]}", rest[1:]
+        with command.make_context(path, list(rest)):
+            return ""
+    except typer.Exit:  # --help, --version, or a group without a command
+        return ""
+    except Exception as error:  # noqa: BLE001 - click's own errors, vendored or not, are told by their message
+        tell = getattr(error, "format_message", error.__str__)
+        return f"{path}: {type(error).__name__}: {tell()}"
+
+
+def named_only(words: list[str]) -> bool:
+    """Return whether a line names a command (`ppbench compare`) without saying what to do with it."""
+    return all(re.fullmatch(r"[a-z]+", word) for word in words) and len(words) <= 2
+
+
+def test_every_command_that_people_are_told_to_type_is_one() -> None:
+    every = commands()
+    assert len(every) > 40 and len({place.partition(":")[0] for place, _ in every}) >= 6
+    wrong = []
+    for place, words in every:
+        problem = parsed(words)
+        if problem and not (named_only(words) and "MissingParameter" in problem):
+            wrong.append(f"{place}: ppbench {shlex.join(words)}: {problem}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_commands_name_is_there() -> None:
+    """Values of --defense, --attack, --only and names of suites exist, or are those of a page's own example."""
+    own = {"rounding", "unrounding", "sign_sgd", "row_ratio", "my_defense"}
+    known = {group: {*plugins(group), *own} for group in ("defenses", "attacks", "models")}
+    known["attacks"] |= {"standard", "all"}
+    options = {"--defense": "defenses", "--add": "defenses", "--attack": "attacks", "--model": "models"}
+    wrong = []
+    for place, words in commands():
+        for option, value in pairwise(words):
+            unknown = set(value.split(",")) - known[options[option]] if option in options else set()
+            wrong += [f"{place}: {option} {name}" for name in sorted(unknown) if not name.isupper()]
+        if words[:1] == ["sweep"] and not words[1].endswith(".toml") and not words[1].isupper():
+            load_suite(words[1], words[words.index("--preset") + 1] if "--preset" in words else "")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate",
+        "evaluate --defence dp",
+        "sweep",
+        "compare baseline",
+        "claim FOLDER",
+        "baseline accept a b",
+        "nothing",
+    ],
+)
+def test_what_is_no_command_is_found(words: str) -> None:
+    assert parsed(words.split())
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    line = "- run: ppbench verify results"
+    match = COMMAND.match(line)
+    assert match is not None and match["words"] == "verify results"
+    assert COMMAND.match(".venv/bin/ppbench list") and INNER.search("see `ppbench list suites`.")
+
+
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        number = 0
+        while (name := f"{slug}-{number}" if number else slug) in found:
+            number += 1
+        found.add(name)
+    return found
+
+
+def links() -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+            if not re.match(r"[a-z]+:", match["target"]):
+                yield page, match["target"]
+
+
+def test_every_link_leads_somewhere() -> None:
+    every, wrong = list(links()), []
+    assert len(every) > 20
+    for page, target in every:
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or ROOT not in (there, *there.parents):
+            wrong.append(f"{page.name}: {target}: no such file")
+        elif anchor and anchor not in slugs(there):
+            wrong.append(f"{page.name}: {target}: no such heading, only {', '.join(sorted(slugs(there)))}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_index_names_every_document() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    left = [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index]
+    assert left in ([], ["README.md"]), f"docs/README.md does not name {left}"
+
+
+def test_files_that_are_named_are_there() -> None:
+    """A path in backticks that begins with one of our folders is a file or folder; x.py stands for any."""
+    wrong, every = [], 0
+    for page in PAGES:
+        for match in TOLD.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+            name = match[1].rstrip("/")
+            every += 1
+            if name in MADE_BY_READERS or Path(name).stem == "x":
+                continue
+            homes = (ROOT, page.parent, ROOT / "ppbench", ROOT / "docs")
+            if not any((home / name).exists() for home in homes):
+                wrong.append(f"{page.relative_to(ROOT)}: {name}")
+    assert every > 20
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_suite_in_a_document_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of defenses and attacks that a page has the reader write, `dp` and `dlg` stand in."""
+    found = [block for block in blocks("toml") if block.text.startswith("schema")]
+    assert len(found) >= 2
+    for number, block in enumerate(found):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(block.text.replace('"rounding"', '"dp"').replace('"unrounding"', '"dlg"'))
+        presets = tomllib.loads(block.text).get("preset", {})
+        for preset in ("", *presets):
+            assert load_suite(path, preset).configs, str(block)
+
+
+def test_every_toml_and_python_block_is_one() -> None:
+    toml, python = blocks("toml"), blocks("python")
+    assert len(toml) >= 3 and len(python) >= 5
+    for block in toml:
+        tomllib.loads(block.text)
+    for block in python:
+        tree = ast.parse(block.text, str(block))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ppbench":
+                home = importlib.import_module(node.module or "")
+                missing = [alias.name for alias in node.names if not hasattr(home, alias.name)]
+                assert not missing, f"{block}: {node.module} has no {', '.join(missing)}"
+
+
+def test_the_plugins_of_the_tutorials_are_plugins() -> None:
+    """The code that the tutorials print runs: the defense keeps what is asked of its form, the attack knows it."""
+    from ppbench.adversary.attack import Attack
+    from ppbench.federation.contract import Defense
+    from ppbench.testing import check_defense
+
+    spaces: list[dict[str, Any]] = []
+    for page, word in (("tutorial-defense.md", "class Rounding("), ("tutorial-attack.md", "class Unrounding(")):
+        text = next(b.text for b in blocks("python") if b.page.name == page and word in b.text)
+        made = ModuleType(f"printed_{page.partition('.')[0].replace('-', '_')}")
+        sys.modules[made.__name__] = made  # dataclasses look their module up
+        try:
+            exec(compile(text, page, "exec"), made.__dict__)
+        finally:
+            del sys.modules[made.__name__]
+        spaces.append(made.__dict__)
+    defense, attack = spaces[0]["Rounding"], spaces[1]["Unrounding"]
+    assert issubclass(defense, Defense) and issubclass(attack, Attack)
+    assert attack().knows(defense.name)
+    check_defense(defense, off={"step": 0.0}, only=("declares_itself", "one_seed_one_result", "off_level_equals_none"))
+
+
+def test_every_key_of_a_suite_is_explained() -> None:
+    told = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "docs" / "tutorial-choosing.md").read_text()))
+    models = [*SECTIONS.values(), SuiteFile, DefensePart, PresetPart]
+    keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
+    keys -= {"attack", "defense", "preset"}  # tables, named with their brackets
+    assert len(keys) > 30 and suite.SCHEMA == SCHEMA
+    assert not sorted(keys - told)
+
+
+def test_every_defense_and_threat_model_stands_in_the_table_of_views() -> None:
+    from ppbench.adversary.view import THREATS
+
+    text = (ROOT / "docs" / "threat-models.md").read_text()
+    table = text[text.index("## What each sees of each defense") :]
+    rows = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    ours = {name for name, plugin in plugins("defenses").items() if plugin.distribution == "ppbench"}
+    assert rows == ours
+    assert all(f"`{threat}`" in text for threat in THREATS)
+
+
+@pytest.mark.parametrize("page", [p.name for p in sorted((ROOT / "docs").glob("tutorial-*.md"))])
+def test_tutorials_are_short(page: str) -> None:
+    assert len((ROOT / "docs" / page).read_text().splitlines()) < 250
