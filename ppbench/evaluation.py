@@ -6,7 +6,6 @@ this module checks what is asked, has what is missing done, and says what was fo
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from ppbench.cells import fitting, groups
 from ppbench.choice import attacks, points
 from ppbench.config import EvaluateConfig, configure
 from ppbench.controls import Check, check_controls
-from ppbench.engines import Engine, make_engine
+from ppbench.engines import Engine, check_workers, default_workers, make_engine
 from ppbench.errors import UsageError
 from ppbench.leaderboard.board import up_to_date, write_board
 from ppbench.metrics.perceptual import check_weights
@@ -82,7 +81,7 @@ def evaluate(
         UsageError: something asked for cannot be used; nothing has been trained then.
     """
     asked = config if config is not None else configure(preset, **options)
-    workers_of(asked.device, workers)
+    check_workers(workers)
     store = Store(Path(out))
     check(asked)
     store.prepare()
@@ -150,19 +149,9 @@ def check(config: EvaluateConfig) -> Task:
     return task
 
 
-def workers_of(device: str, workers: int | None) -> int:
-    """Return how many jobs run at once: by default one a core, and one where a GPU is used.
-
-    Raises:
-        UsageError: fewer than one.
-    """
-    if workers is not None and workers < 1:
-        raise UsageError(f"Option workers={workers} cannot be used; give 1 or more.")
-    return workers if workers is not None else (1 if device == "cuda" else os.cpu_count() or 1)
-
-
 def _engine(config: EvaluateConfig, workers: int | None, progress: Progress) -> Engine:
-    count = workers_of(config.device, workers)
+    """Return the engine of one evaluation: a single worker is this process."""
+    count = workers or default_workers(config.device)
     return make_engine("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
 
 

@@ -13,7 +13,7 @@ from ppbench.cells import Cell
 from ppbench.controls import CONTROLS, Check, check_controls
 from ppbench.engines import make_engine
 from ppbench.errors import UsageError, unknown
-from ppbench.evaluation import check, compute, workers_of
+from ppbench.evaluation import check, compute
 from ppbench.leaderboard.board import up_to_date, write_board
 from ppbench.leaderboard.evaluations import evaluations
 from ppbench.records.schema import CellConfig, Record
@@ -155,7 +155,7 @@ def sweep(
         out: folder of results; by default `default_out`.
         preset: of the suite, where a name or file is given.
         engine: "local" (processes), "inline" (this process) or "ray".
-        workers: cells at the same time; by default one a core, and one where a GPU is used.
+        workers: cells at the same time; None: one a core, one where a GPU is used, what a cluster has room for.
         address: of a Ray cluster.
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
         add: installed defenses that the suite does not list, over their quick grids.
@@ -167,8 +167,8 @@ def sweep(
         UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
     """
     asked = suite if isinstance(suite, Suite) else load_suite(suite, preset, add=add, dataset=dataset, device=device)
-    count, told = workers_of(device, workers), progress or Silent()
-    made = make_engine(engine, count, partial(told.advance, "training"), address, device)
+    told = progress or Silent()
+    made = make_engine(engine, workers, partial(told.advance, "training"), address, device)
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
     compute(list(planned.todo), planned.store, made, told, strict=False)

@@ -16,7 +16,9 @@ def sweep(
     engine: Annotated[
         str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; ppbench[ray]).")
     ] = "local",
-    workers: Annotated[int | None, typer.Option(help="Cells at the same time; by default one a core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Cells at the same time; by default one a core, and what a cluster has room for.")
+    ] = None,
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, as auto or HOST:6379.")] = None,
     only: Annotated[
         list[str] | None,
@@ -46,7 +48,7 @@ def sweep(
 
     from ppbench.bars import Bars
     from ppbench.engines import make_engine
-    from ppbench.evaluation import compute, workers_of
+    from ppbench.evaluation import compute
     from ppbench.options import resolve_device
     from ppbench.suite import load_suite
     from ppbench.sweep import default_out, finish, plan
@@ -54,9 +56,8 @@ def sweep(
 
     where = resolve_device(device)
     asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights)
-    count = workers_of(where, workers)
     with Bars() as bars:
-        made = make_engine(engine, count, partial(bars.advance, "training"), address, where)
+        made = make_engine(engine, workers, partial(bars.advance, "training"), address, where)
         planned = plan(asked, out or default_out(asked), _filters(only or []))
         if not dry_run:
             planned.store.prepare()

@@ -6,6 +6,7 @@ through submitit, say) is one more class with these two methods.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol
@@ -52,19 +53,31 @@ class Engine(Protocol):
     ) -> None: ...
 
 
-def make_engine(name: str, workers: int, tell: Tell, address: str | None = None, device: str = "cpu") -> Engine:
+def default_workers(device: str) -> int:
+    """Return how many jobs run at once on this machine if nothing is said: one a core, one where a GPU is used."""
+    return 1 if device == "cuda" else os.cpu_count() or 1
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse fewer than one worker (UsageError)."""
+    if workers is not None and workers < 1:
+        raise UsageError(f"Option workers={workers} cannot be used; give 1 or more.")
+
+
+def make_engine(name: str, workers: int | None, tell: Tell, address: str | None = None, device: str = "cpu") -> Engine:
     """Return an engine that is not yet started.
 
     Args:
         name: "local", "inline" or "ray".
-        workers: jobs at the same time; of Ray at most, for one machine or all.
-        tell: called in this process with each round of training, where the engine can hear of it.
+        workers: jobs at the same time; None: `default_workers`, and of Ray as many as the cluster has room for.
+        tell: called in this process with rounds of training, where the engine can hear of them.
         address: Ray's: of the cluster's head, None for one of this machine's own.
         device: "cpu" or "cuda"; Ray then shares each GPU among workers.
 
     Raises:
-        UsageError: an unknown name, an address without a cluster, or Ray is not installed.
+        UsageError: an unknown name, fewer than one worker, an address without a cluster, or Ray is not installed.
     """
+    check_workers(workers)
     if address is not None and name != "ray":
         raise UsageError(f"Engine {name!r} has no address; leave --address out, or use --engine ray.")
     if name == "inline":
@@ -74,9 +87,9 @@ def make_engine(name: str, workers: int, tell: Tell, address: str | None = None,
     if name == "local":
         from ppbench.engines.local import Local
 
-        return Local(workers, tell)
+        return Local(workers or default_workers(device), tell)
     if name == "ray":
         from ppbench.engines.ray import RayEngine
 
-        return RayEngine(workers, address, device)
+        return RayEngine(workers, address, device, tell)
     raise unknown("engine", name, ("local", "inline", "ray"))
