@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 
 from ppbench import suite
 from ppbench.cli import app
@@ -32,7 +33,7 @@ WORKFLOWS = sorted((ROOT / "examples").rglob("*.yml"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\$ |run: +|- run: +)?(?:\.venv/bin/)?ppbench (?P<words>.*)$")
 INNER = re.compile(r"`(?:[A-Z_]+=\S+ )?ppbench (?P<words>[^`\n]+)`")
-LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
+LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
 FOLDERS = ("attacks", "benchmarks", "defenses", "docs", "examples", "leaderboards", "ppbench", "tests")
 TOLD = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*|[\w-]+\.(?:md|sh))`")
 REPOSITORY = (ROOT / "docs").is_dir() and (ROOT / "pyproject.toml").is_file()
@@ -279,7 +280,7 @@ def test_the_plugins_of_the_tutorials_are_plugins() -> None:
 
 def test_every_key_of_a_suite_is_explained() -> None:
     told = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "docs" / "tutorial-choosing.md").read_text()))
-    models = [*SECTIONS.values(), SuiteFile, DefensePart, PresetPart]
+    models: list[type[BaseModel]] = [*SECTIONS.values(), SuiteFile, DefensePart, PresetPart]
     keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
     keys -= {"attack", "defense", "preset"}  # tables, named with their brackets
     assert len(keys) > 30 and suite.SCHEMA == SCHEMA
