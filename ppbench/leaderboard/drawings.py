@@ -20,7 +20,7 @@ from ppbench.leaderboard.series import SeriesCap
 from ppbench.metrics.cap import DISTANCE_OF_KIND, Cap, DistanceName, PpcPoint, ppc_point
 from ppbench.records.schema import Record
 
-ALL, SOME = 80, 16
+ALL, SOME = 80, 6
 """Figures that a page draws for print, too, in units of a PPC figure (.15 s, 40 kB): all, or the first SOME of more."""
 BUDGET = 4
 """Units of a figure of budget curves."""
