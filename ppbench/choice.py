@@ -80,6 +80,11 @@ def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> At
     return attack
 
 
+def built_for(attack: Attack, defense: str) -> bool:
+    """Return whether an attack may be run on a defense: it is built for it, or for no defense in particular."""
+    return attack.targets is None or defense in attack.targets or attack.general
+
+
 def points(config: EvaluateConfig) -> list[Point]:
     """Return the points of an evaluation: the controls first, then the defense over its grid.
 
@@ -120,7 +125,7 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
     chosen = []
     for name in dict.fromkeys([*many, *asked]):
         attack = _attack(config, name)
-        if attack.targets is not None and config.defense not in attack.targets and not attack.general:
+        if not built_for(attack, config.defense):
             if name in asked:
                 targets = ", ".join(sorted(attack.targets))
                 raise UsageError(f"Attack {name!r} is built for {targets}, not for {config.defense!r}; leave it out.")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from ppbench.choice import attacks, make_attack, points
+from ppbench.choice import WHOLE, attacks, built_for, make_attack, points
 from ppbench.config import EvaluateConfig, configure
 from ppbench.errors import UsageError, unknown
 from ppbench.records.schema import Scalar, Strict
@@ -190,6 +190,8 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
         for seed in changes.seeds or file.seeds:
             options = {**said, **here, **part.said(), **own, "seed": seed}
             options["grid"] = changes.grids.get(part.id, part.grid)
+            if "attacks" in said and "attacks" not in part.said():
+                options["attacks"] = _meant(source, said["attacks"], part.id)
             if isinstance(place := options.get("dataset"), str):
                 options["dataset"] = place.replace("{data}", str(default_root()))
             try:
@@ -200,6 +202,14 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
                 raise source.error(loc, str(cause)) from cause
             configs.append(config)
     return Suite(id_, file.version, file.title, digest, tuple(configs))
+
+
+def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...]:
+    """Return those of the suite's attacks that are not built for other defenses."""
+    try:
+        return tuple(name for name in names if name in WHOLE or built_for(make_attack(name), defense))
+    except UsageError as cause:
+        raise source.error(("questions", "attacks"), str(cause)) from cause
 
 
 def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str) -> dict[str, Scalar]:

@@ -178,6 +178,17 @@ def test_a_defense_may_be_added_and_data_lie_elsewhere(tmp_path: Path) -> None:
         load_suite(path, add=("spm",))
 
 
+def test_attacks_built_for_one_defense_are_left_out_of_the_others(tmp_path: Path) -> None:
+    text = GOOD.replace('["dlg", "label_recovery"]', '["dlg", "adaptive_dp", "adaptive_ppdl"]')
+    found = {c.defense: c.attacks for c in load_suite(written(tmp_path, text)).configs}
+    assert found == {"dp": ("dlg", "adaptive_dp"), "ppdl": ("dlg", "adaptive_ppdl")}
+    with pytest.raises(UsageError, match=r"line 15, key questions.attacks: .*did you mean 'adaptive_dp'"):
+        load_suite(written(tmp_path, GOOD.replace('["dlg", "label_recovery"]', '["dlg", "adaptive_dq"]')))
+    own = GOOD.replace("grid = [0, 0.1]", 'grid = [0, 0.1]\nquestions = { attacks = ["adaptive_ppdl"] }')
+    with pytest.raises(UsageError, match="built for ppdl, not for 'dp'"):  # named for this defense: a mistake
+        load_suite(written(tmp_path, own))
+
+
 def test_the_data_folder_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPBENCH_DATA", "/somewhere")
     path = written(tmp_path, GOOD.replace('"digits"', '"parquet:{data}/mnist"'))
