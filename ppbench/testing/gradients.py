@@ -216,7 +216,7 @@ def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
 
 def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
     """Ask whether a view from disk gives the same guess bit for bit; where both are installed, in a fresh process."""
-    attack, world = duel.attack, duel.probe(2)
+    attack, world = duel.quick(), duel.probe(2)
     apart = attack.kind == "reconstruction" and all(
         plugins(group).get(part.name) is not None and plugins(group)[part.name].entry.load() is type(part)
         for group, part in (("attacks", attack), ("defenses", duel.defense))
