@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ppbench.adversary.attack import RECORD_KINDS
 from ppbench.controls import NEAR, best, rebuilt_share
 from ppbench.leaderboard.boards import Board, Entry, Setting
+from ppbench.leaderboard.evaluations import ALONE
 from ppbench.records.schema import Metric, Record
 
 if TYPE_CHECKING:
@@ -74,6 +75,12 @@ class Section:
         """Suite, data and network: boards of one group stand together."""
         setting = self.board.setting
         return f"{setting.suite}: {setting.data}, {setting.train} examples, {setting.network}"
+
+    @property
+    def menu(self) -> str:
+        """The group in few words: the suite, or where nobody's suite asked the data and the network."""
+        setting = self.board.setting
+        return f"{setting.data}, {setting.network}" if setting.suite == ALONE else setting.suite
 
     @property
     def weights(self) -> str:
