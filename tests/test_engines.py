@@ -226,10 +226,15 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(t
     Store(tmp_path).prepare()
     work(Job(text, tmp_path, asked[0].group.point))
     deadly, others = of("planted_deadly", 1), [of("label_recovery", 3), of("planted_deadly", 2)]
+    sore = Job(configure(**{**SMALL, "defense": "planted_sore", "grid": "quick"}).model_dump_json(), tmp_path, 2)
     with pytest.raises(KeyboardInterrupt), Local(2, lambda rounds: None) as engine:
-        for job in (deadly, *others):
+        for job in (deadly, *others, sore):
             engine.submit(job)
-        ended = {done.job: done.error for done in (engine.wait() for _ in range(3))}
+        ended = {done.job: done.error for done in (engine.wait() for _ in range(4))}
+        idle, *_ = engine._free
+        next(iter(idle._processes.values())).kill()
+        while not idle._broken:
+            time.sleep(0.01)
         engine.submit(of("planted_slow", 1))
         engine.submit(of("label_recovery", 1))
         last = engine.wait()
@@ -238,4 +243,6 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(t
     assert time.monotonic() - began < 60, "the slow one is not waited for"
     assert isinstance(ended[deadly], WorkerDied) and "was killed" in str(ended[deadly])
     assert [ended[job] for job in others] == [None, None] and last.error is None
+    told = f"{type(ended[sore]).__name__}: {ended[sore]}"  # an exception that does not survive pickling
+    assert told == "SoreError: planted in training (7)" and "in prepare" in str(getattr(ended[sore], "__cause__", ""))
     assert {r.cell_id for r in found(tmp_path)} == {job.cells[0] for job in (*others, last.job)}

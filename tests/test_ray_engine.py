@@ -17,8 +17,9 @@ from ppbench.audit.runs import Refused
 from ppbench.config import EvaluateConfig, configure
 from ppbench.engines import Engine, WorkerDied, make_engine
 from ppbench.engines import ray as ours
+from ppbench.engines.failure import Failure
 from ppbench.engines.local import Inline
-from ppbench.engines.ray import Failure, Order, RayEngine, gpu_share, marker_of, unfit
+from ppbench.engines.ray import Order, RayEngine, gpu_share, marker_of, unfit
 from ppbench.errors import UsageError
 from ppbench.evaluation import compute
 from ppbench.jobs import Job

@@ -22,6 +22,7 @@ from types import TracebackType
 import torch
 
 from ppbench.engines import Done, WorkerDied
+from ppbench.engines.failure import Failure, attempt
 from ppbench.jobs import Job, Tell, work
 
 _rounds: SimpleQueue[int] | None = None
@@ -49,10 +50,10 @@ def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _run(job: Job) -> None:
-    """Do a job in a worker."""
+def _run(job: Job) -> Failure | None:
+    """Do a job in a worker; return what it raised."""
     queue = _rounds
-    work(job, None if queue is None else queue.put)
+    return attempt(job, None if queue is None else queue.put)
 
 
 @contextmanager
@@ -101,17 +102,18 @@ class Local:
     """Runs jobs on processes of this machine.
 
     Each worker is a pool of its own with one process: in a common pool one process that dies takes the jobs of all
-    others with it.
+    others with it. For the same reason it has a queue and an event of its own: a process that is killed while it holds
+    the lock of a common one would stop all others.
     """
 
     def __init__(self, workers: int, tell: Tell) -> None:
         """Start nothing yet; a process starts with the first job that it gets."""
         self._free: list[ProcessPoolExecutor | None] = [None] * workers
-        self._busy: dict[Future[None], tuple[Job, ProcessPoolExecutor]] = {}
+        self._busy: dict[Future[Failure | None], tuple[Job, ProcessPoolExecutor]] = {}
+        self._lines: dict[ProcessPoolExecutor, tuple[SimpleQueue[int], Event]] = {}
         self._waiting = deque[Job]()
         self._tell, self.capacity = tell, workers
-        context = multiprocessing.get_context("spawn")
-        self._context, self._queue, self._halt = context, context.SimpleQueue(), context.Event()
+        self._context = multiprocessing.get_context("spawn")
         self._stop = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
 
@@ -122,13 +124,13 @@ class Local:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._halt.set()
+        for _, halt in self._lines.values() if error is not None else ():
+            halt.set()
         for pool in [*self._free, *(pool for _, pool in self._busy.values())]:
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
         self._stop.set()
-        self._listener.join()
+        self._listener.join(timeout=1)  # half a message of a killed worker would keep it for ever
 
     def submit(self, job: Job) -> None:
         """Have a free worker do `job`, else the next that becomes free."""
@@ -139,33 +141,50 @@ class Local:
         pool = started[0] if started else None
         self._free.remove(pool)
         pool = pool or self._start()
-        self._busy[pool.submit(_run, job)] = (job, pool)
+        try:
+            future = pool.submit(_run, job)
+        except BrokenProcessPool:  # it was killed while it had nothing to do
+            pool = self._replaced(pool)
+            future = pool.submit(_run, job)
+        self._busy[future] = (job, pool)
 
     def wait(self) -> Done:
         """Return the next job that ends. A worker that dies is replaced."""
         ended, _ = first_of(self._busy, return_when=FIRST_COMPLETED)
         future = next(iter(ended))
         job, pool = self._busy.pop(future)
-        error = future.exception()
-        if isinstance(error, BrokenProcessPool):
-            pool.shutdown(wait=False)
-            self._free.append(None)
+        raised = future.exception()
+        error: Exception | None = None
+        if isinstance(raised, BrokenProcessPool):
+            pool = self._replaced(pool)
             error = WorkerDied("its worker process was killed, probably for lack of memory")
-        else:
-            self._free.append(pool)
+        elif raised is not None:  # an exit of a plugin's own
+            error = WorkerDied(f"its worker raised {type(raised).__name__}: {raised}")
+        elif (failure := future.result()) is not None:
+            error = failure.revived()
+        self._free.append(pool)
         while self._waiting and self._free:
             self.submit(self._waiting.popleft())
-        if error is not None and not isinstance(error, Exception):  # an exit of a plugin's own
-            error = WorkerDied(f"its worker raised {type(error).__name__}: {error}")
         return Done(job, error)
 
     def _start(self) -> ProcessPoolExecutor:
-        given = (self._queue, self._halt, os.getpid())
-        return ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=given)
+        """Return a worker, whose process starts with its first job."""
+        line = self._context.SimpleQueue(), self._context.Event()
+        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=(*line, os.getpid()))
+        self._lines[pool] = line
+        return pool
+
+    def _replaced(self, pool: ProcessPoolExecutor) -> ProcessPoolExecutor:
+        """Return a worker in the place of one whose process was killed."""
+        pool.shutdown(wait=False)
+        del self._lines[pool]
+        return self._start()
 
     def _listen(self) -> None:
         """Hear of rounds until the end."""
-        while not (self._stop.is_set() and self._queue.empty()):
-            while not self._queue.empty():
-                self._tell(self._queue.get())
-            self._stop.wait(0.1)
+        ending = False
+        while not ending:
+            ending = self._stop.wait(0.1)  # once more after the end: the last rounds are told before it
+            for queue, _ in list(self._lines.values()):
+                while not queue.empty():
+                    self._tell(queue.get())

@@ -13,17 +13,16 @@ import os
 import platform
 import subprocess
 import sys
-import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from ppbench import __version__
-from ppbench.audit.runs import Refused
 from ppbench.engines import Done, WorkerDied
-from ppbench.errors import Unwritable, UsageError
-from ppbench.jobs import Job, Tell, work
+from ppbench.engines.failure import Failure, attempt
+from ppbench.errors import UsageError
+from ppbench.jobs import Job, Tell
 from ppbench.records.store import MARKER
 
 CONNECT_S = 20.0
@@ -54,30 +53,6 @@ class Order:
     cwd: str
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What a job raised, in words: an exception of a plugin's own may not survive the way between two processes.
-
-    Attributes:
-        name: of the exception's class.
-        text: its message.
-        trace: its traceback.
-        unfit: whether it is the node that cannot work, not the job that cannot be done.
-    """
-
-    name: str
-    text: str
-    trace: str
-    unfit: bool = False
-
-    def revived(self) -> Exception:
-        """Return an exception of the same name and message, one of ppbench's own as itself."""
-        ours = {cls.__name__: cls for cls in (UsageError, Unwritable, Refused)}
-        error: Exception = ours.get(self.name, type(self.name, (Exception,), {}))(self.text)
-        error.__cause__ = Exception(f"\n{self.trace}")
-        return error
-
-
 def marker_of(out: Path) -> str:
     """Return what tells one folder of results from another of the same path: its marker, and when that was written.
 
@@ -105,21 +80,17 @@ def unfit(order: Order) -> str | None:
     return None
 
 
-def do(order: Order) -> Failure | None:
-    """Do a job on a node; return what it raised."""
+def do(order: Order) -> Failure | str | None:
+    """Do a job on a node; return what it raised, or in one sentence why no job can be done there."""
     import torch
 
     torch.set_num_threads(1)  # the number of threads may change the last bits of a sum
     reason = unfit(order)
     if reason is not None:
-        return Failure("UsageError", reason, "", unfit=True)
+        return reason
     if os.path.isdir(order.cwd):
         os.chdir(order.cwd)
-    try:
-        work(order.job)
-    except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
-        return Failure(type(cause).__name__, str(cause), traceback.format_exc())
-    return None
+    return attempt(order.job)
 
 
 class RayEngine:
@@ -211,7 +182,7 @@ class RayEngine:
         """Return how a job ended, None where it was submitted again."""
         job, errors = self._jobs.pop(ref), self._ray.exceptions
         try:
-            failure: Failure | None = self._ray.get(ref)
+            failure: Failure | str | None = self._ray.get(ref)
         except errors.RayTaskError as cause:  # `do` raises nothing: it could not even be loaded
             raise self._unable(cause) from cause
         except errors.NodeDiedError:
@@ -222,8 +193,8 @@ class RayEngine:
             return None
         except errors.RayError:
             return Done(job, WorkerDied("its worker process was killed, probably for lack of memory"))
-        if failure is not None and failure.unfit:
-            raise UsageError(failure.text)
+        if isinstance(failure, str):
+            raise UsageError(failure)
         if failure is None and self._tell is not None and job.rounds:
             self._tell(job.rounds)
         return Done(job, None if failure is None else failure.revived())

@@ -138,11 +138,12 @@ class Store:
                 f"{self.out} is an accepted baseline, which `ppbench baseline accept` alone moves; give another --out."
             )
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.out.mkdir(parents=True, exist_ok=True)
+            if not (self.out / MARKER).is_file():  # first: a run killed here leaves a folder that is known as ours
+                write_atomic(self.out / MARKER, marker_bytes())
+            self.folder.mkdir(exist_ok=True)
         except OSError as cause:
             raise unwritable(self.folder, 0, cause) from cause
-        if not (self.out / MARKER).is_file():
-            write_atomic(self.out / MARKER, marker_bytes())
         for folder in (self.out, self.folder, self.out / TIMES):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if abandoned(path.name):
