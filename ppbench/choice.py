@@ -127,7 +127,7 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
         attack = _attack(config, name)
         if not built_for(attack, config.defense):
             if name in asked:
-                targets = ", ".join(sorted(attack.targets))
+                targets = ", ".join(sorted(attack.targets or ()))
                 raise UsageError(f"Attack {name!r} is built for {targets}, not for {config.defense!r}; leave it out.")
             continue
         if attack.audit and not _audited(config, attack, named=name in asked):
