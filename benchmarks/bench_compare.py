@@ -28,7 +28,7 @@ import numpy as np
 
 from ppbench.compare.join import join
 from ppbench.compare.outcome import compare
-from ppbench.compare.paired import Change, bootstrapped, mcnemar
+from ppbench.compare.paired import Change, bootstrapped, mcnemar, with_luck
 from ppbench.compare.samples import RULES, Rule, Sample, rules_for, sample_of
 from ppbench.evaluation import evaluate
 from ppbench.records.store import Store
@@ -66,12 +66,18 @@ def plain(base: np.ndarray, new: np.ndarray) -> Sample:
 
 
 def decided(n: int, worse: float, generator: np.random.Generator) -> Change:
-    """Return the change of an ASR of .6 that rises by `worse`; others are decided otherwise by the rerun alone."""
-    gain = (DISCORDANT + worse) / 2
-    kind = generator.choice(3, size=n, p=[gain, max(0.0, gain - worse), 1 - gain - max(0.0, gain - worse)])
+    """Return the change of an ASR of .6 that rises by `worse`, give or take the luck of one training a side.
+
+    Of the other candidates the rerun alone decides `DISCORDANT` otherwise.
+    """
+    luck = rule("asr").luck
+    moved = float(np.clip(worse + generator.normal(0, luck * 2**0.5), -0.85, 0.85))
+    up, down = (DISCORDANT / 2 + max(0.0, side * moved) for side in (1, -1))
+    kind = generator.choice(3, size=n, p=[up, down, 1 - up - down])
     agreed = (generator.random(n) < 0.6).astype(float)
     base = np.where(kind == 0, 0.0, np.where(kind == 1, 1.0, agreed))
-    return mcnemar(plain(base, np.where(kind == 2, agreed, 1 - base)), safer=False)
+    found = mcnemar(plain(base, np.where(kind == 2, agreed, 1 - base)), safer=False)
+    return with_luck(found, luck, 1)
 
 
 def rebuilt(n: int, worse: float, noise: float, generator: np.random.Generator) -> Change:
@@ -99,7 +105,7 @@ def smallest(
 
 def power() -> dict[str, object]:
     asr = {
-        n: smallest(lambda worse, g, n=n: decided(n, worse, g), [round(0.005 * k, 3) for k in range(4, 80)], 0.02)
+        n: smallest(lambda worse, g, n=n: decided(n, worse, g), [round(0.01 * k, 2) for k in range(6, 40)], 0.02)
         for n in (200, 400, 1400, 5000)
     }
     psnr = {

@@ -67,8 +67,8 @@ RULES = (
 )
 """What is judged. Records hold more figures of the same victims; judging each would only cost power (Holm).
 
-Luck was measured on two digits networks, 21 trainings each (`benchmarks/bench_compare.py rerun`, docs/compare.md), and
-rounded up; of canaries, epsilon and outputs it is assumed.
+Luck was measured on ONE setting (digits, MLP, 21 trainings: `benchmarks/bench_compare.py rerun`) and rounded up; other
+networks have more (docs/compare.md). Of rows of tables, canaries, epsilon and outputs it is assumed.
 """
 
 
