@@ -94,7 +94,7 @@ def weak_attack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_half_the_noise_is_a_regression_in_every_attack_and_in_the_worst_case(baseline: Path, half_noise: Path) -> None:
+def test_half_the_noise_is_a_regression_and_in_the_worst_case_too(baseline: Path, half_noise: Path) -> None:
     found = compare(baseline, half_noise)
     assert found.exit_code == 1 and "REGRESSION" in found.verdict and "dp" in found.verdict
     worse = {row.where.attack: row for row in found.regressions if row.metric == "psnr_median"}
