@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -218,5 +219,6 @@ def _chance_probability(record: Record) -> float:
     return 1.0
 
 
+@lru_cache(maxsize=4096)
 def _binomial(share: float, n: int, chance: float) -> float:
     return float(stats.binom.sf(round(share * n) - 1, n, chance))

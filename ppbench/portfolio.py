@@ -14,7 +14,11 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, Record
 
 Place = tuple[int, int, int]
-PRICE = "evaluations_per_broken"
+OF_ONE_ATTACK = (
+    *("at_truth_median", "ratio_median", "blind_median", "oracle_median", "evaluations_per_broken"),
+    *("rmse_raw_mean", "rmse_unit_mean"),
+)
+"""Metrics that a portfolio does not have: they describe one attack and its evidence, or count its evaluations alone."""
 
 
 def worst_case(records: Sequence[Record]) -> Record | None:
@@ -44,8 +48,8 @@ def worst_case(records: Sequence[Record]) -> Record | None:
         return first
     most = max(sorted(names), key=lambda name: names[name])
     attack = first.config.attack.model_copy(update={"id": f"portfolio ({most})", "adaptive": knowing})
-    metrics = aggregate(merged, classes=first.config.model.classes, seed=first.config.seed)
-    metrics = [m for m in metrics if m.name != PRICE]  # it would count the winners' evaluations alone
+    about = first.config
+    metrics = aggregate(merged, classes=about.model.classes, seed=about.seed, without=OF_ONE_ATTACK)
     config = first.config.model_copy(update={"attack": attack})
     return first.model_copy(update={"config": config, "victims": merged, "metrics": metrics})
 

@@ -8,8 +8,9 @@ units (batches), and a proportion of clustered victims gets the effective sample
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from scipy import stats
 LEVEL = 0.95
 REPLICATES = 2000
 _BLOCK = 4_000_000  # resampled values held in memory at a time
+_KEPT = 100  # units of draws that are kept: 1.6 MB each at most
 _TAILS = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
 
 Floats = NDArray[np.float64]
@@ -62,6 +64,7 @@ def refused(n: int, reason: str, chance: float | None = None) -> Estimate:
     return Estimate(None, Interval(None, None, "none"), n, reason, chance)
 
 
+@lru_cache(maxsize=4096)
 def clopper_pearson(successes: float, n: float, method: str = "Clopper-Pearson") -> Interval:
     """Return the exact binomial interval (Clopper and Pearson 1934).
 
@@ -126,7 +129,15 @@ def statistic(values: Floats, name: Statistic) -> Floats:
     if name == "mean":
         return np.asarray(np.nanmean(values, axis=-1) if padded else values.mean(axis=-1))
     rank = 50 if name == "median" else 95
-    return np.asarray((np.nanpercentile if padded else np.percentile)(values, rank, axis=-1))
+    return np.asarray(np.nanpercentile(values, rank, axis=-1)) if padded else _percentile(values, rank)
+
+
+def _percentile(values: Floats, rank: float) -> Floats:
+    """Return np.percentile over the last axis, linear: sorting whole rows is vectorized, and nine times as fast."""
+    rising, place = np.sort(values, axis=-1), rank / 100 * (values.shape[-1] - 1)
+    first = int(place)
+    low, high = rising[..., first], rising[..., min(first + 1, values.shape[-1] - 1)]
+    return np.asarray(low + (high - low) * (place - first))
 
 
 def _largest_tenth(values: Floats) -> Floats:
@@ -151,14 +162,30 @@ def bootstrap(units: Sequence[Floats], name: Statistic, seed: int) -> Estimate:
     table = np.full((len(units), max(map(len, units))), np.nan)
     for row, unit in zip(table, units, strict=True):
         row[: len(unit)] = unit
-    generator, block = np.random.default_rng(seed), max(1, _BLOCK // table.size)
-    drawn = []
-    for first in range(0, REPLICATES, block):
-        picks = generator.integers(len(units), size=(min(block, REPLICATES - first), len(units)))
-        drawn.append(statistic(table[picks].reshape(len(picks), -1), name))
+    # Rows of one figure are gathered as numbers, which is several times as fast.
+    single = table[:, 0] if table.shape[1] == 1 else None
+    drawn = [
+        statistic(table[picks].reshape(len(picks), -1) if single is None else single[picks], name)
+        for picks in _picks(seed, len(units), max(1, _BLOCK // table.size))
+    ]
     low, high = np.percentile(np.concatenate(drawn), _TAILS)
     what = "victims" if table.shape[1] == 1 else "batches"
     return Estimate(value, Interval(float(low), float(high), f"percentile bootstrap over {what}, {REPLICATES}"), n)
+
+
+def _picks(seed: int, units: int, block: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the units drawn for all replicates, [block, units] at a time; small draws are kept for the next cell."""
+    if block >= REPLICATES and units <= _KEPT:
+        yield _kept_picks(seed, units)
+        return
+    generator = np.random.default_rng(seed)
+    for first in range(0, REPLICATES, block):
+        yield generator.integers(units, size=(min(block, REPLICATES - first), units))
+
+
+@lru_cache(maxsize=128)
+def _kept_picks(seed: int, units: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(units, size=(REPLICATES, units))
 
 
 def _counts(index: NDArray[np.intp], values: int, picks: NDArray[np.int64]) -> Floats:

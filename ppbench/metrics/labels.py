@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from scipy import stats
 
@@ -24,6 +25,7 @@ def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
     return hits
 
 
+@lru_cache(maxsize=256)
 def multiset_chance(classes: int, batch: int) -> float:
     """Return the expected multiset accuracy of `batch` uniform guesses against `batch` uniform labels.
 

@@ -10,7 +10,8 @@ does not read as a forged record.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,13 @@ SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 
 Figure = Callable[[ImageScore], float]
+Named = tuple[str, Callable[[], Metric]]
+"""A metric's name, and what computes it."""
 
 
-def aggregate(victims: Sequence[Victim], *, classes: int, seed: int, delta: float | None = None) -> list[Metric]:
+def aggregate(
+    victims: Sequence[Victim], *, classes: int, seed: int, delta: float | None = None, without: Container[str] = ()
+) -> list[Metric]:
     """Return a cell's metrics, each with n, a 95 % interval and its method.
 
     Image cells: psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean,
@@ -45,6 +50,7 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int, delta: floa
         classes: number of classes C, for the chance level of labels.
         seed: the cell's seed; every bootstrap draws from (seed, name of the metric).
         delta: of the guarantee that the defense claims, for the lower bound on epsilon; None: it claims none.
+        without: metrics of image cells that are not wanted, and not computed.
 
     Raises:
         UsageError: scores of different kinds.
@@ -58,7 +64,7 @@ def aggregate(victims: Sequence[Victim], *, classes: int, seed: int, delta: floa
     traces = [v for v in victims if isinstance(v, TraceScore)]
     answers = [v for v in victims if isinstance(v, OutputScore)]
     if images:
-        return _images(images, classes, seed)
+        return [make() for name, make in _images(images, classes, seed) if name not in without]
     if labels:
         return [metric_of("label_accuracy", _label_cell(labels, classes), False)]
     if members:
@@ -84,9 +90,12 @@ def _units(scores: Sequence[ImageScore], figure: Figure) -> list[Floats]:
     return [np.array(groups[key], dtype=np.float64) for key in groups]
 
 
-def _images(scores: Sequence[ImageScore], classes: int, seed: int) -> list[Metric]:
-    def of(name: str, figure: Figure, statistic: Statistic, safer: bool) -> Metric:
-        return metric_of(name, bootstrap(_units(scores, figure), statistic, seed_of(seed, name)), safer)
+def _images(scores: Sequence[ImageScore], classes: int, seed: int) -> list[Named]:
+    """Return the metrics of images by name, each to be computed when it is called for."""
+
+    def of(name: str, figure: Figure, statistic: Statistic, safer: bool) -> Named:
+        made = partial(_bootstrapped, scores, name, figure, statistic, safer, seed)
+        return name, made
 
     def psnr(score: ImageScore) -> float:
         return 0.0 if score.psnr is None else score.psnr
@@ -101,35 +110,41 @@ def _images(scores: Sequence[ImageScore], classes: int, seed: int) -> list[Metri
     return [
         of("psnr_median", psnr, "median", False),
         of("psnr_p95", psnr, "p95", False),
-        metric_of("psnr_max", Estimate(max(map(psnr, scores)), largest, len(scores)), False),
+        ("psnr_max", lambda: metric_of("psnr_max", Estimate(max(map(psnr, scores)), largest, len(scores)), False)),
         of("rmse_mean", rmse, "mean", True),
         of("rmse_raw_mean", raw, "mean", True),
         of("rmse_unit_mean", lambda score: min(rmse(score), 1.0), "mean", True),
-        _ssim(scores, seed),
-        metric_of("share_above_20db", _share(scores, lambda score: psnr(score) > BROKEN_DB), False),
-        _image_labels(scores, classes),
+        ("ssim_mean", lambda: _ssim(scores, seed)),
+        ("share_above_20db", lambda: _above(scores, lambda score: psnr(score) > BROKEN_DB)),
+        ("label_accuracy", lambda: _image_labels(scores, classes)),
         _known(scores, "at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", seed),
         _known(scores, "ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known", seed),
         *(_later(scores, seed) if any(score.blind is not None for score in scores) else []),
     ]
 
 
-def _later(scores: Sequence[ImageScore], seed: int) -> list[Metric]:
+def _bootstrapped(
+    scores: Sequence[ImageScore], name: str, figure: Figure, statistic: Statistic, safer: bool, seed: int
+) -> Metric:
+    return metric_of(name, bootstrap(_units(scores, figure), statistic, seed_of(seed, name)), safer)
+
+
+def _later(scores: Sequence[ImageScore], seed: int) -> list[Named]:
     """Return the metrics that records before `ImageScore.blind` do not have: those must still verify."""
 
     def psnr(score: ImageScore) -> float:
         return 0.0 if score.psnr is None else score.psnr
 
     old = "scores of before it was measured"
-    decile = bootstrap(_units(scores, psnr), "worst_decile", seed_of(seed, "psnr_worst_decile"))
+    decile = "psnr_worst_decile"
     return [
-        metric_of("psnr_worst_decile", decile, False),
+        (decile, partial(_bootstrapped, scores, decile, psnr, "worst_decile", False, seed)),
         _mean(scores, "test_mse_mean", lambda s: 1.0 if s.psnr is None else s.mse, old, seed),
         _mean(scores, "lpips_mean", lambda s: s.lpips, PERCEPTUAL_REASON, seed),
         _mean(scores, "feat_mse_mean", lambda s: s.feat_mse, PERCEPTUAL_REASON, seed),
         _known(scores, "blind_median", lambda s: s.blind, old, seed),
         _known(scores, "oracle_median", lambda s: s.oracle, old, seed),
-        metric_of("evaluations_per_broken", _price(scores), True),
+        ("evaluations_per_broken", lambda: metric_of("evaluations_per_broken", _price(scores), True)),
     ]
 
 
@@ -144,16 +159,20 @@ def _price(scores: Sequence[ImageScore]) -> Estimate:
 
 def _mean(
     scores: Sequence[ImageScore], name: str, pick: Callable[[ImageScore], float | None], reason: str, seed: int
-) -> Metric:
+) -> Named:
     """Return the mean of a distance that every victim has; refused with `reason` where one has none."""
-    if any(pick(score) is None for score in scores):
-        return metric_of(name, refused(len(scores), reason), True)
-    units = _units(scores, lambda score: float(pick(score) or 0.0))
-    return metric_of(name, bootstrap(units, "mean", seed_of(seed, name)), True)
+
+    def made() -> Metric:
+        if any(pick(score) is None for score in scores):
+            return metric_of(name, refused(len(scores), reason), True)
+        return _bootstrapped(scores, name, lambda score: float(pick(score) or 0.0), "mean", True, seed)
+
+    return name, made
 
 
-def _share(scores: Sequence[ImageScore], hit: Callable[[ImageScore], bool]) -> Estimate:
-    return proportion([unit > 0 for unit in _units(scores, lambda score: float(hit(score)))])
+def _above(scores: Sequence[ImageScore], hit: Callable[[ImageScore], bool]) -> Metric:
+    share = proportion([unit > 0 for unit in _units(scores, lambda score: float(hit(score)))])
+    return metric_of("share_above_20db", share, False)
 
 
 def _ssim(scores: Sequence[ImageScore], seed: int) -> Metric:
@@ -185,13 +204,17 @@ def _known(
     pick: Callable[[ImageScore], float | None],
     reason: str,
     seed: int,
-) -> Metric:
+) -> Named:
     """Return the median of a diagnostic over the victims that have it: it describes evidence, not success."""
-    known = [score for score in scores if pick(score) is not None]
-    if not known:
-        return metric_of(name, refused(len(scores), reason), True)
-    units = _units(known, lambda score: float(pick(score) or 0.0))
-    return metric_of(name, bootstrap(units, "median", seed_of(seed, name)), name == "at_truth_median")
+
+    def made() -> Metric:
+        known = [score for score in scores if pick(score) is not None]
+        if not known:
+            return metric_of(name, refused(len(scores), reason), True)
+        safer = name == "at_truth_median"
+        return _bootstrapped(known, name, lambda score: float(pick(score) or 0.0), "median", safer, seed)
+
+    return name, made
 
 
 def _label_cell(scores: Sequence[LabelScore], classes: int) -> Estimate:

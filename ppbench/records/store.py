@@ -30,7 +30,7 @@ from safetensors import numpy as safe
 from ppbench import __version__
 from ppbench.errors import UsageError
 from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
-from ppbench.records.schema import Artifact, Record, Strict
+from ppbench.records.schema import Artifact, Record, Strict, lean
 from ppbench.records.versions import by_newer, newer
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Store:
             ) from cause
         if record.cell_id != cell_id:
             raise UsageError(f"{path} holds cell {record.cell_id}; a record is named by its cell.")
-        return record
+        return lean(record)
 
     def load_all(self) -> list[Record]:
         """Return every record, in the order of the cells' names. Raises UsageError for the first that is
