@@ -6,6 +6,7 @@ this module checks what is asked, has what is missing done, and says what was fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,8 @@ from ppbench.leaderboard.board import up_to_date, write_board
 from ppbench.metrics.perceptual import check_weights
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.schedule import Progress, Schedule, Silent, Wanted, missing, strands, wanted
+from ppbench.schedule import Progress, Schedule, Silent, Wanted, missing, size, strands, wanted
+from ppbench.sources import tell_changed
 from ppbench.task.task import Task, make_task
 from ppbench.tuning import tuning_victims
 from ppbench.verdict import sentences
@@ -88,13 +90,13 @@ def evaluate(
     plan = wanted([asked])
     todo = missing(plan, store)
     told = progress or Silent()
-    compute(todo, store, _engine(asked, workers, told), told, strict=True)
+    compute(plan, todo, store, _engine(asked, workers, told), told, strict=True)
     records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
     checks = (*check_controls(records), harness_check())
     verdict = tuple(sentences(asked.defense, records))
     if todo or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, checks, verdict, store.out, sum(len(one.cells) for one in todo))
+    return Evaluation(asked, records, checks, verdict, store.out, size(todo))
 
 
 def _check_device(config: EvaluateConfig) -> None:
@@ -155,7 +157,16 @@ def _engine(config: EvaluateConfig, workers: int | None, progress: Progress) -> 
     return make_engine("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
 
 
-def compute(todo: list[Wanted], store: Store, engine: Engine, progress: Progress, strict: bool) -> None:
-    """Train what missing cells need, and run them; arguments as `Schedule`."""
+def compute(
+    asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, engine: Engine, progress: Progress, strict: bool
+) -> None:
+    """Train what missing cells need, and run them.
+
+    Args:
+        asked: all cells that are asked for; where finished ones are of other code than today's, a warning says so.
+        todo: those of them that are missing.
+        store, engine, progress, strict: as `Schedule`.
+    """
+    tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
     if todo:
         Schedule(store, engine, progress, strict).run(strands(todo, store.out))

@@ -82,6 +82,11 @@ def missing(asked: Sequence[Wanted], store: Store) -> list[Wanted]:
     return [w for w in left if w.cells]
 
 
+def size(asked: Sequence[Wanted]) -> int:
+    """Return how many cells are asked for."""
+    return sum(len(one.cells) for one in asked)
+
+
 @dataclass
 class Strand:
     """The work around one training: its jobs come in steps, each of which waits for the one before.

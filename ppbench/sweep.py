@@ -18,7 +18,7 @@ from ppbench.leaderboard.board import up_to_date, write_board
 from ppbench.leaderboard.evaluations import evaluations
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
-from ppbench.schedule import Progress, Silent, Wanted, missing, strands, wanted
+from ppbench.schedule import Progress, Silent, Wanted, missing, size, strands, wanted
 from ppbench.suite import Suite, load_suite
 from ppbench.verdict import sentences
 
@@ -171,7 +171,7 @@ def sweep(
     made = make_engine(engine, workers, partial(told.advance, "training"), address, device)
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
-    compute(list(planned.todo), planned.store, made, told, strict=False)
+    compute(planned.asked, planned.todo, planned.store, made, told, strict=False)
     return finish(planned)
 
 
@@ -187,8 +187,7 @@ def finish(planned: Planned) -> Swept:
     if planned.todo or not up_to_date(store):
         write_board(store)
     checks, verdict = concluded(records)
-    computed = sum(len(one.cells) for one in planned.todo)
-    return Swept(planned.suite, records, (*checks, harness_check()), verdict, store.out, computed)
+    return Swept(planned.suite, records, (*checks, harness_check()), verdict, store.out, size(planned.todo))
 
 
 def concluded(records: Iterable[Record]) -> tuple[tuple[Check, ...], tuple[str, ...]]:

@@ -17,7 +17,7 @@ import ppbench.sweep  # noqa: F401 - what a test run in this process imports fir
 from ppbench import registry
 from ppbench.errors import UsageError
 from ppbench.records.schema import Record
-from ppbench.testing.sources import source_digest
+from ppbench.sources import source_digest
 from ppbench.testing.sweeps import request_of, run
 from ppbench.testing.worst import Limit, Worst, judge, worst_figures
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from ppbench import sources
 from ppbench.cli import app
 from ppbench.errors import UsageError
 from ppbench.evaluation import evaluate
@@ -129,6 +131,19 @@ def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept: tuple[Swe
         other = mine[key(record)]
         assert (other.victims, other.metrics, other.utility) == (record.victims, record.metrics, record.utility)
         assert other.cell_id != record.cell_id and other.asked == record.asked
+
+
+def test_finished_cells_of_other_code_are_told(
+    swept: tuple[Swept, Heard], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells are named by versions: who edits a defense and forgets its version must hear why nothing changes."""
+    found, _ = swept
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sweep(tiny, out=found.out, engine="inline")
+    monkeypatch.setattr(sources, "source_digest", lambda: "other")
+    with pytest.warns(UserWarning, match="has changed since cells in .* Raise the version"):
+        sweep(tiny, out=found.out, engine="inline")
 
 
 def test_only_keeps_the_controls(swept: tuple[Swept, Heard]) -> None:

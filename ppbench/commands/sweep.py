@@ -61,7 +61,7 @@ def sweep(
         planned = plan(asked, out or default_out(asked), _filters(only or []))
         if not dry_run:
             planned.store.prepare()
-            compute(list(planned.todo), planned.store, made, bars, strict=False)
+            compute(planned.asked, planned.todo, planned.store, made, bars, strict=False)
     if dry_run:
         planned_report(planned)
         return

@@ -167,9 +167,9 @@ def run(request: Request, home: Path, workers: int | None = None) -> Results:
     Raises:
         UsageError: something in the request cannot be used.
     """
+    from ppbench.sources import source_digest
     from ppbench.suite import load_suite
     from ppbench.sweep import sweep
-    from ppbench.testing.sources import source_digest
     from ppbench.testing.worst import judge, worst_figures
 
     suite = load_suite(request.suite, request.preset, add=(request.defense,))

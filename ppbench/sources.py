@@ -1,19 +1,54 @@
 """Which code gave a result: a digest over the sources of ppbench and of all packages that bring it plugins.
 
 Cells are named by versions and parameters, not by code: whoever works on a defense changes its code first and its
-version when it is released. Results that tests keep must not outlive a change.
+version when it is released. So results that tests keep must not outlive a change, and who finds finished cells of other
+code is told.
+
+    OUT/sources.json    the digests of the code by which cells were computed here; not part of any result
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import warnings
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 
+from ppbench.records.files import write_atomic
 from ppbench.registry import GROUPS, plugins
 
 OWN = ("ppbench", "ppbench.attacks", "ppbench.defenses")
+
+
+CODE = "sources.json"
+
+
+def tell_changed(out: Path, found: bool, computing: bool) -> None:
+    """Warn where finished cells of `out` are of other code than today's, and note today's where cells are computed.
+
+    Args:
+        out: a folder of results.
+        found: whether finished cells of it are used.
+        computing: whether cells are about to be computed.
+
+    Raises:
+        UsageError: the note cannot be written.
+    """
+    path, now = out / CODE, source_digest()
+    try:
+        known = [str(word) for word in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError):  # results of before it was noted, or nothing yet: nothing can be said
+        known = []
+    if found and known and known != [now]:
+        warnings.warn(
+            f"Code of ppbench or of a plugin has changed since cells in {out} were computed, and they are not computed "
+            "again: they are named by versions. Raise the version of what you changed, or give another --out.",
+            stacklevel=2,
+        )
+    if computing and now not in known:
+        write_atomic(path, (json.dumps([*known, now]) + "\n").encode())
 
 
 def source_digest(more: tuple[Path, ...] = ()) -> str:
