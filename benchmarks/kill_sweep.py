@@ -128,7 +128,12 @@ class Figures:
 
 def start(suite: Path, out: Path, workers: int, log: Path, engine: str = "local") -> subprocess.Popen[bytes]:
     """Start `ppbench sweep`, which finds the planted plugins."""
-    env = {**os.environ, "PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1", "PPBENCH_PLANTED_LOG": str(log)}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "PPBENCH_PLANTED_LOG": str(log),
+    }
     how = ["--out", str(out), "--workers", str(workers), "--engine", engine]
     line = [sys.executable, "-c", COMMAND, "sweep", str(suite), *how]
     return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
