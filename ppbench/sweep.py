@@ -10,17 +10,17 @@ from types import MappingProxyType
 
 from ppbench.canaries import harness_check
 from ppbench.cells import Cell
-from ppbench.controls import CONTROLS, Check, check_controls
+from ppbench.controls import CONTROLS, Check
 from ppbench.engines import make_engine
 from ppbench.errors import UsageError, unknown
 from ppbench.evaluation import check, compute
 from ppbench.leaderboard.board import up_to_date, write_board
-from ppbench.leaderboard.evaluations import evaluations
+from ppbench.leaderboard.evaluations import concluded as conclude
+from ppbench.leaderboard.evaluations import judged
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.schedule import Progress, Silent, Wanted, missing, size, strands, wanted
 from ppbench.suite import Suite, load_suite
-from ppbench.verdict import sentences
 
 EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
@@ -191,15 +191,8 @@ def finish(planned: Planned) -> Swept:
 
 
 def concluded(records: Iterable[Record]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of each evaluation (data, network, federation, seed), and what was found where they hold."""
-    checks: list[Check] = []
-    verdict: list[str] = []
-    found = evaluations(list(records))
-    for key, some in found.items():
-        about = f"[{key.partition(chr(10))[0]}] " if len(found) > 1 else ""
-        own = check_controls(some)
-        checks += [replace(c, sentence=f"{about}{c.sentence}") for c in own]
-        if all(c.ok is True for c in own):
-            for defense in sorted({r.config.defense.id for r in some} - {*CONTROLS}):
-                verdict += [f"{about}{sentence}" for sentence in sentences(defense, some)]
-    return tuple(checks), tuple(verdict)
+    """Return the checks of each evaluation (data, network, federation, seed), and what was found where they hold.
+
+    The sentences are those of the page; there are none where the harness's canaries stand.
+    """
+    return conclude(judged(list(records), harness_check().ok is True))

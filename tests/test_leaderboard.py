@@ -19,12 +19,12 @@ from PIL import Image
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim
 from ppbench.leaderboard.assets import VENDOR, assets, checksums, digest
-from ppbench.leaderboard.board import claimed, summary, up_to_date, write_board
+from ppbench.leaderboard.board import claimed, up_to_date, write_board
 from ppbench.leaderboard.boards import Board, Entry, boards
 from ppbench.leaderboard.charts import ppc_spec
 from ppbench.leaderboard.claims import Checked, Unchecked
 from ppbench.leaderboard.claims.case import Finding
-from ppbench.leaderboard.evaluations import Said, evaluations
+from ppbench.leaderboard.evaluations import Said, concluded, evaluations, judged
 from ppbench.leaderboard.figures import Line, Ppc, ppc_png, ppc_svg
 from ppbench.leaderboard.html import render, write_html
 from ppbench.leaderboard.played import role_counts
@@ -283,8 +283,9 @@ def test_names_and_sentences_stay_text() -> None:
     records = [record(evil, 0.1), record(evil, 0.2), record(evil, 0.3, status="failed").model_copy(
         update={"reason": evil})]  # fmt: skip
     page = render(
-        records, verdict=[evil], reliability=[evil], claims=lambda _: evil, images=lambda _: gradient_images()
-    )
+        records, said=[Said(evil, "", evil)], reliability=[evil], claims=lambda _: evil,
+        images=lambda _: gradient_images(),
+    )  # fmt: skip
     assert evil not in page and "&lt;script&gt;alert(1)" in page
     found = Page(page)
     assert all(load.startswith("data:image/png") or re.fullmatch(r"#[\w-]+", load) for load in found.loads)
@@ -293,7 +294,7 @@ def test_names_and_sentences_stay_text() -> None:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return render(board_records(), verdict=["The verdict."], images=lambda _: gradient_images())
+    return render(board_records(), said=[Said("dp", "", "The verdict.")], images=lambda _: gradient_images())
 
 
 def test_the_page_asks_nobody_for_anything(page: str) -> None:
@@ -481,15 +482,50 @@ def test_evaluations_of_other_networks_and_other_data_are_kept_apart(fabricate: 
     assert [len(some) for some in groups.values()] == [2, 1, 1]
     heads = [key.splitlines()[0] for key in groups]
     assert heads[0] == "digits, 1000 examples, mlp (layers=3), 5 clients, 20 rounds, seed 0" and len(set(heads)) == 3
-    verdict, _ = summary(records)
-    assert all(any(sentence.startswith(f"[{head}] ") for sentence in verdict) for head in heads)
+    controls = [
+        fabricate(d, None, "dlg", "reconstruction", db, options={"layers": layers}, clients=clients)
+        for layers, clients in ((3, 5), (5, 5), (3, 10))
+        for d, db in (("none", 35.0), ("full_noise", 6.0))
+    ]
+    checks, verdict = concluded(judged([*records, *controls]))
+    for words in (verdict, [check.sentence for check in checks]):
+        assert all(any(sentence.startswith(f"[{head}] ") for sentence in words) for head in heads)
+
+
+def vouched(fabricate: Make) -> list[Record]:
+    """Return `held` with controls that hold: what extraction finds of them vouches for nothing."""
+    controls = (fabricate(d, None, "dlg", "reconstruction", db) for d, db in (("none", 35.0), ("full_noise", 6.0)))
+    return [*held(fabricate), *controls]
 
 
 def test_sentences_of_several_defenses_say_whose_they_are(fabricate: Make) -> None:
-    said, _ = summary(held(fabricate))
+    records = vouched(fabricate)
+    _, said = concluded(judged(records))
     assert {sentence.split(":")[0] for sentence in said} == {"bad", "good"}
-    alone, _ = summary([r for r in held(fabricate) if r.config.defense.id != "good"])
-    assert alone == [sentence.removeprefix("bad: ") for sentence in said if sentence.startswith("bad: ")]
+    _, alone = concluded(judged([r for r in records if r.config.defense.id != "good"]))
+    assert list(alone) == [sentence.removeprefix("bad: ") for sentence in said if sentence.startswith("bad: ")]
+
+
+@pytest.mark.parametrize("fault", ["none stands", "noise leaks", "no noise", "canaries stand"])
+def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_keep_theirs(
+    fabricate: Make, fault: str
+) -> None:
+    def one(clients: int, bad: bool) -> list[Record]:
+        rows = [("none", 10.0 if bad and fault == "none stands" else 35.0), ("dp", 30.0)]
+        rows += [] if bad and fault == "no noise" else [("full_noise", 35.0 if bad and fault == "noise leaks" else 6.0)]
+        about = dict(control="sigma", clients=clients)
+        return [fabricate(d, 0.1 if d == "dp" else None, "dlg", "reconstruction", db, **about) for d, db in rows]
+
+    records = one(3, True) + one(4, False)
+    checks, said = concluded(judged(records, sound=fault != "canaries stand"))
+    assert len(checks) == 4
+    assert {"3 clients" in sentence for sentence in said} == (set() if fault == "canaries stand" else {False})
+    told = [s for e in judged(records, sound=fault != "canaries stand") for s in e.said]
+    page = Page(render(records, said=told, sound=fault != "canaries stand"))
+    shown = " ".join(" ".join(page.text).split())
+    top = shown[shown.index("At a glance") : shown.index("How to read this")]
+    assert top.count("nothing concluded") == (2 if fault == "canaries stand" else 1)
+    assert top.count("Controls fail: nothing is concluded here.") == (2 if fault == "canaries stand" else 1)
 
 
 def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,6 @@ def page(fabricate: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
     text = render(
         records_of(fabricate),
-        verdict=[EVIL, "spn hides nothing."],
         reliability=[EVIL],
         claims=lambda _: EVIL,
         images=images_of,

@@ -11,14 +11,22 @@ from ppbench.errors import UsageError
 
 
 def leaderboard(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
-    """Rebuild leaderboard.csv, leaderboard.html and the figures from the records in FOLDER."""
-    from ppbench.leaderboard.board import write_board
+    """Rebuild leaderboard.csv, leaderboard.html and the figures from the records in FOLDER.
+
+    Exit code 0: all records are on the board; 1: some could not be read, which the page and stderr name; 2: none could.
+    """
+    from ppbench.leaderboard.board import rebuild
     from ppbench.records.store import Store
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
-    for path in write_board(Store(folder)):
+    written = rebuild(Store(folder))
+    for problem in written.problems:
+        typer.echo(f"warning: {problem}", err=True)
+    for path in written.paths:
         typer.echo(str(path))
+    if written.problems:
+        raise typer.Exit(1)
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ppbench.canaries import harness_check
-from ppbench.controls import check_controls
 from ppbench.errors import UsageError
 from ppbench.federation.contract import Claim, Defense
 from ppbench.leaderboard.badges import knowing
@@ -18,9 +19,10 @@ from ppbench.leaderboard.boards import Board, boards
 from ppbench.leaderboard.claims import Checked, Unchecked, check
 from ppbench.leaderboard.curves import curve_png, curve_svg, curves
 from ppbench.leaderboard.drawings import figures
-from ppbench.leaderboard.evaluations import ALONE, Said, evaluations, said
+from ppbench.leaderboard.evaluations import ALONE, concluded, judged
 from ppbench.leaderboard.figures import ppc_png, ppc_svg
 from ppbench.leaderboard.html import write_html
+from ppbench.leaderboard.problems import Problems
 from ppbench.leaderboard.sections import about as about_of
 from ppbench.leaderboard.table import csv_text, write_csv
 from ppbench.leaderboard.worst import worst_csv
@@ -66,31 +68,6 @@ def claimed(record: Record) -> str:
     return ""
 
 
-def summary(records: Sequence[Record]) -> tuple[list[str], list[str]]:
-    """Return what was found and what the controls say, in sentences, evaluation by evaluation."""
-    return verdict_of(said(records)), checks_of(records)
-
-
-def verdict_of(told: Sequence[Said]) -> list[str]:
-    """Return sentences that stand by themselves: with the evaluation and the defense where there are several."""
-    defenses: dict[str, set[str]] = {}
-    for one in told:
-        defenses.setdefault(one.about, set()).add(one.defense)
-    found = []
-    for one in told:
-        named = len(defenses[one.about]) == 1 or one.sentence.startswith((f"{one.defense} ", f"{one.defense}:"))
-        about = f"[{one.about}] " if one.about else ""
-        found.append(f"{about}{'' if named else f'{one.defense}: '}{one.sentence}")
-    return found
-
-
-def checks_of(records: Sequence[Record]) -> list[str]:
-    """Return what the controls say, in sentences, evaluation by evaluation."""
-    groups = evaluations(records)
-    about = {key: f"[{key.partition(chr(10))[0]}] " if len(groups) > 1 else "" for key in groups}
-    return [f"{about[key]}{check.sentence}" for key, some in groups.items() for check in check_controls(some)]
-
-
 def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
     """Return what becomes of the claims of the papers of the defenses that `records` are about."""
     names = sorted({record.config.defense.id for record in records})
@@ -98,72 +75,100 @@ def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
 
 
 def up_to_date(store: Store) -> bool:
-    """Return whether the board shows the records: the tables, written last, are what they give."""
+    """Return whether the board shows the records: the tables, written last, are what they give.
+
+    A folder with a record that cannot be read is never up to date: what is wrong is said each time, not once.
+    """
     worst = store.out / WORST_CASE
     if not store.csv_path.is_file() or not store.html_path.is_file() or not worst.is_file():
         return False
-    with loaded(store) as records:
-        if store.csv_path.read_text(encoding="utf-8") != csv_text(records, claimed):
+    with loaded(store) as (records, problems):
+        if problems or store.csv_path.read_text(encoding="utf-8") != csv_text(records, claimed):
             return False
         return worst.read_text(encoding="utf-8") == worst_csv(boards(records, claimed, harness_check().ok is True))
 
 
 @contextmanager
-def loaded(store: Store) -> Iterator[list[Record]]:
-    """Give all records of a folder, and leave them out of the search for cycles: there are millions of objects in many.
+def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
+    """Give all records of a folder that can be read, and a sentence for each that cannot.
 
-    Raises:
-        UsageError: a record is corrupt.
+    They are left out of the search for cycles: there are millions of objects in many.
     """
     gc.disable()
     try:
-        records = store.load_all()
+        found = store.readable()
         gc.freeze()
         gc.enable()
-        yield records
+        yield found
     finally:
         gc.unfreeze()
         gc.enable()
 
 
-def write_board(store: Store) -> list[Path]:
-    """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
+@dataclass(frozen=True)
+class Written:
+    """A board as written. paths: its files; problems: what could not be read and is missing on it, in sentences."""
 
-    Figures of boards that are gone are removed.
+    paths: tuple[Path, ...]
+    problems: tuple[str, ...]
+
+
+def write_board(store: Store) -> list[Path]:
+    """Write the board of a folder, see `rebuild`; what could not be read is warned of.
 
     Returns:
         What was written.
 
     Raises:
-        UsageError: a record or an artifact is corrupt, there is none, or the folder cannot be written.
+        UsageError: no record can be read, or the folder cannot be written.
     """
-    with loaded(store) as records:
+    written = rebuild(store)
+    for problem in written.problems:
+        warnings.warn(problem, stacklevel=2)
+    return list(written.paths)
+
+
+def rebuild(store: Store) -> Written:
+    """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
+
+    A record, an artifact or a file of times that cannot be read costs nothing but itself. Figures of boards that are
+    gone are removed.
+
+    Raises:
+        UsageError: no record can be read, or the folder cannot be written.
+    """
+    with loaded(store) as (records, problems):
+        if not records and problems:
+            raise UsageError(f"{store.out} holds no record that can be read: {problems[0]}")
         if not records:
             raise UsageError(f"{store.out} holds no records; run ppbench evaluate --out {store.out} first.")
-        return _write(store, records)
+        return _write(store, records, Problems(problems))
 
 
-def _write(store: Store, records: Sequence[Record]) -> list[Path]:
+def _write(store: Store, records: Sequence[Record], problems: Problems) -> Written:
     harness = harness_check()
     sound = harness.ok is True
-    found, told, checks = boards(records, claimed, sound), said(records) if harness.ok else [], checks_of(records)
+    found, told = boards(records, claimed, sound), judged(records, sound)
+    checks = [check.sentence for check in concluded(told)[0]]
+    drawn = _write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here
     write_html(
         records,
         store.html_path,
-        verdict=verdict_of(told),
-        reliability=checks if harness.ok else [harness.sentence, *checks],
+        reliability=checks if sound else [harness.sentence, *checks],
         claims=claimed,
         images=store.images,
         sound=sound,
-        said=told,
-        outcomes=outcomes_of(records) if harness.ok else (),
+        said=[one for evaluation in told for one in evaluation.said],
+        outcomes=outcomes_of(records) if sound else (),
         found=found,
+        evaluations=told,
+        problems=problems,
+        bare=store.bare,
     )
     worst = store.out / WORST_CASE
     write_atomic(worst, worst_csv(found).encode())
-    drawn = _write_figures(store.out / "figures", found, knowing(records))
     write_csv(records, store.csv_path, claims=claimed)  # last: it tells whether the board is complete
-    return [store.csv_path, store.html_path, worst, *drawn]
+    return Written((store.csv_path, store.html_path, worst, *drawn), tuple(problems.found))
 
 
 def _write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -> list[Path]:
@@ -183,13 +188,15 @@ def _write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) 
 
 
 def _figures(board: Board, known: frozenset[str]) -> Iterator[tuple[str, str, bytes]]:
-    """Yield a board's figures: words that name the file, the SVG and the PNG."""
+    """Yield a board's figures: words that name the file, the SVG and the PNG, which is drawn first and leaves both."""
     setting = board.setting
     once = (setting.probe, setting.probe_rounds) == ("gradient", 1)
     held, about = "" if once else f"{setting.probe} {setting.probe_rounds}", f"{setting.data} {setting.train}"
     about = about if setting.suite == ALONE else f"{setting.suite} {about}"
     for ppc in figures(board, known):
         words = f"ppc {about} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}"
-        yield words, ppc_svg(ppc), ppc_png(ppc)
+        png = ppc_png(ppc)
+        yield words, ppc_svg(ppc), png
     for curve in curves(board, about_of(setting)):
-        yield f"{curve.title} {about} {setting.network} {held}", curve_svg(curve), curve_png(curve)
+        png = curve_png(curve)
+        yield f"{curve.title} {about} {setting.network} {held}", curve_svg(curve), png

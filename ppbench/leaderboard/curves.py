@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -14,11 +13,12 @@ import numpy as np
 import seaborn
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from ppbench.adversary.flags import reached
 from ppbench.controls import best, is_image
 from ppbench.leaderboard.boards import Board
-from ppbench.leaderboard.figures import INK, drawn_svg, finished, png_of
+from ppbench.leaderboard.figures import INK, drawn_png, drawn_svg, finished
 from ppbench.metrics.membership import roc, together
 from ppbench.records.aggregate import BROKEN_DB
 from ppbench.records.members import AVERAGE, halves
@@ -142,15 +142,10 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
     return found
 
 
-@lru_cache(maxsize=64)
-def _svg(curve: Curve) -> str:
-    return drawn_svg(lambda: _draw(curve), f"ppbench {curve}")
-
-
 def curve_svg(curve: Curve, *, inline: bool = False) -> str:
     """Return a figure as SVG, see `figures.finished`."""
     what = "share of victims above 20 dB and median PSNR" if isinstance(curve, Budget) else "ROC curves, log scales"
-    svg = finished(_svg(curve), f"{curve.title}: {what}", inline)
+    svg = finished(drawn_svg(lambda: _draw(curve), str(curve)), f"{curve.title}: {what}", inline)
     width = re.search(r'viewBox="0 0 ([\d.]+)', svg)  # in points; figures of many panels are as wide as the page
     size = f'<svg style="max-width: {1.5 * float(width[1]):.0f}px" ' if width else "<svg "
     return svg.replace("<svg ", size, 1) if inline else svg
@@ -158,7 +153,7 @@ def curve_svg(curve: Curve, *, inline: bool = False) -> str:
 
 def curve_png(curve: Curve, dpi: int = 150) -> bytes:
     """Return a figure as PNG on white, `dpi` dots an inch."""
-    return png_of(lambda: _draw(curve), dpi)
+    return drawn_png(lambda: _draw(curve), str(curve), dpi)
 
 
 def _draw(curve: Curve) -> Figure:
@@ -186,6 +181,8 @@ def _draw_budget(budget: Budget) -> Figure:
     for axis in grid[1]:
         axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
         axis.xaxis.set_major_formatter(_plain)
+    for axis in grid.flat:
+        axis.xaxis.set_minor_locator(NullLocator())  # of a dozen panels they take half of the time
     grid[1][(count - 1) // 2].set_xlabel("gradient evaluations a batch")
     _legend(figure, columns, names, style)
     return figure
@@ -243,7 +240,8 @@ def _draw_rocs(rocs: Rocs) -> Figure:
         axis.set_title(title, fontsize=10)
         axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05))
         axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
-        axis.xaxis.set_major_formatter(_plain)
-        axis.yaxis.set_major_formatter(_plain)
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter(_plain)
+            side.set_minor_locator(NullLocator())
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7.5)
     return figure

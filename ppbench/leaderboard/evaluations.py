@@ -1,11 +1,11 @@
-"""Records by the evaluation that they are of: suite, data, network, federation and seed."""
+"""Records by the evaluation that they are of: suite, data, network, federation and seed; and what may be concluded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ppbench.controls import CONTROLS
+from ppbench.controls import CONTROLS, Check, check_controls
 from ppbench.leaderboard.boards import network
 from ppbench.records.schema import Record
 from ppbench.verdict import sentences
@@ -14,18 +14,22 @@ ALONE = "evaluate/1"
 """The suite of an evaluation that nobody's suite asked for; not worth a word."""
 
 
+def evaluation_of(record: Record) -> str:
+    """Return the evaluation that a record is of: a line that says it in words, and what else tells it from others."""
+    config = record.config
+    model, fed = network(config.model.id, config.model.options), config.federation
+    suite = "" if config.suite == ALONE else f"{config.suite}: "
+    data = f"{suite}{config.data.name}, {config.data.train} examples"
+    about = f"{data}, {model}, {fed.clients} clients, {fed.rounds} rounds, seed {config.seed}"
+    parts = (config.data, config.model, config.federation)
+    return "\n".join([" ".join(about.split()), *(part.model_dump_json() for part in parts)])
+
+
 def evaluations(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records by suite, data, network, federation and seed, which a key's first line says."""
     found: dict[str, list[Record]] = {}
     for record in records:
-        config = record.config
-        model, fed = network(config.model.id, config.model.options), config.federation
-        suite = "" if config.suite == ALONE else f"{config.suite}: "
-        data = f"{suite}{config.data.name}, {config.data.train} examples"
-        about = f"{data}, {model}, {fed.clients} clients, {fed.rounds} rounds, seed {config.seed}"
-        about = " ".join(about.split())
-        parts = (config.data, config.model, config.federation)
-        found.setdefault("\n".join([about, *(part.model_dump_json() for part in parts)]), []).append(record)
+        found.setdefault(evaluation_of(record), []).append(record)
     return found
 
 
@@ -38,11 +42,70 @@ class Said:
     sentence: str
 
 
-def said(records: Sequence[Record]) -> list[Said]:
-    """Return what was found in each evaluation about each defense, sentence by sentence."""
-    groups, found = evaluations(records), list[Said]()
+@dataclass(frozen=True)
+class Judged:
+    """One evaluation.
+
+    Attributes:
+        key: as `evaluation_of`.
+        checks: what its controls say.
+        sound: whether the harness's canaries fall.
+        said: what was found, where all of these hold.
+    """
+
+    key: str
+    checks: tuple[Check, ...]
+    sound: bool
+    said: tuple[Said, ...] = ()
+
+    @property
+    def about(self) -> str:
+        """The evaluation in words."""
+        return self.key.partition("\n")[0]
+
+    @property
+    def reliable(self) -> bool:
+        """Whether all controls ran and hold, and the canaries fall."""
+        return self.sound and all(check.ok is True for check in self.checks)
+
+
+def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
+    """Return every evaluation in `records` with what may be concluded of it.
+
+    Args:
+        records: every cell, in any order.
+        sound: whether the harness's own canaries fall (`ppbench.canaries`); else nothing is concluded.
+    """
+    groups, found = evaluations(records), list[Judged]()
     for key, some in groups.items():
         about = key.partition("\n")[0] if len(groups) > 1 else ""
-        for defense in sorted({r.config.defense.id for r in some} - set(CONTROLS)):
-            found += [Said(defense, about, sentence) for sentence in sentences(defense, some)]
+        one = Judged(key, tuple(check_controls(some)), sound)
+        if one.reliable:
+            names = sorted({r.config.defense.id for r in some} - set(CONTROLS))
+            told = tuple(Said(name, about, sentence) for name in names for sentence in sentences(name, some))
+            one = replace(one, said=told)
+        found.append(one)
+    return found
+
+
+def concluded(found: Sequence[Judged]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of all evaluations and the sentences that stand, each with its evaluation if there are several.
+
+    A sentence names its defense where its evaluation has several.
+    """
+    several = len(found) > 1
+    checks = [replace(c, sentence=f"[{one.about}] {c.sentence}") if several else c for one in found for c in one.checks]
+    return tuple(checks), tuple(sentence for one in found for sentence in verdict_of(one.said))
+
+
+def verdict_of(told: Sequence[Said]) -> list[str]:
+    """Return sentences that stand by themselves: with the evaluation and the defense where there are several."""
+    defenses: dict[str, set[str]] = {}
+    for one in told:
+        defenses.setdefault(one.about, set()).add(one.defense)
+    found = []
+    for one in told:
+        named = len(defenses[one.about]) == 1 or one.sentence.startswith((f"{one.defense} ", f"{one.defense}:"))
+        about = f"[{one.about}] " if one.about else ""
+        found.append(f"{about}{'' if named else f'{one.defense}: '}{one.sentence}")
     return found

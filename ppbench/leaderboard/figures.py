@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from html import escape
 from typing import Any
 
@@ -68,7 +67,10 @@ class Ppc:
 
 
 def style() -> Any:
-    """Return the rcParams of all figures; passed to `rc_context`, so nothing process-wide changes."""
+    """Return the rcParams of all figures; passed to `rc_context`, so nothing process-wide changes.
+
+    Titles have their place given, or matplotlib measures all ticks twice to find one.
+    """
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     return {
         **seaborn.axes_style("ticks"),
@@ -81,6 +83,7 @@ def style() -> Any:
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "legend.frameon": False,
+        "axes.titley": 1.0,
     }
 
 
@@ -91,13 +94,20 @@ def _whiskers(values: Sequence[tuple[float, float | None, float | None]]) -> NDA
 
 
 def _draw(ppc: Ppc) -> Figure:
-    """Return the figure: accuracy on the left axis, distances on the right, regions where ratios are known."""
+    """Return the figure: accuracy on the left axis, distances on the right, regions where ratios are known.
+
+    It is laid out by hand: matplotlib's own layout takes as long as the drawing.
+    """
     points = [point for line in ppc.lines for point in line.points]
     by_ratio = all(point.ratio is not None for point in points)
     grid = sorted({point.control for point in points})
-    entries = (len(ppc.lines) + 2) // 2  # rows of the legend, which must not eat up the plot
-    figure = Figure(figsize=(5.4, 3.5 + 0.16 * max(0, entries - 3)), layout="constrained")
+    legend = 0.19 * ((len(ppc.lines) + 2) // 2)  # inches, which must not eat up the plot
+    width, height, side, foot = 5.4, 2.95 + legend, 0.64, 0.58 + legend
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(left=side / width, right=1 - side / width, top=1 - 0.3 / height, bottom=foot / height)
     left = figure.subplots()
+    left.yaxis.set_label_coords(-0.47 / (width - 2 * side), 0.5)
+    left.xaxis.set_label_coords(0.5, -0.3 / (height - 0.3 - foot))
     right = left.twinx()
 
     def at(point: PpcPoint) -> float:
@@ -161,7 +171,7 @@ def _axes(figure: Figure, left: Any, right: Any, ppc: Ppc, grid: Sequence[float]
     figure.legend(
         [h for some, _ in handles for h in some],
         [label for _, some in handles for label in some],
-        loc="outside lower center",
+        loc="lower center",
         ncols=2,
         fontsize=8,
     )
@@ -170,20 +180,46 @@ def _axes(figure: Figure, left: Any, right: Any, ppc: Ppc, grid: Sequence[float]
 def ppc_svg(ppc: Ppc, *, inline: bool = False) -> str:
     """Return the figure as SVG, see `finished`."""
     about = f"{ppc.title}: accuracy and distance over {ppc.control}"
-    return finished(_ppc(ppc), about, inline)
+    return finished(drawn_svg(lambda: _draw(ppc), str(ppc)), about, inline)
 
 
-@lru_cache(maxsize=64)
-def _ppc(ppc: Ppc) -> str:
-    return drawn_svg(lambda: _draw(ppc), f"ppbench {ppc}")
+_KEPT: dict[str, str] = {}
+_MANY = 400  # figures: more than a page has drawn
 
 
 def drawn_svg(draw: Callable[[], Figure], salt: str) -> str:
-    """Return the figure that `draw` makes as matplotlib's SVG; the ids in it are made from `salt`."""
+    """Return the figure that `draw` makes as matplotlib's SVG; the ids in it are made from `salt`.
+
+    What was drawn of equal `salt`, which must say all of the figure, is kept for the next who asks.
+    """
+    if salt not in _KEPT:
+        with matplotlib.rc_context(style() | {"svg.hashsalt": salt}):
+            _svg(draw(), salt)
+    return _KEPT[salt]
+
+
+def drawn_png(draw: Callable[[], Figure], salt: str, dpi: int) -> bytes:
+    """Return the figure that `draw` makes as PNG on white; its SVG is drawn from the same and kept, see `drawn_svg`."""
     with matplotlib.rc_context(style() | {"svg.hashsalt": salt}):
-        buffer = io.StringIO()
-        draw().savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        figure, buffer = draw(), io.BytesIO()
+        _svg(figure, salt)
+        figure.savefig(
+            buffer,
+            format="png",
+            dpi=dpi,
+            facecolor="white",
+            metadata={"Software": None},
+            pil_kwargs={"compress_level": 3},
+        )
     return buffer.getvalue()
+
+
+def _svg(figure: Figure, salt: str) -> None:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    if len(_KEPT) >= _MANY:
+        _KEPT.clear()
+    _KEPT[salt] = buffer.getvalue()
 
 
 def finished(svg: str, about: str, inline: bool) -> str:
@@ -208,12 +244,4 @@ def inline_svg(svg: str, about: str) -> str:
 
 def ppc_png(ppc: Ppc, dpi: int = 150) -> bytes:
     """Return the figure as PNG on white, `dpi` dots an inch."""
-    return png_of(lambda: _draw(ppc), dpi)
-
-
-def png_of(draw: Callable[[], Figure], dpi: int = 150) -> bytes:
-    """Return the figure that `draw` makes as PNG on white, `dpi` dots an inch."""
-    with matplotlib.rc_context(style()):
-        buffer = io.BytesIO()
-        draw().savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()
+    return drawn_png(lambda: _draw(ppc), str(ppc), dpi)

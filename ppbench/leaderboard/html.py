@@ -21,9 +21,11 @@ from ppbench.leaderboard.claims.page import claimed_text
 from ppbench.leaderboard.cost_rows import costs
 from ppbench.leaderboard.costs import TimesOf, no_times
 from ppbench.leaderboard.drawings import curve_chart, drawings, printed, shown
-from ppbench.leaderboard.evaluations import Said
+from ppbench.leaderboard.evaluations import Judged, Said, judged, verdict_of
 from ppbench.leaderboard.formats import error, number, percent, seconds, size, span
+from ppbench.leaderboard.overview import overviews
 from ppbench.leaderboard.played import played_svg, role_counts
+from ppbench.leaderboard.problems import Problems
 from ppbench.leaderboard.profiles import Outcome, profiles
 from ppbench.leaderboard.sections import Section, metric_of
 from ppbench.leaderboard.series import caps
@@ -40,7 +42,6 @@ TOLD = 12
 def render(
     records: Sequence[Record],
     *,
-    verdict: Sequence[str] = (),
     reliability: Sequence[str] = (),
     claims: Claims = no_claims,
     images: ImagesOf = no_images,
@@ -49,20 +50,28 @@ def render(
     said: Sequence[Said] = (),
     outcomes: Sequence[Outcome] = (),
     found: Sequence[Board] | None = None,
+    evaluations: Sequence[Judged] | None = None,
+    problems: Problems | None = None,
+    bare: bool = False,
 ) -> str:
     """Return the page; arguments as `write_html`, and `times`, which finds how long a client takes."""
     found = boards(records, claims, sound) if found is None else found
-    known, album = knowing(records), Album(images)
+    problems = problems or Problems()
+    known, album = knowing(records), Album(problems.past(images))
     sections = list(_sections(found, records, known, album))
-    table = costs(found, records, times)
+    table = costs(found, records, problems.past(times))
     parts = profiles(sections, said, outcomes, table, album, known)
+    glance = overviews(found, judged(records, sound) if evaluations is None else evaluations, table)
     page = (
         _templates()
         .get_template("page.html.j2")
         .render(
-            verdict=list(verdict),
+            verdict=verdict_of(said) if len(parts) == 1 else [],
+            glance=glance if len(parts) > 1 or len(glance) > 1 else [],
             told=TOLD,
             reliability=list(reliability),
+            problems=problems.found,
+            bare=bare,
             sections=sections,
             groups=[
                 (name, [s for s in sections if s.group == name]) for name in dict.fromkeys(s.group for s in sections)
@@ -120,7 +129,6 @@ def write_html(
     records: Sequence[Record],
     path: Path,
     *,
-    verdict: Sequence[str] = (),
     reliability: Sequence[str] = (),
     claims: Claims = no_claims,
     images: ImagesOf = no_images,
@@ -128,26 +136,31 @@ def write_html(
     said: Sequence[Said] = (),
     outcomes: Sequence[Outcome] = (),
     found: Sequence[Board] | None = None,
+    evaluations: Sequence[Judged] | None = None,
+    problems: Problems | None = None,
+    bare: bool = False,
 ) -> None:
     """Write the leaderboard's page, whole or not at all.
 
     Args:
         records: every cell; failed ones stay visible.
         path: the file, in the folder of results: times are read from what lies beside it.
-        verdict: sentences at the top of the page.
         reliability: sentences on the controls, beside what each board says of its own.
         claims: what a paper prints about a record's defense.
         images: finds reconstructions, e.g. `Store.images`.
         sound: whether the harness's own canaries fall; else nothing is ranked.
-        said: sentences by defense, for its own part of the page.
+        said: sentences by defense, for its own part of the page, and for its head where there is one defense only.
         outcomes: what became of the claims of the defenses' papers.
         found: the boards of `records`, where they are known; else they are made.
+        evaluations: what may be concluded of each, where it is known; else it is found out.
+        problems: what could not be read so far; artifacts and times that cannot be read are added.
+        bare: whether the folder is an accepted baseline, which keeps no reconstructions.
 
     Raises:
-        UsageError: the file cannot be written, or an artifact or a file of times is corrupt.
+        UsageError: the file cannot be written.
     """
     page = render(
-        records, verdict=verdict, reliability=reliability, claims=claims, images=images,
-        times=partial(time_of, path.parent), sound=sound, said=said, outcomes=outcomes, found=found,
+        records, reliability=reliability, claims=claims, images=images, times=partial(time_of, path.parent),
+        sound=sound, said=said, outcomes=outcomes, found=found, evaluations=evaluations, problems=problems, bare=bare,
     )  # fmt: skip
     write_atomic(path, page.encode())
