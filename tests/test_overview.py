@@ -53,7 +53,7 @@ def grid(make: Make, *values: tuple[float, float, float], **about: object) -> li
     ("values", "verdict", "told"),
     [
         (((0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)), "holds here", 0.1),  # the best model that hides
-        (((0.1, 30.0, 0.95), (1.0, 24.0, 0.2)), "falls to strong", 1.0),  # the one that leaks least
+        (((0.1, 30.0, 0.95), (1.0, 24.0, 0.2)), "falls to strong", 0.1),  # a useless model is no row's
         (((0.1, 30.0, 0.95), (1.0, 8.0, 0.4)), "hides images, useless model", 1.0),
         (((0.1, 30.0, 0.95), (1.0, 18.7, 0.9)), "undecided", 1.0),
         (((1.0, 8.0, 0.9),), "holds here", 1.0),
@@ -65,6 +65,17 @@ def test_a_row_tells_of_the_value_that_hides_with_the_best_model(
     found = row(controls(fabricate) + grid(fabricate, *values))
     assert (found.verdict, found.value.entry.defense.control.value) == (verdict, told)
     assert len(found.grid) == len(values) and (found.leaks is None) is (len(values) == 1)
+
+
+def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate: Make) -> None:
+    """At its off level a defense leaks no more than elsewhere and has the best model; that says nothing of it."""
+    plain = [
+        fabricate("dp", v, "dlg", "reconstruction", db, accuracy=0.9, control="sigma")
+        for v, db in ((0.0, 35.0), (0.1, 8.0), (0.5, 12.0))
+    ]
+    known = grid(fabricate, (0.0, 34.0, 0.9), (0.1, 40.0, 0.9), (0.5, 41.0, 0.9))
+    found = row(controls(fabricate) + plain + known)
+    assert (found.verdict, found.value.entry.defense.control.value) == ("falls to strong", 0.1)
 
 
 def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate: Make) -> None:

@@ -1,8 +1,8 @@
 """The head of a page of several defenses: a table for each evaluation, one row a defense, a verdict in a few words.
 
-A row tells of one control value: of those that hide what is attacked the one with the best model, else the one that
-leaks least. Judged is the worst case at the smallest batch, at initialization where that was attacked, over all
-adversaries and roles. Nothing is concluded where controls fail.
+A row tells of one control value: of those that hide what is attacked the one with the best model, else, of the useful
+ones, the one that hides most from attackers who do not know of it. Judged is the worst case at the smallest batch, at
+initialization where that was attacked, over all adversaries and roles. Nothing is concluded where controls fail.
 """
 
 from __future__ import annotations

@@ -179,7 +179,8 @@ def _judged(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone
     if hidden:
         value = next((v for v in hidden if not v.lacking), hidden[0])
         return value, *_hidden(value, none)
-    value = min(asked, key=_leak)
+    useful = [v for v in asked if not useless(v, none)]
+    value = min(useful or asked, key=_plainly)
     if any(v.fate == "undecided" for v in asked):
         return next(v for v in asked if v.fate == "undecided"), "undecided", "warning"
     return value, f"falls to {attack_of(value.worst)}", "error"
@@ -220,9 +221,11 @@ def _models(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone
     return read[0], f"falls to {attack_of(read[0].outputs)}", "error"
 
 
-def _leak(value: Value) -> float:
-    metric = value.metric
-    return -float("inf") if metric is None or metric.value is None else leak(metric)
+def _plainly(value: Value) -> float:
+    """Return how much attackers who do not know the defense find: where it looks best, its fall says most."""
+    plain = value.entry.plain
+    metric = None if plain is None else plain.metric(rebuilding(plain))
+    return float("inf") if metric is None or metric.value is None else leak(metric)
 
 
 def useless(value: Value, none: Value | None) -> bool:
