@@ -3,6 +3,7 @@
 Records are made by hand: no attack runs. `synthetic` is used by tests/test_board_scale.py, too.
 
     python benchmarks/bench_page.py --records 10000 --folder /tmp/many
+    python benchmarks/bench_page.py --records 500 --folder /tmp/some --browser
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shutil
 import time
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -154,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--browser", action="store_true", help="also open and sort the page in Chromium")
     args = parser.parse_args()
     store = Store(args.folder)
     if len(store.ids()) < args.records:
@@ -163,10 +166,15 @@ def main() -> None:
         for record in synthetic(args.records):  # `Store.save` syncs every file to the disk
             (store.folder / f"{record.cell_id}.json").write_bytes(canonical(record))
     print(json.dumps(measured(store)))
+    if args.browser:
+        print(json.dumps(opened(store.html_path)))
 
 
 def measured(store: Store) -> dict[str, float]:
-    """Return seconds of loading and of rendering, the page's megabytes and the process's peak memory in megabytes."""
+    """Return seconds of loading and of rendering, the page's megabytes and the process's peak memory in megabytes.
+
+    The page is left in the folder, without its tables and figures.
+    """
     from ppbench.leaderboard.html import render
 
     start = time.perf_counter()
@@ -175,6 +183,7 @@ def measured(store: Store) -> dict[str, float]:
     at_load = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     page = render(records, images=store.images)
     done = time.perf_counter()
+    store.html_path.write_text(page, encoding="utf-8")
     return dict(
         records=len(records),
         load_s=round(loaded - start, 2),
@@ -183,6 +192,28 @@ def measured(store: Store) -> dict[str, float]:
         peak_loaded_mb=round(at_load),
         peak_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     )
+
+
+def opened(path: Path) -> dict[str, float]:
+    """Return seconds until a page stands in Chromium, until its table of all cells does, and until that is sorted."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as running:
+        chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(120_000)
+        start = time.perf_counter()
+        page.goto(path.resolve().as_uri())
+        stands = time.perf_counter()
+        page.evaluate("location.hash = '#cells'")
+        page.wait_for_selector("#cells .tabulator-row")
+        drawn = time.perf_counter()
+        page.locator("#cells [role=columnheader] button", has_text="Accuracy").click()
+        page.wait_for_selector("#cells [aria-sort=ascending]")
+        done = time.perf_counter()
+        browser.close()
+    return dict(open_s=round(stands - start, 2), all_cells_s=round(drawn - stands, 2), sort_s=round(done - drawn, 2))
 
 
 if __name__ == "__main__":

@@ -235,3 +235,20 @@ def test_a_baseline_says_that_its_images_were_left_out(fabricate: Make, tmp_path
     assert json.loads((store.out / "ppbench.json").read_text())["without"]
     write_board(Store(store.out))
     assert "Reconstructions were left out of this baseline." in store.html_path.read_text()
+
+
+def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate: Make, tmp_path: Path) -> None:
+    store = Store(tmp_path / "out")
+    for one in [*controls(fabricate), *grid(fabricate, (0.1, 8.0, 0.9), (0.2, 9.0, 0.8))]:
+        store.save(one)
+    write_board(store)
+    (first,) = (store.out / "figures").glob("ppc-*.png")
+    data, before = first.read_bytes(), first.stat().st_mtime_ns
+    write_board(store)
+    assert first.stat().st_mtime_ns == before
+    first.write_bytes(b"no picture")
+    write_board(store)
+    assert first.read_bytes() == data, "equal figures, equal bytes"
+    store.save(grid(fabricate, (0.3, 7.0, 0.7))[0])
+    write_board(store)
+    assert first.read_bytes() != data

@@ -17,10 +17,10 @@ from ppbench.federation.contract import Claim, Defense
 from ppbench.leaderboard.badges import knowing
 from ppbench.leaderboard.boards import Board, boards
 from ppbench.leaderboard.claims import Checked, Unchecked, check
-from ppbench.leaderboard.curves import curve_png, curve_svg, curves
+from ppbench.leaderboard.curves import curve_picture, curve_svg, curves
 from ppbench.leaderboard.drawings import figures
 from ppbench.leaderboard.evaluations import ALONE, concluded, judged
-from ppbench.leaderboard.figures import ppc_png, ppc_svg
+from ppbench.leaderboard.figures import Picture, ppc_picture, ppc_svg
 from ppbench.leaderboard.html import write_html
 from ppbench.leaderboard.problems import Problems
 from ppbench.leaderboard.sections import about as about_of
@@ -32,6 +32,8 @@ from ppbench.records.store import Store
 from ppbench.registry import load
 
 WORST_CASE = "worst_case.csv"
+HEAD = 400
+"""Bytes at the head of a PNG in which its label stands."""
 ASKED = {("membership", "iterate"): "asr", ("reconstruction", "init"): "psnr_median"}
 """What a claim must be about to stand beside a cell of a kind and stage, CAP aside."""
 
@@ -172,31 +174,36 @@ def _write(store: Store, records: Sequence[Record], problems: Problems) -> Writt
 
 
 def _write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -> list[Path]:
-    """Write the figures of all boards, and remove drawings that none of them has."""
+    """Write the figures of all boards, and remove drawings that none of them has.
+
+    A PNG that lies there with the label of the figure as it is now is not drawn again.
+    """
     folder.mkdir(exist_ok=True)
     written: list[Path] = []
     for board in found:
-        for words, svg, png in _figures(board, known):
+        for words, svg, picture in _figures(board, known):
             name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-            for suffix, data in ((".svg", svg.encode()), (".png", png)):
-                write_atomic(folder / f"{name}{suffix}", data)
-                written.append(folder / f"{name}{suffix}")
+            vector, dots = folder / f"{name}.svg", folder / f"{name}.png"
+            write_atomic(vector, svg.encode())
+            if not (dots.is_file() and picture.label.encode() in dots.read_bytes()[:HEAD]):
+                write_atomic(dots, picture.png())
+            written += [vector, dots]
     for path in folder.iterdir():
         if path.suffix in (".svg", ".png") and path not in written:
             path.unlink()
     return written
 
 
-def _figures(board: Board, known: frozenset[str]) -> Iterator[tuple[str, str, bytes]]:
-    """Yield a board's figures: words that name the file, the SVG and the PNG, which is drawn first and leaves both."""
+def _figures(board: Board, known: frozenset[str]) -> Iterator[tuple[str, str, Picture]]:
+    """Yield a board's figures: words that name the file, the SVG, and the picture for the PNG."""
     setting = board.setting
     once = (setting.probe, setting.probe_rounds) == ("gradient", 1)
     held, about = "" if once else f"{setting.probe} {setting.probe_rounds}", f"{setting.data} {setting.train}"
     about = about if setting.suite == ALONE else f"{setting.suite} {about}"
     for ppc in figures(board, known):
         words = f"ppc {about} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}"
-        png = ppc_png(ppc)
-        yield words, ppc_svg(ppc), png
+        picture = ppc_picture(ppc)  # drawn anew and kept: its SVG is taken from there
+        yield words, ppc_svg(ppc), picture
     for curve in curves(board, about_of(setting)):
-        png = curve_png(curve)
-        yield f"{curve.title} {about} {setting.network} {held}", curve_svg(curve), png
+        picture = curve_picture(curve)
+        yield f"{curve.title} {about} {setting.network} {held}", curve_svg(curve), picture

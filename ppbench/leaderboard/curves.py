@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 from ppbench.adversary.flags import reached
 from ppbench.controls import best, is_image
 from ppbench.leaderboard.boards import Board
-from ppbench.leaderboard.figures import INK, drawn_png, drawn_svg, finished
+from ppbench.leaderboard.figures import INK, Picture, drawn_svg, finished
 from ppbench.metrics.membership import roc, together
 from ppbench.records.aggregate import BROKEN_DB
 from ppbench.records.members import AVERAGE, halves
@@ -151,9 +151,14 @@ def curve_svg(curve: Curve, *, inline: bool = False) -> str:
     return svg.replace("<svg ", size, 1) if inline else svg
 
 
-def curve_png(curve: Curve, dpi: int = 150) -> bytes:
-    """Return a figure as PNG on white, `dpi` dots an inch."""
-    return drawn_png(lambda: _draw(curve), str(curve), dpi)
+def curve_picture(curve: Curve) -> Picture:
+    """Return a figure, drawn."""
+    return Picture(lambda: _draw(curve), str(curve))
+
+
+def curve_png(curve: Curve) -> bytes:
+    """Return a figure as PNG on white."""
+    return curve_picture(curve).png()
 
 
 def _draw(curve: Curve) -> Figure:

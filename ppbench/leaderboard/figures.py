@@ -6,6 +6,7 @@ attacks are drawn as plain text, never as formulas.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import re
@@ -27,6 +28,8 @@ INK = "#010203"
 """
 REGIONS = (("#2ca25f", 0.0, math.log10(2)), (None, math.log10(2), math.log10(11)), ("#de2d26", math.log10(11), 99.0))
 _MARKERS = "os^Dv<>Ph*"
+DPI = 150
+"""Dots an inch of PNGs."""
 LABELS: dict[DistanceName, str] = {
     "recon/1": "relative RMSE (recon/1)",
     "recon_unit/1": "relative RMSE, at most 1 (recon_unit/1)",
@@ -192,34 +195,36 @@ def drawn_svg(draw: Callable[[], Figure], salt: str) -> str:
 
     What was drawn of equal `salt`, which must say all of the figure, is kept for the next who asks.
     """
-    if salt not in _KEPT:
-        with matplotlib.rc_context(style() | {"svg.hashsalt": salt}):
-            _svg(draw(), salt)
-    return _KEPT[salt]
+    return _KEPT[salt] if salt in _KEPT else Picture(draw, salt).svg
 
 
-def drawn_png(draw: Callable[[], Figure], salt: str, dpi: int) -> bytes:
-    """Return the figure that `draw` makes as PNG on white; its SVG is drawn from the same and kept, see `drawn_svg`."""
-    with matplotlib.rc_context(style() | {"svg.hashsalt": salt}):
-        figure, buffer = draw(), io.BytesIO()
-        _svg(figure, salt)
-        figure.savefig(
-            buffer,
-            format="png",
-            dpi=dpi,
-            facecolor="white",
-            metadata={"Software": None},
-            pil_kwargs={"compress_level": 3},
-        )
-    return buffer.getvalue()
+class Picture:
+    """A figure that is drawn once, as SVG and, where asked, as PNG.
 
+    svg: as of `drawn_svg`; label: what the PNG is known by: equal labels, equal bytes.
+    """
 
-def _svg(figure: Figure, salt: str) -> None:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    if len(_KEPT) >= _MANY:
-        _KEPT.clear()
-    _KEPT[salt] = buffer.getvalue()
+    def __init__(self, draw: Callable[[], Figure], salt: str) -> None:
+        """Make the figure with `draw` and draw it as SVG."""
+        self._style = style() | {"svg.hashsalt": salt}
+        with matplotlib.rc_context(self._style):
+            self._figure, buffer = draw(), io.StringIO()
+            self._figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        self.svg = buffer.getvalue()
+        if len(_KEPT) >= _MANY:
+            _KEPT.clear()
+        _KEPT[salt] = self.svg
+        made_by = f"{matplotlib.__version__} {DPI} {self.svg}"
+        self.label = hashlib.sha256(made_by.encode()).hexdigest()
+
+    def png(self) -> bytes:
+        """Return the figure as PNG on white, DPI dots an inch, with its label inside."""
+        buffer, about = io.BytesIO(), {"Software": None, "Source": self.label}
+        with matplotlib.rc_context(self._style):
+            self._figure.savefig(
+                buffer, format="png", dpi=DPI, facecolor="white", metadata=about, pil_kwargs={"compress_level": 3}
+            )
+        return buffer.getvalue()
 
 
 def finished(svg: str, about: str, inline: bool) -> str:
@@ -242,6 +247,11 @@ def inline_svg(svg: str, about: str) -> str:
     return f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>{rest}'.replace(INK, "currentColor")
 
 
-def ppc_png(ppc: Ppc, dpi: int = 150) -> bytes:
-    """Return the figure as PNG on white, `dpi` dots an inch."""
-    return drawn_png(lambda: _draw(ppc), str(ppc), dpi)
+def ppc_picture(ppc: Ppc) -> Picture:
+    """Return the figure, drawn."""
+    return Picture(lambda: _draw(ppc), str(ppc))
+
+
+def ppc_png(ppc: Ppc) -> bytes:
+    """Return the figure as PNG on white."""
+    return ppc_picture(ppc).png()
