@@ -25,6 +25,7 @@ from ppbench.leaderboard.charts import ppc_spec
 from ppbench.leaderboard.claims import Checked, Unchecked
 from ppbench.leaderboard.claims.case import Finding
 from ppbench.leaderboard.evaluations import Said, concluded, evaluations, judged
+from ppbench.leaderboard.evaluations import said as said_of
 from ppbench.leaderboard.figures import Line, Ppc, ppc_png, ppc_svg
 from ppbench.leaderboard.html import render, write_html
 from ppbench.leaderboard.played import role_counts
@@ -520,8 +521,9 @@ def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_kee
     checks, said = concluded(judged(records, sound=fault != "canaries stand"))
     assert len(checks) == 4
     assert {"3 clients" in sentence for sentence in said} == (set() if fault == "canaries stand" else {False})
-    told = [s for e in judged(records, sound=fault != "canaries stand") for s in e.said]
-    page = Page(render(records, said=told, sound=fault != "canaries stand"))
+    page = Page(
+        render(records, said=said_of(judged(records, sound=fault != "canaries stand")), sound=fault != "canaries stand")
+    )
     shown = " ".join(" ".join(page.text).split())
     top = shown[shown.index("At a glance") : shown.index("How to read this")]
     assert top.count("nothing concluded") == (2 if fault == "canaries stand" else 1)

@@ -18,7 +18,7 @@ from ppbench.leaderboard.board import rebuild, up_to_date, write_board
 from ppbench.leaderboard.boards import boards
 from ppbench.leaderboard.cost_rows import costs
 from ppbench.leaderboard.costs import no_times
-from ppbench.leaderboard.evaluations import judged
+from ppbench.leaderboard.evaluations import judged, said
 from ppbench.leaderboard.html import render
 from ppbench.leaderboard.overview import Overview, overviews
 from ppbench.leaderboard.standing import Standing
@@ -168,7 +168,7 @@ def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate:
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93))
 
     def page(some: list[Record]) -> str:
-        return unescape(render(some, said=[one for e in judged(some) for one in e.said]))
+        return unescape(render(some, said=said(judged(some))))
 
     sentence = "dp at sigma=0.1 hides the median image from every attack tried here"
     alone, both = page(records), page(records + other(fabricate))

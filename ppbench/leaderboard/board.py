@@ -19,7 +19,7 @@ from ppbench.leaderboard.boards import Board, boards
 from ppbench.leaderboard.claims import Checked, Unchecked, check
 from ppbench.leaderboard.curves import curve_picture, curve_svg, curves
 from ppbench.leaderboard.drawings import figures
-from ppbench.leaderboard.evaluations import ALONE, concluded, judged
+from ppbench.leaderboard.evaluations import ALONE, checks_of, judged, said
 from ppbench.leaderboard.figures import Picture, ppc_picture, ppc_svg
 from ppbench.leaderboard.html import write_html
 from ppbench.leaderboard.problems import Problems
@@ -151,7 +151,7 @@ def _write(store: Store, records: Sequence[Record], problems: Problems) -> Writt
     harness = harness_check()
     sound = harness.ok is True
     found, told = boards(records, claimed, sound), judged(records, sound)
-    checks = [check.sentence for check in concluded(told)[0]]
+    checks = [check.sentence for check in checks_of(told)]
     drawn = _write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here
     write_html(
         records,
@@ -160,7 +160,7 @@ def _write(store: Store, records: Sequence[Record], problems: Problems) -> Writt
         claims=claimed,
         images=store.images,
         sound=sound,
-        said=[one for evaluation in told for one in evaluation.said],
+        said=said(told),
         outcomes=outcomes_of(records) if sound else (),
         found=found,
         evaluations=told,

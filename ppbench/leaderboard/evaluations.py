@@ -48,15 +48,15 @@ class Judged:
 
     Attributes:
         key: as `evaluation_of`.
+        records: its cells.
         checks: what its controls say.
         sound: whether the harness's canaries fall.
-        said: what was found, where all of these hold.
     """
 
     key: str
+    records: tuple[Record, ...]
     checks: tuple[Check, ...]
     sound: bool
-    said: tuple[Said, ...] = ()
 
     @property
     def about(self) -> str:
@@ -70,22 +70,31 @@ class Judged:
 
 
 def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
-    """Return every evaluation in `records` with what may be concluded of it.
+    """Return every evaluation in `records` with what its controls say.
 
     Args:
         records: every cell, in any order.
-        sound: whether the harness's own canaries fall (`ppbench.canaries`); else nothing is concluded.
+        sound: whether the harness's own canaries fall (`ppbench.canaries`); else nothing may be concluded.
     """
-    groups, found = evaluations(records), list[Judged]()
-    for key, some in groups.items():
-        about = key.partition("\n")[0] if len(groups) > 1 else ""
-        one = Judged(key, tuple(check_controls(some)), sound)
-        if one.reliable:
-            names = sorted({r.config.defense.id for r in some} - set(CONTROLS))
-            told = tuple(Said(name, about, sentence) for name in names for sentence in sentences(name, some))
-            one = replace(one, said=told)
-        found.append(one)
-    return found
+    groups = evaluations(records)
+    return [Judged(key, tuple(some), tuple(check_controls(some)), sound) for key, some in groups.items()]
+
+
+def said(found: Sequence[Judged]) -> list[Said]:
+    """Return what was found in each evaluation about each defense, sentence by sentence; nothing where controls fail.
+
+    The sentences are those of `ppbench evaluate`: of the defense's records and the controls'.
+    """
+    told: list[Said] = []
+    for one in found:
+        about = one.about if len(found) > 1 else ""
+        by: dict[str, list[Record]] = {}
+        for record in one.records if one.reliable else ():
+            by.setdefault(record.config.defense.id, []).append(record)
+        vouching = [record for control in CONTROLS for record in by.pop(control, [])]
+        for name in sorted(by):
+            told += [Said(name, about, sentence) for sentence in sentences(name, [*vouching, *by[name]])]
+    return told
 
 
 def concluded(found: Sequence[Judged]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
@@ -93,9 +102,14 @@ def concluded(found: Sequence[Judged]) -> tuple[tuple[Check, ...], tuple[str, ..
 
     A sentence names its defense where its evaluation has several.
     """
-    several = len(found) > 1
-    checks = [replace(c, sentence=f"[{one.about}] {c.sentence}") if several else c for one in found for c in one.checks]
-    return tuple(checks), tuple(sentence for one in found for sentence in verdict_of(one.said))
+    return checks_of(found), tuple(verdict_of(said(found)))
+
+
+def checks_of(found: Sequence[Judged]) -> tuple[Check, ...]:
+    """Return the checks of all evaluations, each with its evaluation if there are several."""
+    if len(found) == 1:
+        return found[0].checks
+    return tuple(replace(c, sentence=f"[{one.about}] {c.sentence}") for one in found for c in one.checks)
 
 
 def verdict_of(told: Sequence[Said]) -> list[str]:
