@@ -62,14 +62,22 @@ class Wanted:
     cells: tuple[Cell, ...]
 
 
-def wanted(configs: Sequence[EvaluateConfig], keep: Callable[[Cell], bool] = lambda _: True) -> list[Wanted]:
-    """Return the cells of all `configs` that `keep` takes, each once: with the first evaluation that has it."""
+def wanted(
+    configs: Sequence[EvaluateConfig], before: Callable[[EvaluateConfig], object] = lambda _: None
+) -> list[Wanted]:
+    """Return the cells of all `configs`, each once: with the first evaluation that has it.
+
+    Args:
+        configs: the evaluations.
+        before: called with each evaluation before its cells are looked for; may raise.
+    """
     seen: set[str] = set()
     found = []
     for config in configs:
+        before(config)
         task = make_task(config)
         for group in groups(task, config):
-            new = [c for c in cells(task, config, group) if c.id not in seen and keep(c)]
+            new = [c for c in cells(task, config, group) if c.id not in seen]
             seen.update(c.id for c in new)
             if new:
                 found.append(Wanted(config, group, tuple(new)))

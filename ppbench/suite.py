@@ -4,7 +4,8 @@
     [task] [federation] [questions] fields of `EvaluateConfig`; what is left out is the base preset's
     [attack.NAME]                   parameters of an attack
     [[defense]]                     id, grid, set (its parameters), and own [task], [federation], [questions]
-    [preset.NAME]                   changes to all of it; the suite is then called ID@NAME, so that none mistakes them
+    [preset.NAME]                   changes to all of it, entries too; the suite is then called ID@NAME, so that none
+                                    mistakes them
 
 A suite expands to one evaluation a defense and seed, so a cell of a suite is what `ppbench evaluate` would compute,
 under another name.
@@ -17,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -70,7 +71,7 @@ class DefensePart(Parts):
     """A defense with its grid ("quick", "paper" or values), its parameters, and what it needs other than the rest."""
 
     id: str
-    grid: Literal["quick", "paper"] | tuple[float, ...] = "quick"
+    grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1)] = "quick"
     set: dict[str, Scalar] = Field(default_factory=dict)
 
 
@@ -108,6 +109,7 @@ class Suite:
         digest: hash of what all cells share, but for the place of the data: cells know their data by content. Lists of
             defenses, attacks and seeds are not in it, so that a suite can grow.
         configs: one evaluation a defense and seed.
+        places: where each of them stands, as "FILE, line 12, key defense.2", for errors that only the data show.
     """
 
     id: str
@@ -115,6 +117,7 @@ class Suite:
     title: str
     digest: str
     configs: tuple[EvaluateConfig, ...]
+    places: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -165,7 +168,11 @@ def _validated(source: Source) -> SuiteFile:
     try:
         return SuiteFile.model_validate(source.raw)
     except ValidationError as error:
-        first = error.errors()[0]
+        # Of a choice between words and numbers, what is wrong with the numbers is told where numbers were given.
+        listed = (
+            e for e in error.errors() if any("tuple" in str(part) for part in e["loc"]) and e["type"] != "tuple_type"
+        )
+        first = next(listed, error.errors()[0])
         loc = first["loc"]
         if first["type"] == "extra_forbidden":
             models: dict[str, type[BaseModel]] = {"defense": DefensePart, "preset": PresetPart, **SECTIONS}
@@ -185,10 +192,12 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     own = {"suite": f"{id_}/{file.version}", "suite_digest": digest}
     settings = _settings(source, file, changes, preset)
-    configs = []
+    configs, places = [], []
     for loc, part in _defenses(source, file, changes, preset, add):
         for seed in changes.seeds or file.seeds:
-            options = {**said, **here, **part.said(), **own, "seed": seed}
+            options = {**here, **file.said(), **part.said(), **changes.said(), **own, "seed": seed}
+            if "dataset" in here and "dataset" not in part.said():
+                options["dataset"] = here["dataset"]
             options["grid"] = changes.grids.get(part.id, part.grid)
             if "attacks" in said and "attacks" not in part.said():
                 options["attacks"] = _meant(source, said["attacks"], part.id)
@@ -199,13 +208,18 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
                 points(config)
                 attacks(config)
             except UsageError as cause:
+                if not loc:
+                    raise UsageError(f"Option --add {part.id} cannot be used: {cause}") from cause
                 raise source.error(loc, str(cause)) from cause
             configs.append(config)
-    return Suite(id_, file.version, file.title, digest, tuple(configs))
+            places.append(source.place(loc) if loc else f"Option --add {part.id}")
+    return Suite(id_, file.version, file.title, digest, tuple(configs), tuple(places))
 
 
 def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...]:
     """Return those of the suite's attacks that are not built for other defenses."""
+    if not names:
+        raise source.error(("questions", "attacks"), 'No attack is named; give names, or ["standard"].')
     try:
         return tuple(name for name in names if name in WHOLE or built_for(make_attack(name), defense))
     except UsageError as cause:

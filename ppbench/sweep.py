@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from ppbench.canaries import harness_check
 from ppbench.cells import Cell
+from ppbench.config import EvaluateConfig
 from ppbench.controls import CONTROLS, Check
 from ppbench.engines import make_engine
 from ppbench.errors import UsageError, unknown
@@ -21,6 +22,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.schedule import Progress, Silent, Wanted, missing, size, strands, wanted
 from ppbench.suite import Suite, load_suite
+from ppbench.task.task import task_key
 
 EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
@@ -97,23 +99,47 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
             raise unknown("filter", key, FILTERS)
     store = Store(Path(out))
     named = set(only.get("defense", ())) - {*CONTROLS}
-    configs = [c for c in suite.configs if not named or c.defense in named]
-    configs = [c for c in configs if str(c.seed) in only.get("seed", (str(c.seed),))]
-    if not configs:
+    only = {key: [_number(v) for v in values] if key == "control" else values for key, values in only.items()}
+    placed = [(c, p) for c, p in zip(suite.configs, suite.places, strict=True) if not named or c.defense in named]
+    placed = [(c, p) for c, p in placed if str(c.seed) in only.get("seed", (str(c.seed),))]
+    if not placed:
         for key in ("defense", "seed"):
             _refuse(suite, key, only, {str(getattr(c, key)) for c in suite.configs})
-    for config in configs:
-        check(config)
-    every = wanted(configs)
+    every = _checked(placed)
     for key in only:
-        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells})
+        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells} - {""})
     kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in every]
     asked = [one for one in kept if one.cells]
     if not any(c.config.defense.id not in CONTROLS for one in asked for c in one.cells):
         told = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
-        raise UsageError(f"No cell of suite {suite.id!r} is left by --only {told}; take one of these away.")
+        why = f"is left by --only {told}; take one of these away." if only else "is of a defense; list one."
+        raise UsageError(f"No cell of suite {suite.id!r} {why}")
     todo = missing(asked, store)
     return Planned(suite, store, tuple(asked), tuple(todo), len(strands(todo, store.out)))
+
+
+def _checked(placed: Sequence[tuple[EvaluateConfig, str]]) -> list[Wanted]:
+    """Return the cells of evaluations after everything that can be refused was asked for, with its place in the suite.
+
+    Evaluations of one task go together: making one copies its data.
+    """
+    places = {config.model_dump_json(): place for config, place in placed}
+
+    def checked(config: EvaluateConfig) -> None:
+        try:
+            check(config)
+        except UsageError as cause:
+            raise UsageError(f"{places[config.model_dump_json()]}: {cause}") from cause
+
+    return wanted(sorted((config for config, _ in placed), key=task_key), before=checked)
+
+
+def _number(word: str) -> str:
+    """Return a control value as cells show it: "1e-3" as "0.001"."""
+    try:
+        return f"{float(word):g}"
+    except ValueError:
+        return word
 
 
 def _refuse(suite: Suite, key: str, only: Mapping[str, Sequence[str]], known: set[str]) -> None:
@@ -147,8 +173,8 @@ def sweep(
     """Compute every cell of a suite that `out` does not hold, and write the board.
 
     A federation is trained once for all attacks on it. Whatever is interrupted (Ctrl-C, SIGKILL, a node that goes away)
-    loses only the cells in flight; the same call goes on. A cell that fails is a record with its cause, and the others
-    are computed.
+    loses only the cells in flight; the same call goes on. Two sweeps at once into one folder do no harm, but each
+    computes all cells. A cell that fails is a record with its cause, and the others are computed.
 
     Args:
         suite: a suite, the name of a shipped one, or a TOML file.

@@ -26,11 +26,14 @@ class Source:
 
     def error(self, loc: Loc, message: str) -> UsageError:
         """Return the error about the value at `loc` (keys and indices from the top): file, line, key, what is wrong."""
+        return UsageError(f"{self.place(loc)}: {message}")
+
+    def place(self, loc: Loc) -> str:
+        """Return where the value at `loc` stands: "FILE, line 12, key defense.2"."""
         known = self._known(loc)
         line = next((self._lines[known[:n]] for n in range(len(known), 0, -1) if known[:n] in self._lines), 1)
         named = [str(part + 1) if isinstance(part, int) else str(part) for part in known or loc]
-        where = f"{self.path}, line {line}" + (f", key {'.'.join(named)}" if named else "")
-        return UsageError(f"{where}: {message}")
+        return f"{self.path}, line {line}" + (f", key {'.'.join(named)}" if named else "")
 
     def _known(self, loc: Loc) -> Loc:
         """Return the part of `loc` that the file has: a checker adds names of its own behind it."""

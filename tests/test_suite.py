@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ppbench.task.task as task_module
 from ppbench.errors import UsageError
-from ppbench.shipped import shipped, titles
+from ppbench.shipped import shipped, titles, tomllib
 from ppbench.suite import load_suite
+from ppbench.sweep import plan
+from ppbench.task.dataset import Dataset, Split
 from ppbench.toml_lines import Source
 
 GOOD = """\
@@ -110,6 +115,9 @@ def test_the_digest_is_of_what_cells_share(tmp_path: Path, old: str, new: str, s
 @pytest.mark.parametrize(
     ("old", "new", "line", "key", "what"),
     [
+        ('["dlg", "label_recovery"]', "[]", 15, "questions.attacks", "No attack is named"),
+        ("grid = [0, 0.1]", "grid = [nan]", 23, "defense.1.grid", "finite number"),
+        ("grid = [0, 0.1]", "grid = []", 23, "defense.1.grid", "at least 1 item"),
         ("rounds = 5", "rounds = 0", 12, "federation.rounds", "greater than or equal to 1"),
         ("rounds = 5", "round = 5", 12, "federation.round", "did you mean 'rounds'"),
         ("victims = 4", 'victims = "many"', 16, "questions.victims", "valid integer"),
@@ -174,7 +182,7 @@ def test_a_defense_may_be_added_and_data_lie_elsewhere(tmp_path: Path) -> None:
     assert [c.defense for c in suite.configs] == ["dp", "dp", "ppdl", "ppdl", "spn", "spn"]
     assert {c.dataset for c in suite.configs} == {"imagefolder:here"}
     assert suite.digest == load_suite(path).digest
-    with pytest.raises(UsageError, match="no defense named 'spm'"):
+    with pytest.raises(UsageError, match=r"^Option --add spm cannot be used: .*no defense named 'spm'"):
         load_suite(path, add=("spm",))
 
 
@@ -187,6 +195,51 @@ def test_attacks_built_for_one_defense_are_left_out_of_the_others(tmp_path: Path
     own = GOOD.replace("grid = [0, 0.1]", 'grid = [0, 0.1]\nquestions = { attacks = ["adaptive_ppdl"] }')
     with pytest.raises(UsageError, match="built for ppdl, not for 'dp'"):  # named for this defense: a mistake
         load_suite(written(tmp_path, own))
+
+
+def standing_in(name: str) -> Dataset:
+    """Return a small data set of the shape that a suite's has."""
+    if name.startswith("csv:"):
+        x, y = torch.rand(900, 24), torch.rand(900, 1)
+        train, test = Split(x[:800], y[:800], 1), Split(x[800:], y[800:], 1)
+        return Dataset("table", train, test, 1, (24,), (0, 1), "tabular", "regression")
+    shape = {"digits": (1, 8, 8), "mnist": (1, 28, 28)}.get(name, (3, 32, 32))
+    x, y = torch.randint(0, 256, (4600, *shape), dtype=torch.uint8), torch.arange(4600) % 10
+    return Dataset(name, Split(x[:4000], y[:4000], 10), Split(x[4000:], y[4000:], 10), 10, shape, (0, 1), "image")
+
+
+def presets(name: str) -> list[str]:
+    return list(tomllib.loads(shipped()[name].read_text()).get("preset", {}))
+
+
+@pytest.mark.parametrize(("name", "preset"), [(n, p) for n in sorted(shipped()) for p in ("", *presets(n))])
+def test_shipped_suites_can_be_swept(name: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever can be refused before anything is trained is not refused: losses, networks, stages, shares, victims."""
+    monkeypatch.setattr(task_module, "_dataset", lambda name, seed: standing_in(name))
+    task_module._task.cache_clear()
+    suite = load_suite(name, preset)
+    first = suite.configs[0].seed
+    kept = [(c, p) for c, p in zip(suite.configs, suite.places, strict=True) if c.seed == first]
+    if name == "fedpc-cifar10":  # a ResNet50 each
+        kept = kept[:2] + kept[-2:]
+    alone = replace(suite, configs=tuple(c for c, _ in kept), places=tuple(p for _, p in kept))
+    planned = plan(alone, tmp_path / "out")
+    task_module._task.cache_clear()
+    assert {c.config.defense.id for one in planned.asked for c in one.cells} >= {c.defense for c, _ in kept}
+    assert planned.todo == planned.asked and not (tmp_path / "out").exists()
+
+
+def test_what_only_the_data_show_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD.replace("grid = [0, 0.1]", "grid = [-1]"))
+    with pytest.raises(UsageError, match=rf"^{path}, line 21, key defense.1: .*sigma=-1"):
+        plan(load_suite(path), tmp_path / "out")
+
+
+def test_a_preset_reduces_entries_too(tmp_path: Path) -> None:
+    text = GOOD.replace("task = { clients = 3 }", "federation = { rounds = 900 }")
+    assert {c.rounds for c in load_suite(written(tmp_path, text)).configs} == {5, 900}
+    text = text.replace('defenses = ["dp"]', 'defenses = ["dp", "ppdl"]')
+    assert {c.rounds for c in load_suite(written(tmp_path, text), "tiny").configs} == {2}
 
 
 def test_the_data_folder_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,8 @@ def test_only_keeps_the_controls(swept: tuple[Swept, Heard]) -> None:
         ({"stage": ["fnal"]}, "did you mean 'final'"),
         ({"stages": ["init"]}, "no filter named 'stages'; did you mean 'stage'"),
         ({"attack": ["adaptive_dp"], "defense": ["dp_sgd"], "control": ["9"]}, "no control in suite"),
+        ({"control": ["1e-1"], "defense": ["dp"], "attack": ["x"]}, "no attack in suite"),  # 1e-1 is 0.1
+        ({"control": ["5"]}, r"known are 0.001, 0.1, 1\."),
         ({"attack": ["mia_loss"], "stage": ["init"]}, "No cell of suite 'tiny' is left by --only"),
     ],
 )

@@ -140,7 +140,12 @@ def make_task(config: EvaluateConfig) -> Task:
     Raises:
         UsageError: data, model or partition cannot be made as asked.
     """
-    return _task(EvaluateConfig(defense="none", **{name: getattr(config, name) for name in TASK}).model_dump_json())
+    return _task(task_key(config))
+
+
+def task_key(config: EvaluateConfig) -> str:
+    """Return what determines the task of `config`, as JSON: equal keys, equal tasks."""
+    return EvaluateConfig(defense="none", **{name: getattr(config, name) for name in TASK}).model_dump_json()
 
 
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
