@@ -17,6 +17,7 @@ from ppbench.federation.contract import Claim
 from ppbench.leaderboard.claims import RULES, Checked, Unchecked, check
 from ppbench.leaderboard.claims.figures import KEY_OF, Benchmark, read_figures
 from ppbench.leaderboard.claims.page import claimed_text, escape, page
+from ppbench.metrics.cap import series_cap
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.registry import load_all
@@ -161,6 +162,59 @@ def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate: Make) -> 
     assert told(replace(claim, value=0.04), records).startswith("holds")
     assert told(replace(claim, batch=8), records).startswith("unchecked: no reconstruction attack was run at batch 8")
     assert told(replace(claim, model="dlnet"), records) == "unchecked: no record of digits, dlnet"
+
+
+def on_grid(make: Make, errors: dict[float, float | None]) -> list[Record]:
+    """Return the controls and a CAP's cells of pbpfl, whose paper's grid is .1, 1, 10, 100, 1000: errors by kappa."""
+    found = [r for r in pixels(make, 8.0, None) if r.config.defense.id != "pbpfl"]
+    for kappa, error in errors.items():
+        status = "failed" if error is None else "complete"
+        found.append(make("pbpfl", kappa, "dlg", "reconstruction", 8.0, error=error or 0.5, status=status))
+    return found
+
+
+CAP = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8")
+
+
+def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate: Make) -> None:
+    strict = on_grid(fabricate, {0.1: 0.6, 1.0: 0.6, 10.0: 0.6})
+    with_off = [*strict, *on_grid(fabricate, {0.0: 0.001, 2.0: 0.001, 30.0: 0.001})]
+    assert one(CAP, with_off).finding == one(CAP, strict).finding
+    finding = one(CAP, with_off).finding
+    assert (finding.verdict, finding.reason) == ("holds", "mean over 3 of 5 values of the paper's grid")
+    assert finding.plain.startswith("0.57 [") and len(finding.cells) == 3
+    ours = [r for r in with_off if r.config.defense.id == "pbpfl"]
+    assert series_cap(ours, None).high < CAP.value  # the other values would have turned the verdict
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        ({0.0: 0.01, 2.0: 0.01}, "0 of 5 values of the paper's grid were run; a CAP needs two"),
+        ({0.0: 0.01, 1.0: 0.01}, "1 of 5 values of the paper's grid were run; a CAP needs two"),
+        ({1.0: 0.01}, "1 of 5 values of the paper's grid were run; a CAP needs two"),
+        ({1.0: 0.01, 10.0: None}, "1 of 5 values of the paper's grid were run; a CAP needs two"),
+    ],
+)
+def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(
+    errors: dict[float, float | None], reason: str, fabricate: Make
+) -> None:
+    assert told(CAP, on_grid(fabricate, errors)) == f"cannot be told : {reason}"
+
+
+def test_a_cap_without_accuracies_or_without_a_papers_grid_tells_nothing(fabricate: Make) -> None:
+    bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
+    reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
+    assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"cannot be told : {reason}"
+    strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
+    (found,) = check({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
+    assert found.finding.verdict == "cannot be told" and found.finding.reason == "the grid of the paper is not known"
+
+
+def test_every_claimed_cap_has_a_papers_grid_of_at_least_two_values() -> None:
+    claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
+    assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
+    assert not [f.name for f in claiming if 0 in f.grids["paper"]]
 
 
 # -- use and cost ----------------------------------------------------------------------------------------------------

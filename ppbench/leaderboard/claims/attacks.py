@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from ppbench.controls import above_chance, best, is_image, value
 from ppbench.leaderboard.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
-from ppbench.leaderboard.series import caps
-from ppbench.metrics.cap import Cap, series_key
+from ppbench.metrics.cap import Cap, series_cap, series_key
 from ppbench.records.schema import Record
+from ppbench.registry import load, plugins
 from ppbench.verdict.fates import members_fate, outputs_fate
 from ppbench.verdict.lines import Strongest, attack_of, figure
 from ppbench.verdict.uploads import HIDDEN, fate
@@ -138,34 +138,61 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
 
 
 def calibrated(case: Case) -> Finding | str:
-    """A claimed CAP holds where ours, under the strongest attack of its kind, is not below it by its interval."""
-    kind = case.claim.metric.removeprefix("cap_")
-    cells = [r for r in case.mine if r.config.attack.kind == kind and r.config.batch_size == case.claim.batch]
+    """A claimed CAP holds where ours, under the strongest attack of its kind, is not below it by its interval. It is
+    the mean over those control values that were run and are in the paper's grid, of which there must be two.
+    """
+    kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
+    cells = [r for r in case.mine if r.config.attack.kind == kind and r.config.batch_size == batch]
     cells = [r for r in cells if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
-    series = caps([r for r in case.everything if r.config.attack.kind == kind or r.config.defense.id == "none"])
-    known: dict[str, tuple[Cap, list[Record]]] = {}
-    for record in cells:
-        own = series[record.cell_id].main
-        if own.value is not None:
-            known.setdefault(series_key(record.config), (own, []))[1].append(record)
+    if not cells:
+        return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
+    grid = _papers_grid(case.mine[0].config.defense.id)
+    kept = [r for r in cells if r.config.defense.control is not None and r.config.defense.control.value in grid]
+    every = _caps(kept)
+    known = [pair for pair in every if pair[0].value is not None]
     if not known:
-        return f"no {kind} attack was run at batch {case.claim.batch} over a grid of control values"
-
-    def lowest(some: Sequence[tuple[Cap, list[Record]]]) -> tuple[str, Cap | None, list[Record]]:
-        if not some:
-            return "not run", None, []
-        cap, records = min(some, key=lambda pair: (pair[0].value or 0.0, attack_of(pair[1][0])))
-        ends = "" if cap.low is None else f" [{cap.low:.2f}, {cap.high:.2f}]"
-        return f"{cap.value:.2f}{ends} ({attack_of(records[0])})", cap, records
-
-    plain, _, _ = lowest([p for p in known.values() if not p[1][0].config.attack.adaptive])
-    worst, cap, records = lowest(list(known.values()))
+        named = cells_of(*kept)
+        return Finding("cannot be told", "", _no_cap([cap for cap, _ in every], grid), "", "", named)
+    plain, _, _ = _lowest([pair for pair in known if not pair[1][0].config.attack.adaptive])
+    worst, cap, records = _lowest(known)
     assert cap is not None and cap.value is not None
     named, claimed = cells_of(*records), case.claim.value or 0.0
     bad = unreliable(case, "server/1")
     if bad is not None:
         return Finding("cannot be told", "", bad, plain, worst, named)
-    reason = f"mean over {cap.n} control values, ours beside the paper's grid"
+    reason = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
     if (cap.value if cap.high is None else cap.high) < claimed:
         return Finding("falls", f"to {cap.value:.2f}", reason, plain, worst, named)
     return Finding("holds", "", reason, plain, worst, named)
+
+
+def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
+    """Return why none of these CAPs over values of the paper's grid has a value."""
+    if not grid:
+        return "the grid of the paper is not known"
+    most = max(every, key=lambda cap: cap.n, default=None)
+    found = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
+    return f"{found}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
+
+
+def _papers_grid(defense: str) -> tuple[float, ...]:
+    """Return the control values of a defense's paper; none where the defense is not installed or names none."""
+    known = plugins("defenses")
+    return tuple(dict.fromkeys(load("defenses", defense).grids.get("paper", ()))) if defense in known else ()
+
+
+def _caps(cells: Sequence[Record]) -> list[tuple[Cap, list[Record]]]:
+    """Return the CAP of each series of these cells, with its cells."""
+    series: dict[str, list[Record]] = {}
+    for record in cells:
+        series.setdefault(series_key(record.config), []).append(record)
+    return [(series_cap(some, None), some) for some in series.values()]
+
+
+def _lowest(some: Sequence[tuple[Cap, list[Record]]]) -> tuple[str, Cap | None, list[Record]]:
+    """Return the lowest of some CAPs in words, itself, and its cells."""
+    if not some:
+        return "not run", None, []
+    cap, records = min(some, key=lambda pair: (pair[0].value or 0.0, attack_of(pair[1][0])))
+    ends = "" if cap.low is None else f" [{cap.low:.2f}, {cap.high:.2f}]"
+    return f"{cap.value:.2f}{ends} ({attack_of(records[0])})", cap, records
