@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +135,67 @@ def test_the_workflow_runs_commands_that_exist() -> None:
         parsed(["sweep", "digits-quick", "--defense", "dp"])
 
 
+def named(name: str) -> dict[str, Any]:
+    """Return the one step of the workflow with this name."""
+    (step,) = [step for step in steps() if step.get("name") == name]
+    return step
+
+
+def runs(step: dict[str, Any], event: str, *, baseline: bool) -> bool:
+    """Return whether a step runs at an event, where all before it went well; its condition is evaluated."""
+    text = str(step.get("if", "True")).replace("always()", "True").replace("&&", " and ").replace("||", " or ")
+    text = text.replace("github.event_name", repr(event))
+    text = text.replace("hashFiles('baseline/ppbench.json')", repr("d1" if baseline else ""))
+    return bool(eval(text, {"__builtins__": {}}))
+
+
 def test_the_workflow_keeps_results_of_the_same_code_only_and_always_keeps_the_page() -> None:
     (cache,) = [step for step in steps() if "actions/cache@" in step.get("uses", "")]
-    assert "hashFiles('src/**'" in cache["with"]["key"] and "restore-keys" not in cache["with"]
+    (key,) = re.findall(r"hashFiles\((.*?)\)", cache["with"]["key"])
+    assert re.findall(r"'(.*?)'", key) == ["src/**", "pyproject.toml", "requirements*.txt", "installed.txt"]
+    assert "restore-keys" not in cache["with"]
     (kept,) = [step for step in steps() if "upload-artifact@" in step.get("uses", "")]
     assert kept["if"] == "always()" and "results/*.html" in kept["with"]["path"]
     assert workflow()["permissions"] == {"contents": "read"}
+
+
+def test_installed_versions_are_written_after_the_installation_and_before_the_key_is_made(tmp_path: Path) -> None:
+    names = [step.get("name", step.get("uses")) for step in steps()]
+    order = ["Install ppbench and the defense", "Versions of Python and of all packages", "Results of the same code"]
+    assert [name for name in names if name in order] == order and names.index("Sweep") > names.index(order[-1])
+    script = str(named(order[1])["run"]).replace("python -", f"{shlex.quote(sys.executable)} -")
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, check=True)
+    written = (tmp_path / "installed.txt").read_text()
+    assert sys.version.split()[0] in written and f"torch=={metadata.version('torch')}" in written
+
+
+@pytest.mark.parametrize(
+    ("event", "baseline", "told"),
+    [
+        ("pull_request", True, ["Compare with the baseline"]),
+        ("pull_request", False, ["A pull request has a baseline", "Compare with the baseline"]),
+        ("push", True, ["Compare with the baseline"]),
+        ("push", False, ["Accept a new baseline"]),
+        ("workflow_dispatch", True, ["Accept a new baseline"]),
+        ("workflow_dispatch", False, ["Accept a new baseline"]),
+    ],
+)
+def test_a_pull_request_is_compared_or_fails_and_main_makes_the_first_baseline(
+    event: str, baseline: bool, told: list[str]
+) -> None:
+    conditional = [step for step in steps() if "if" in step and step["if"] != "always()"]
+    assert [step["name"] for step in conditional if runs(step, event, baseline=baseline)] == told
+
+
+def test_a_missing_baseline_fails_the_pull_request_before_anything_is_computed(tmp_path: Path) -> None:
+    names = [step.get("name") for step in steps()]
+    step = named("A pull request has a baseline")
+    assert names.index(step["name"]) < names.index("Sweep")
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1 and done.stdout.startswith("::error::baseline/ppbench.json is missing; ")
+    assert not [step for step in steps() if "continue-on-error" in step]
+    missing = [sys.executable, "-m", "ppbench.cli", "compare", "baseline", "results"]  # what the later step would say
+    assert subprocess.run(missing, capture_output=True, cwd=tmp_path, check=False).returncode == 2
 
 
 def test_no_text_of_a_user_becomes_shell_code() -> None:
