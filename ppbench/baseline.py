@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ppbench import __version__
+from ppbench.compare.outcome import failed_controls
 from ppbench.errors import UsageError
 from ppbench.leaderboard.board import claimed, write_board
 from ppbench.records.accepted import HISTORY, Accepted, Moved, history, records_digest
@@ -42,18 +43,21 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
         reason: why; must say something.
 
     Raises:
-        UsageError: no reason, problems in `new`, a `baseline` that is something else, or a disk that is full.
+        UsageError: no reason, problems, failed cells or failed controls in `new`, a `baseline` that is something else
+            or the current folder, or a disk that is full.
     """
     reason = " ".join(reason.split())
     if not reason:
         raise UsageError("A baseline moves for a reason; give it, as --reason 'clipping is per example now'.")
     _check_target(new, baseline)
+    baseline = baseline.resolve()
     if problems := verify(new, claimed):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UsageError(f"{new} has problems: {problems[0].rstrip('.')}{more}; nothing was accepted.")
     records = Store(new).load_all()
     if not records:
         raise UsageError(f"{new} holds no records; nothing was accepted.")
+    _check_worth(new, records)
     lines = history(baseline)
     line = Accepted(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -78,6 +82,11 @@ def _check_target(new: Path, baseline: Path) -> None:
         raise UsageError(f"There is no folder {baseline.parent} for the baseline; make it first.")
     if baseline.is_symlink():
         raise UsageError(f"{baseline} is a link; give the folder that it leads to.")
+    if Path.cwd().is_relative_to(baseline.resolve()):
+        raise UsageError(
+            f"{baseline} is the current folder or holds it, and a baseline is replaced as a whole; go to another "
+            "folder and name it from there."
+        )
     store = Store(baseline)
     if (baseline / MARKER).is_file() and not (store.bare and (baseline / HISTORY).is_file()):
         raise UsageError(
@@ -88,6 +97,24 @@ def _check_target(new: Path, baseline: Path) -> None:
         raise UsageError(
             f"{baseline} holds files that are no part of a baseline, such as {foreign[0]!r}; move them out."
         )
+
+
+def _check_worth(new: Path, records: list[Record]) -> None:
+    """Refuse results that nothing can be judged by, whatever the reason (UsageError).
+
+    A cell that diverged is a result; one that failed would never be compared again, and without controls that hold no
+    figure means anything.
+    """
+    failed = [record for record in records if record.status == "failed"]
+    if failed:
+        first = failed[0].config
+        raise UsageError(
+            f"{len(failed)} of {len(records)} cells in {new} failed, such as {first.defense.id} under "
+            f"{first.attack.id} ({failed[0].reason}); compute them again, nothing was accepted."
+        )
+    if faults := failed_controls(records):
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise UsageError(f"{new}, {faults[0].rstrip('.')}{more}; a baseline needs controls that hold.")
 
 
 def _moved(before: list[Record], after: list[Record]) -> Moved:
@@ -119,8 +146,7 @@ def _replaced(target: Path) -> Iterator[Path]:
     Raises:
         UsageError: a folder cannot be made or renamed.
     """
-    name = target.resolve().name
-    fresh, old = (target.with_name(f".{name}~{os.getpid()}.{end}") for end in ("new", "old"))
+    fresh, old = (target.with_name(f".{target.name}~{os.getpid()}.{end}") for end in ("new", "old"))
     try:
         fresh.mkdir()
         try:

@@ -135,6 +135,42 @@ def test_what_may_not_be_accepted(run: Callable[..., Path], tmp_path: Path) -> N
     assert len(history(base)) == 1 and verify(base) == []
 
 
+def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(
+    run: Callable[..., Path], fabricate: Callable[..., Record], tmp_path: Path
+) -> None:
+    base, new = tmp_path / "base", run("new", _1=10.0)
+    Store(new).save(fabricate("dp", 2.0, "dlg", "reconstruction", 9.0, control="sigma", status="failed"))
+    with pytest.raises(UsageError, match=r"1 of 4 cells in .* failed, such as dp under dlg"):
+        accept(new, base, "a good reason")
+    weak = run("weak", _1=10.0)
+    Store(weak).save(fabricate("none", None, "dlg", "reconstruction", 8.0, control="sigma"))
+    with pytest.raises(UsageError, match=r"control none: .*needs controls that hold"):
+        accept(weak, base, "a good reason")
+    bare = Store(tmp_path / "bare")
+    bare.save(fabricate("dp", 1.0, "dlg", "reconstruction", 9.0, control="sigma"))
+    with pytest.raises(UsageError, match="needs controls that hold"):
+        accept(bare.out, base, "a good reason")
+    assert not base.exists()
+    gone = run("gone", _1=10.0)
+    Store(gone).save(fabricate("dp", 2.0, "dlg", "reconstruction", 9.0, control="sigma", status="diverged"))
+    assert accept(gone, base, "a cell that diverged is a result").cells == 4
+
+
+@pytest.mark.parametrize("target", [".", "..", "../here"])
+def test_the_current_folder_is_refused_and_a_path_with_dots_is_not(
+    run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    new, here = run("new", _1=10.0), tmp_path / "deep" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    with pytest.raises(UsageError, match=r"is the current folder or holds it"):
+        accept(new, Path(target), "r")
+    assert not list(here.iterdir())
+    (here.parent / "there").mkdir()
+    accept(new, Path("../there/../beside"), "r")
+    assert verify(tmp_path / "deep" / "beside") == []
+
+
 @pytest.mark.parametrize("place", ["records", "board", "rename"])
 def test_a_failure_leaves_the_old_baseline_and_nothing_else(
     run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

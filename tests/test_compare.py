@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import typer
+from markdown_it import MarkdownIt
 
 from ppbench import evaluation
 from ppbench.attacks.reconstruction.dlg import DLG
@@ -31,6 +33,7 @@ from ppbench.leaderboard.series import caps
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Record, Victim
 from ppbench.records.store import Store
+from ppbench.sources import CODE
 
 REAL = {
     "defense": "dp",
@@ -257,7 +260,32 @@ def test_cells_that_failed_are_missing_and_those_that_had_failed_are_not_judged(
     found = versus(tmp_path, [*controls, good], [*controls, bad])
     assert found.exit_code == 4 and "failed in NEW: it broke" in found.of("missing")[0].note
     back = compare(tmp_path / "new", tmp_path / "base")
-    assert back.exit_code == 0 and back.of("unjudged")[0].note == "failed in BASELINE"
+    assert back.exit_code == 3 and back.of("unjudged")[0].note == "failed in BASELINE"
+    assert "UNDECIDABLE: dp: none of its 1 rows was judged" in back.verdict and "1 unjudged" in back.verdict
+
+
+def test_a_baseline_in_which_nothing_can_be_judged_is_never_green(
+    cell: Callable[..., Record], controls: list[Record], tmp_path: Path
+) -> None:
+    alone = versus(tmp_path / "alone", controls, controls)
+    assert alone.exit_code == 3 and "no defense beside its controls" in alone.verdict
+    broken = [cell("none", None, status="failed"), controls[1], cell()]
+    found = versus(tmp_path / "none", broken, [*controls, cell()])
+    assert found.exit_code == 3 and "none: none of its 1 rows was judged" in found.verdict
+    half = versus(tmp_path / "half", [*controls, cell(), cell(value=0.2, status="failed")], [*controls, cell()])
+    assert half.exit_code == 0 and "1 unjudged" in half.verdict, "the other point was judged; the verdict counts this"
+
+
+def test_a_seed_that_had_failed_is_told_in_every_row(
+    cell: Callable[..., Record], controls: list[Record], tmp_path: Path
+) -> None:
+    lost = cell(seed=2, status="failed")
+    attacks = [cell(seed=seed, attack=attack) for seed in (0, 1) for attack in ("dlg", "ig")]
+    pair = next(p for p in join([*attacks, lost], attacks).pairs if p.where.attack == "dlg")
+    assert pair.seeds == (0, 1) and pair.note == "seed 2 failed in BASELINE: not judged"
+    rows = rows_of(join([*attacks, lost], [*attacks, cell(seed=2)]))
+    noted = {row.where.attack for row in rows if "seed 2 failed in BASELINE" in row.note}
+    assert noted == {"dlg", "worst case of 2 attacks"}
 
 
 def test_seeds_are_pooled_and_a_missing_one_is_named(cell: Callable[..., Record]) -> None:
@@ -464,7 +492,7 @@ def test_independent_intervals_add_in_quadrature() -> None:
 
 def test_two_trainings_of_one_defense_differ_too(cell: Callable[..., Record]) -> None:
     """What a model's victims share is no evidence about the defense, however many they are; seeds are."""
-    base, new = (asked(cell(kind="membership", share=share, n=20_000)) for share in (0.55, 0.58))
+    base, new = (asked(cell(kind="membership", share=share, n=5000)) for share in (0.55, 0.58))
     bare = change([base], [new], rule("asr"), "key")
     assert bare.p < 1e-9 and bare.low > 0.02
     one, many = (with_luck(bare, 0.02, seeds) for seeds in (1, 100))
@@ -501,6 +529,68 @@ def test_the_number_that_would_decide_does(cell: Callable[..., Record]) -> None:
     assert enough.count("ok") >= 8 and [row.status for row in few].count("ok") <= 8
 
 
+def shifted(record: Record, gain: float) -> Record:
+    """Return a record whose every victim gained decibels, each its own number."""
+    victims = [v.model_copy(update={"psnr": v.psnr + gain * (1 + i / 100)}) for i, v in enumerate(record.victims)]
+    return asked(record, victims=victims)
+
+
+def test_a_dozen_victims_decide_headlines_however_many_rows_there_are(cell: Callable[..., Record]) -> None:
+    """With 12 victims no p is below 2^-11, which Holm's correction over more than 102 rows lifts above .05."""
+    attacks = ("dlg", "ig", "idlg", "gifd", "analytic")
+    base = [cell(value=v / 100, attack=attack, n=12) for v in range(1, 31) for attack in attacks]
+    rows = judged(rows_of(join(base, [shifted(r, 3.0) for r in base])))
+    some = [row for row in rows if row.metric == "psnr_median"]
+    worst = [row for row in some if row.where.attack == "worst case of 5 attacks"]
+    assert len(worst) == 30 and {row.status for row in worst} == {"regression"} and all(r.headline for r in worst)
+    single = [row for row in some if row not in worst]
+    assert len(single) == 150 < single[0].family and {row.status for row in single} == {"inconclusive"}
+    assert not any(row.blind or row.headline for row in single), "their point's headline stands for them"
+
+
+def test_headlines_are_worst_cases_and_the_best_attack_of_other_kinds(
+    cell: Callable[..., Record], controls: list[Record]
+) -> None:
+    lone = cell(value=0.2)
+    pair = [cell(attack=attack, share=share) for attack, share in (("dlg", 10.0), ("ig", 20.0))]
+    members = [cell(attack=a, kind="membership", share=s, n=400) for a, s in (("mia_a", 0.55), ("mia_b", 0.6))]
+    base = [trained(r, 0.9) for r in (*controls, lone, *pair, *members)]
+    stronger = cell(attack="mia_a", kind="membership", share=0.9, n=400)
+    for new in (base, [*base[:-2], trained(stronger, 0.9), base[-1]]):
+        heads = {
+            (row.where.value, row.where.attack, row.metric)
+            for row in rows_of(join(base, new))
+            if row.headline and row.where.defense == "dp"
+        }
+        images = {"psnr_median", "share_above_20db"}
+        assert heads == {
+            *((0.2, "dlg", metric) for metric in images),
+            *((0.1, "worst case of 2 attacks", metric) for metric in images),
+            *((value, "", "accuracy") for value in (0.1, 0.2)),
+            (0.1, "mia_b", "asr"),
+        }, "NEW has no say in it"
+
+
+def test_too_few_victims_are_never_green_where_they_look_worse(
+    cell: Callable[..., Record], controls: list[Record], tmp_path: Path
+) -> None:
+    base = cell(n=4)
+    found = versus(tmp_path, [*controls, base], [*controls, shifted(base, 9.0)])
+    row = next(row for row in found.rows if row.blind)
+    assert found.exit_code == 3 and not found.faults and row.status == "inconclusive" and row.needed is not None
+    assert "4 victims are too few" in found.verdict and f"it takes {row.needed}" in found.verdict
+    assert "too few victims for 2 rows" in report.told(row) and "undecidable" in report.markdown(found)
+    assert ElementTree.fromstring(machine.junit(found)).findall(".//testsuite[@name='undecidable']//error")
+    assert any(line.startswith("::error title=ppbench%3A undecidable") for line in machine.workflow_commands(found))
+    assert json.loads(machine.as_json(found))["doubts"] == list(found.doubts)
+    for n, code in ((row.needed - 1, 3), (row.needed, 1)):
+        base = cell(n=n)
+        again = versus(tmp_path / str(n), [*controls, base], [*controls, shifted(base, 9.0)])
+        assert again.exit_code == code, "as many as it says are enough, one less is not"
+    better = versus(tmp_path / "better", [*controls, shifted(cell(n=4), 9.0)], [*controls, cell(n=4)])
+    assert better.exit_code == 0 and any(row.blind for row in better.rows), "it does not look worse"
+
+
 def test_facts_cover_every_field_of_a_configuration_but_these(cell: Callable[..., Record]) -> None:
     """A field that comes later must be decided upon: is it what a row is about, or must it be equal?"""
     config = cell().config
@@ -535,6 +625,42 @@ def test_names_of_others_do_nothing_in_any_output(evil: Comparison, capsys: pyte
     report.print_report(evil)
     assert "\x1b[31m" not in capsys.readouterr().out
     assert json.loads(machine.as_json(evil))["exit_code"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@octocat",
+        "https://evil.example/x",
+        "www.evil.example",
+        "a@b.example",
+        "#12",
+        "&#64;x",
+        "a_b *c* `x`",
+        "GH-1 <b>",
+    ],
+)
+def test_markdown_shows_names_as_they_are_and_links_nothing(text: str) -> None:
+    """Rendered, the comments that break links and mentions are gone, and what is left is the text itself."""
+    page = MarkdownIt("commonmark", {"html": True}).render(report.markdown_text(text))
+    assert page.startswith("<p>") and html.unescape(page.strip()[3:-4].replace("<!-- -->", "")) == text
+    for linked in ("@o", "@b", "://", "www.", "#12", "GH-1"):
+        assert linked not in page, "GitHub would make a link or a mention of it"
+
+
+@pytest.mark.parametrize(("content", "told"), [('["a1", "b2"]', 1), ('["a1"]', 0), ("{", 0), ("7", 0), (None, 0)])
+def test_cells_of_several_states_of_the_code_are_told(
+    cell: Callable[..., Record], controls: list[Record], tmp_path: Path, content: str | None, told: int
+) -> None:
+    for name in ("base", "new"):
+        written(tmp_path / name, *controls, cell())
+    if content is not None:
+        (tmp_path / "new" / CODE).write_text(content)
+    found = compare(tmp_path / "base", tmp_path / "new")
+    assert found.exit_code == 0 and len(found.warnings) == told
+    lines = [line for line in machine.workflow_commands(found) if line.startswith("::warning ")]
+    assert len(lines) == told and all("several states of the code" in line for line in lines)
+    assert ("several states of the code" in report.markdown(found)) == bool(told)
 
 
 def test_the_command_writes_what_is_asked_for(

@@ -23,8 +23,9 @@ def compare(
 ) -> None:
     """Compare NEW with BASELINE, victim by victim: does a defense leak more, or cost more accuracy, than it did?
 
-    Exit code 0: no regression found; 1: regression; 2: input that cannot be used; 3: a control changed or failed, or
-    rows cannot be compared; 4: rows of BASELINE are missing.
+    Exit code 0: no regression found; 1: regression; 2: input that cannot be used; 3: a control changed or failed,
+    rows cannot be compared, or nothing could have been found (too few victims, no row judged); 4: rows of BASELINE are
+    missing.
     """
     from ppbench.compare import machine, report
     from ppbench.compare.outcome import compare as run
@@ -80,7 +81,8 @@ def accept(
 ) -> None:
     """Make the results in NEW the baseline: verified, without images, whole or not at all, with a reason that is kept.
 
-    Exit code 2: NEW has problems (see `ppbench verify`), or no reason was given.
+    Exit code 2: NEW has problems (see `ppbench verify`), failed cells, or controls that do not hold; or no reason was
+    given.
     """
     from ppbench.baseline import accept as run
 

@@ -35,7 +35,8 @@ def cap_rows(joined: Joined) -> Iterator[Row]:
             series[_series(pair.where), facts_of(pair.base[0].config), pair.seeds].append(pair)
     for (where, _, seeds), some in series.items():
         if len(some) > 1:
-            yield from _cap(Pair(where, seeds, some[0].base, some[0].new), some)
+            note = "; ".join(dict.fromkeys(pair.note for pair in some if pair.note))
+            yield from _cap(Pair(where, seeds, some[0].base, some[0].new, note), some)
 
 
 def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:

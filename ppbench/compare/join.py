@@ -47,12 +47,16 @@ class Where:
 
 @dataclass(frozen=True)
 class Pair:
-    """The cells of one row that can be compared: `base` and `new` are complete and in the order of `seeds`."""
+    """The cells of one row that can be compared: `base` and `new` are complete and in the order of `seeds`.
+
+    note: what a reader of the row must know, "" for nothing: seeds of BASELINE that had failed.
+    """
 
     where: Where
     seeds: tuple[int, ...]
     base: tuple[Record, ...]
     new: tuple[Record, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,9 @@ def _paired(where: Where, base: dict[int, Record], new: dict[int, Record]) -> Pa
             return Left(where, "missing", f"complete in BASELINE, {two.status} in NEW: {two.reason}", one)
         if reason := _asked(one, two):
             return Left(where, "incomparable", reason, one)
-    return Pair(where, tuple(known), tuple(base[s] for s in known), tuple(new[s] for s in known))
+    lost = [f"seed {seed} {record.status} in BASELINE" for seed, record in sorted(base.items()) if seed not in known]
+    note = f"{', '.join(lost)}: not judged" if lost else ""
+    return Pair(where, tuple(known), tuple(base[s] for s in known), tuple(new[s] for s in known), note)
 
 
 def _asked(one: Record, two: Record) -> str:

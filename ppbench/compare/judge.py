@@ -1,4 +1,9 @@
-"""From changes to verdicts: a tolerance, an interval, and Holm's correction over the rows of a defense."""
+"""From changes to verdicts: a tolerance, an interval, and Holm's correction over the rows of a defense.
+
+A defense has two families of rows, each corrected for itself: the headlines (the worst case of each point, the model's
+accuracy and guarantee), which few victims can still decide, and all others. One family of hundreds of rows would forbid
+any verdict on a dozen victims, whose p-values cannot be small.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +39,14 @@ class Row:
         status: the verdict, see docs/compare.md.
         change: what changed, None where nothing was compared.
         tolerance: how much worse counts.
-        adjusted: p-value after Holm's correction over the defense's rows, None where it took no part.
+        adjusted: p-value after Holm's correction over the row's family, None where it took no part.
         needed: victims with which an inconclusive row could be decided, None where it is decided or cannot be.
         note: what a reader must know: the reason of no comparison, versions that differ.
         record: BASELINE's record that the row begins with.
+        headline: whether it is of the defense's first family.
+        family: rows that Holm's correction was over, itself among them.
+        blind: whether it is an undecided headline that so few victims cannot decide among so many rows, whatever
+            happens; `needed` says how many could.
     """
 
     where: Where
@@ -50,12 +59,15 @@ class Row:
     record: Record
     adjusted: float | None = None
     needed: int | None = None
+    headline: bool = False
+    family: int = 0
+    blind: bool = False
 
 
 def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
     """Return a row that is still to be judged; without a change it is missing from NEW. The note names versions."""
     one, two = pair.base[0].config.defense.version, pair.new[0].config.defense.version
-    notes = [note, "" if one == two else f"version {one} -> {two}"]
+    notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
     status: Status = "missing" if found is None else "ok"
     note = "; ".join(part for part in notes if part)
     return Row(pair.where, rule.name, rule.subset, status, found, rule.tolerance, note, pair.base[0])
@@ -72,34 +84,44 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """Return `rows`, those with a change with their verdict; Holm's correction is over the rows of each defense.
+    """Return `rows`, those with a change with their verdict; Holm's correction is over each family of each defense.
 
     A row takes part in the correction where something was estimated: equal scores and stated numbers cannot mislead.
     """
-    families = defaultdict[str, list[int]](list)
+    families = defaultdict[tuple[str, bool], list[int]](list)
     for place, row in enumerate(rows):
         if row.change is not None and not row.change.certain:
-            families[row.where.defense].append(place)
-    adjusted: dict[int, float] = {}
+            families[row.where.defense, row.headline].append(place)
+    found = list(rows)
     for places in families.values():
-        found = holm([change.p for place in places if (change := rows[place].change) is not None])
-        adjusted |= dict(zip(places, found, strict=True))
-    return [_verdict(row, adjusted.get(place)) for place, row in enumerate(rows)]
+        adjusted = holm([change.p for place in places if (change := rows[place].change) is not None])
+        for place, p in zip(places, adjusted, strict=True):
+            found[place] = replace(rows[place], adjusted=p, family=len(places))
+    return [_verdict(row) for row in found]
 
 
-def _verdict(row: Row, adjusted: float | None) -> Row:
+def _verdict(row: Row) -> Row:
     found = row.change
     if found is None:
         return row
-    sure = found.certain or (adjusted is not None and adjusted < ALPHA)
+    sure = found.certain or (row.adjusted is not None and row.adjusted < ALPHA)
     if sure and found.low > 0 and found.worse > row.tolerance:
         status: Status = "regression"
     elif sure and found.high < 0 and found.worse < -row.tolerance:
         status = "improved"
     else:
         status = "ok" if found.high < row.tolerance else "inconclusive"
-    needed = _needed(found, row.tolerance, adjusted) if status == "inconclusive" else None
-    return replace(row, status=status, adjusted=adjusted, needed=needed)
+    if status != "inconclusive":
+        return replace(row, status=status)
+    if row.headline and found.floor * row.family >= ALPHA:
+        return replace(row, status=status, blind=True, needed=_seeing(found, row.family))
+    return replace(row, status=status, needed=_needed(found, row.tolerance, row.adjusted))
+
+
+def _seeing(change: Change, family: int) -> int:
+    """Return with how many victims a blind row's p-value could outlast the correction; each unit more halves it."""
+    more = math.floor(math.log2(change.floor * family / ALPHA)) + 1
+    return math.ceil(change.n * (change.units + more) / change.units)
 
 
 def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:

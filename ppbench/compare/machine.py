@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from ppbench.compare.judge import Row
+from ppbench.compare.naming import named, point, printable
 from ppbench.compare.outcome import Comparison
-from ppbench.compare.report import named, point, printable, told
+from ppbench.compare.report import told
 from ppbench.controls import CONTROLS
 
 ANNOTATIONS = 10
@@ -17,16 +18,17 @@ ANNOTATIONS = 10
 
 
 def junit(result: Comparison) -> bytes:
-    """Return the comparison as JUnit XML: a suite a defense, a case a row, and the controls' faults as errors.
+    """Return the comparison as JUnit XML: a suite a defense, a case a row; faults and doubts are errors of their own.
 
     Regressions and missing rows are failures, faults and incomparable rows errors, and what was not decided is skipped.
     """
     root = ElementTree.Element("testsuites", name="ppbench compare")
-    if result.faults:
-        suite = ElementTree.SubElement(root, "testsuite", name="controls", tests=str(len(result.faults)))
-        suite.set("errors", str(len(result.faults)))
-        for line in result.faults:
-            case = ElementTree.SubElement(suite, "testcase", classname="controls", name=printable(line))
+    for name, lines in (("controls", result.faults), ("undecidable", result.doubts)):
+        if lines:
+            suite = ElementTree.SubElement(root, "testsuite", name=name, tests=str(len(lines)))
+            suite.set("errors", str(len(lines)))
+        for line in lines:
+            case = ElementTree.SubElement(suite, "testcase", classname=name, name=printable(line))
             ElementTree.SubElement(case, "error", message=printable(line))
     for defense in sorted({row.where.defense for row in result.rows}):
         rows = [row for row in result.rows if row.where.defense == defense]
@@ -51,17 +53,20 @@ def _case(suite: ElementTree.Element, row: Row) -> str:
 
 
 def workflow_commands(result: Comparison) -> list[str]:
-    """Return GitHub's workflow commands: an error a fault, regression, missing and incomparable row, then notices.
+    """Return GitHub's workflow commands: an error a fault, doubt, regression, missing and incomparable row, then
+    warnings and notices.
 
     A row's file is the record in BASELINE that it begins with, which is in the repository where the baseline is.
     """
     errors = [_command("error", "ppbench: harness fault", line) for line in result.faults]
+    errors += [_command("error", "ppbench: undecidable", line) for line in result.doubts]
     worse = [*result.regressions, *result.of("missing"), *result.of("incomparable")]
     errors += [_about(result, "error", row) for row in worse]
     notices = [_about(result, "notice", row) for row in result.of("improved") if row.where.defense not in CONTROLS]
     if undecided := result.of("inconclusive"):
         notices.insert(0, _command("notice", "ppbench: inconclusive", f"{len(undecided)} rows are undecided."))
-    return [*_capped("error", errors), *_capped("notice", notices)]
+    warnings = [_command("warning", "ppbench", line) for line in result.warnings]
+    return [*_capped("error", errors), *_capped("warning", warnings), *_capped("notice", notices)]
 
 
 def _capped(level: str, lines: Sequence[str]) -> list[str]:
@@ -89,7 +94,7 @@ def _escaped(text: str, option: bool) -> str:
 
 
 def as_json(result: Comparison) -> str:
-    """Return the comparison as JSON: exit_code, verdict, faults, notes, and every row with its figures."""
+    """Return the comparison as JSON: exit code, verdict, what is said beside it, and every row with its figures."""
     rows = [
         {
             **dataclasses.asdict(row.where),
@@ -99,11 +104,15 @@ def as_json(result: Comparison) -> str:
             "tolerance": row.tolerance,
             "adjusted": row.adjusted,
             "needed": row.needed,
+            "headline": row.headline,
+            "family": row.family,
+            "blind": row.blind,
             "note": row.note,
             "cell_id": row.record.cell_id,
             "change": None if row.change is None else dataclasses.asdict(row.change),
         }
         for row in result.rows
     ]
-    about = {"exit_code": result.exit_code, "verdict": result.verdict, "faults": result.faults, "notes": result.notes}
+    about = {"exit_code": result.exit_code, "verdict": result.verdict, "faults": result.faults}
+    about |= {"doubts": result.doubts, "warnings": result.warnings, "notes": result.notes}
     return json.dumps({**about, "rows": rows}, indent=1, allow_nan=False)

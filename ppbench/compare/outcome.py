@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ppbench.compare.doubts import doubts_of
 from ppbench.compare.join import join
 from ppbench.compare.judge import Row, judged
+from ppbench.compare.naming import place
 from ppbench.compare.rows import rows_of
 from ppbench.controls import CONTROLS, check_controls
 from ppbench.errors import UsageError
 from ppbench.records.accepted import baseline_problems
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
+from ppbench.sources import CODE
 
 OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
 UTILITY = ("accuracy", "dice", "mse", "cap")
@@ -30,6 +33,8 @@ class Comparison:
         rows: every row, judged; where there are faults, those of defenses are "unjudged".
         faults: why nothing may be concluded about any defense, in sentences.
         notes: what a reader should know beside the rows, in sentences.
+        doubts: why the absence of a regression says nothing, in sentences; none where there are faults.
+        warnings: what makes the figures themselves doubtful, in sentences.
     """
 
     baseline: Path
@@ -37,6 +42,8 @@ class Comparison:
     rows: tuple[Row, ...]
     faults: tuple[str, ...]
     notes: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def of(self, *statuses: str) -> tuple[Row, ...]:
         """Return the rows with one of `statuses`."""
@@ -49,14 +56,14 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 no regression, 1 regression, 3 harness fault or rows incomparable, 4 rows missing; the first that holds of
-        fault, regression, incomparable, missing.
+        """0 no regression, 1 regression, 3 harness fault, rows incomparable or a doubt, 4 rows missing; the first that
+        holds of fault, regression, incomparable, doubt, missing.
         """
         if self.faults:
             return FAULT
         if self.regressions:
             return REGRESSION
-        if self.of("incomparable"):
+        if self.of("incomparable") or self.doubts:
             return FAULT
         return MISSING if self.of("missing") else OK
 
@@ -66,13 +73,15 @@ class Comparison:
         if self.faults:
             return "HARNESS FAULT: a control changed or failed; nothing is concluded about any defense."
         number = Counter(row.status for row in self.rows if row.where.defense not in CONTROLS)
-        told = [f"{number[s]} {s}" for s in ("improved", "ok", "inconclusive") if number[s]]
+        told = [f"{number[s]} {s}" for s in ("improved", "ok", "inconclusive", "unjudged") if number[s]]
         told += [f"{len(self.of(s))} {s}" for s in ("missing", "incomparable") if self.of(s)]
         rest = f" ({', '.join(told)})" if told else ""
         if found := self.regressions:
             return f"REGRESSION: {len(found)} rows of {', '.join(_defenses(found))} got worse{rest}."
         if self.of("incomparable"):
             return f"INCOMPARABLE: some rows cannot be compared{rest}."
+        if self.doubts:
+            return f"UNDECIDABLE: {self.doubts[0].rstrip('.')}{rest}."
         if self.of("missing"):
             return f"MISSING: NEW lacks rows that BASELINE has{rest}."
         return f"No regression was found{rest}."
@@ -90,10 +99,11 @@ def compare(baseline: Path, new: Path) -> Comparison:
     """
     ours, theirs = _records(baseline, "BASELINE"), _records(new, "NEW")
     rows = judged(rows_of(join(ours, theirs)))
-    faults = [*_failed_controls(theirs), *_changed_controls(rows)]
+    faults = [*(f"NEW, {line}" for line in failed_controls(theirs)), *_changed_controls(rows)]
     if faults:
         rows = [_withheld(row) for row in rows]
-    return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)))
+    doubts = [] if faults else doubts_of(rows)
+    return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)), tuple(doubts), tuple(_mixed(new)))
 
 
 def _records(folder: Path, side: str) -> list[Record]:
@@ -110,15 +120,29 @@ def _records(folder: Path, side: str) -> list[Record]:
     return records
 
 
-def _failed_controls(records: Sequence[Record]) -> list[str]:
-    """Return what the controls of NEW say against it, evaluation by evaluation."""
+def _mixed(new: Path) -> list[str]:
+    """Return that the cells of NEW were computed by several states of the code, where its note of them says so."""
+    try:
+        states = json.loads((new / CODE).read_bytes())
+    except (OSError, ValueError):  # a folder of before it was noted, or an accepted baseline, has none
+        return []
+    if not isinstance(states, list) or len(set(map(str, states))) < 2:
+        return []
+    return [
+        f"NEW holds cells of several states of the code ({', '.join(map(str, states))}; {CODE}): some may be of before "
+        "a change. Compute all of them again in another --out."
+    ]
+
+
+def failed_controls(records: Sequence[Record]) -> list[str]:
+    """Return what the controls of a folder say against it, evaluation by evaluation; empty where all hold."""
     groups = defaultdict[str, list[Record]](list)
     for record in records:
         config = record.config
         parts = [part.model_dump(mode="json") for part in (config.data, config.model, config.federation)]
         groups[json.dumps([config.suite, config.seed, *parts], sort_keys=True)].append(record)
     found = [check for some in groups.values() for check in check_controls(some) if check.ok is not True]
-    return list(dict.fromkeys(f"NEW, control {check.control}: {check.sentence}" for check in found))
+    return list(dict.fromkeys(f"control {check.control}: {check.sentence}" for check in found))
 
 
 def _changed_controls(rows: Sequence[Row]) -> list[str]:
@@ -133,14 +157,6 @@ def _changed_controls(rows: Sequence[Row]) -> list[str]:
         if row.metric in UTILITY and row.status == "regression":
             found.append(f"Training of the undefended model got worse: {what}.")
     return found
-
-
-def place(row: Row) -> str:
-    """Return stage, batch size and threat model of a row in words, "" where it is about none."""
-    where = row.where
-    parts = [where.stage, f"batch {where.batch}" if where.batch else "", f"to {where.threat}" if where.threat else ""]
-    parts += [where.role, f"probe {where.probe} x{where.probe_rounds}" if where.probe == "local" else ""]
-    return ", ".join(part for part in parts if part)
 
 
 def _withheld(row: Row) -> Row:

@@ -42,6 +42,8 @@ class Change:
         method: of interval and p-value.
         certain: whether nothing was estimated: equal scores, or a stated number; it takes no part in Holm's correction.
         luck: standard deviation of `worse` from draws of training that all victims share; low, high and p count it.
+        units: independent units that the p-value is of, all seeds together; 0 where it is of no such test.
+        floor: smallest p that so many units can give, however large the change is.
     """
 
     base: float
@@ -54,6 +56,8 @@ class Change:
     method: str
     certain: bool = False
     luck: float = 0.0
+    units: int = 0
+    floor: float = 0.0
 
 
 def same(value: float, n: int, method: str = "equal scores, victim by victim") -> Change:
@@ -118,7 +122,8 @@ def mcnemar(sample: Sample, safer: bool) -> Change:
     half = _Z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     low, high = max(up - down - half, -1.0), min(up - down + half, 1.0)
     base, new = float(sample.base.mean()), float(sample.new.mean())
-    return Change(base, new, sign * (new - base), low, high, mid_p(gained, lost), n, "McNemar, mid-p; Bonett-Price")
+    p, method = mid_p(gained, lost), "McNemar, mid-p; Bonett-Price"
+    return Change(base, new, sign * (new - base), low, high, p, n, method, units=n, floor=mid_p(n, 0))
 
 
 def mid_p(gained: int, lost: int) -> float:
@@ -173,7 +178,9 @@ def resampled(base: float, new: float, worse: Floats, units: int, n: int, method
         p = 0.0
     else:
         p = float(2 * stats.t.sf(abs(estimate) / spread, units - 1))
-    return Change(base, new, estimate, float(low), float(high), min(1.0, max(p, 2.0 ** (1 - units))), n, method)
+    floor = 2.0 ** (1 - units)
+    p = min(1.0, max(p, floor))
+    return Change(base, new, estimate, float(low), float(high), p, n, method, units=units, floor=floor)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ppbench.compare.judge import Row, Status
-from ppbench.compare.outcome import Comparison, place
+from ppbench.compare.naming import attack_of, figure, metric_of, place, point, printable
+from ppbench.compare.outcome import Comparison
 from ppbench.controls import CONTROLS
 
 WIDTH = 160  # of what is not a terminal
@@ -20,42 +21,8 @@ FIRST = ("regression", "missing", "incomparable", "improved", "inconclusive", "u
 MANY = 20
 """Rows of one status that the terminal shows; Markdown and JSON have all."""
 _COLORS = {"regression": "bold red", "missing": "red", "incomparable": "red", "improved": "green", "ok": "green"}
+_LINKED = re.compile(r"@|\\#|\bgh(?=\\-\d)|:(?=//)|\bwww(?=\.)|\b(?:mailto|xmpp)(?=:)", re.IGNORECASE)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
-
-
-def printable(text: str) -> str:
-    """Return `text` with a question mark for every character that is not to be shown: no escape sequence gets out."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def point(row: Row) -> str:
-    """Return defense and control value, as "dp sigma=0.01"."""
-    where = row.where
-    value = f" {where.control}={where.value:g}" if where.value is not None else f" over {where.control}"
-    return printable(f"{where.defense}{value if where.control else ''}")
-
-
-def attack_of(row: Row) -> str:
-    """Return the attack, with the one whose images it uses; "" where none is needed."""
-    where = row.where
-    return printable(f"{where.attack} after {where.follows}" if where.follows else where.attack)
-
-
-def metric_of(row: Row) -> str:
-    """Return the metric with its subset, as "auc (canaries)"; "all" where the whole cell is meant."""
-    return f"{row.metric} (canaries)" if row.subset == "canaries" else row.metric or "all"
-
-
-def named(row: Row) -> str:
-    """Return the row in one line, as "dlg, init, batch 1, to server: psnr_median"."""
-    about = ", ".join(part for part in (attack_of(row), printable(place(row))) if part)
-    return f"{about}: {metric_of(row)}" if about else metric_of(row)
-
-
-def figure(row: Row, value: float) -> str:
-    """Return a figure with the digits that its metric deserves."""
-    digits = 2 if row.metric in ("psnr_median", "epsilon_claimed", "epsilon_lower") else 3
-    return f"{round(value, digits) + 0.0:.{digits}f}"  # no "-0.000"
 
 
 def changed(row: Row) -> str:
@@ -75,7 +42,9 @@ def remarks(row: Row) -> str:
         parts.append(f"tolerance {row.tolerance:.3g}")
         parts += [f"p {row.adjusted:.2g}"] if row.adjusted is not None else []
         parts.append(f"n {row.change.n}")
-    if row.status == "inconclusive":
+    if row.blind:
+        parts.append(f"too few victims for {row.family} rows, {row.needed} would do")
+    elif row.status == "inconclusive":
         lucky = row.change is not None and row.change.luck > 0
         parts.append(f"n {row.needed} would decide" if row.needed else "more seeds" if lucky else "no n would decide")
     return ", ".join([*parts, *([printable(row.note)] if row.note else [])])
@@ -108,11 +77,7 @@ def _names(row: Row) -> tuple[str, str, str, str]:
     return point(row), attack_of(row), printable(place(row)), metric_of(row)
 
 
-def print_report(result: Comparison) -> None:
-    """Print the verdict, the faults and the rows that are not simply as they were."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+def _table(result: Comparison) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("verdict", "defense", "attack", "where", "metric", "BASELINE", "NEW", "worse by [95 %]", ""):
         shown.add_column(name, no_wrap=name in ("verdict", "metric", "worse by [95 %]"), overflow="fold")
@@ -125,20 +90,36 @@ def print_report(result: Comparison) -> None:
             shown.add_row(f"[{color}]{said(status, row)}[/]", *(escape(word) for word in words))
         if status != "ok" and len(rows) > MANY:
             shown.add_row(status, f"and {len(rows) - MANY} more; --markdown and --json have all")
+    return shown
+
+
+def print_report(result: Comparison) -> None:
+    """Print the verdict, the faults and the rows that are not simply as they were."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    shown = _table(result)
     if shown.row_count:
         console.print(shown)
     for line in result.notes:
         console.print(escape(printable(line)), highlight=False)
-    for line in result.faults:
-        console.print(f"[bold red]fault:[/] {escape(printable(line))}", highlight=False)
+    for line in result.warnings:
+        console.print(f"[yellow]warning:[/] {escape(printable(line))}", highlight=False)
+    for word, lines in (("fault", result.faults), ("undecidable", result.doubts)):
+        for line in lines:
+            console.print(f"[bold red]{word}:[/] {escape(printable(line))}", highlight=False)
     color = "bold green" if result.exit_code == 0 else "bold red"
     console.print(f"[{color}]{escape(printable(result.verdict))}[/]", highlight=False)
 
 
 def markdown_text(text: str) -> str:
-    """Return `text` so that Markdown shows it as it is: no markup, no link, no mention of anybody."""
-    plain = html.escape(printable(text), quote=False).replace("@", "&#64;")
-    return _MARKDOWN.sub(r"\\\1", plain)
+    """Return `text` so that Markdown shows it as it is: no markup, no link, no mention of anybody.
+
+    GitHub looks for mentions, issues and addresses after it has made text of entities and backslashes, so that only an
+    empty comment in their middle keeps them apart.
+    """
+    plain = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
+    return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", plain)
 
 
 def markdown(result: Comparison) -> str:
@@ -146,6 +127,8 @@ def markdown(result: Comparison) -> str:
     lines = ["## ppbench compare", "", f"**{markdown_text(result.verdict)}**", ""]
     lines += [f"BASELINE {markdown_text(str(result.baseline))}, NEW {markdown_text(str(result.new))}", ""]
     lines += [f"- fault: {markdown_text(line)}" for line in result.faults]
+    lines += [f"- undecidable: {markdown_text(line)}" for line in result.doubts]
+    lines += [f"- warning: {markdown_text(line)}" for line in result.warnings]
     lines += [f"- {markdown_text(line)}" for line in result.notes]
     for status, rows in ordered(result.rows):
         folded = status in ("inconclusive", "unjudged", "new", "ok")

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppbench.compare.caps import cap_rows
-from ppbench.compare.join import Facts, Joined, Pair, Where, facts_of
+from ppbench.compare.headlines import headlines, worst_cases
+from ppbench.compare.join import Joined, Pair, Where
 from ppbench.compare.judge import Row, row_of
 from ppbench.compare.paired import Change, Level, change, same, unpaired, with_luck
-from ppbench.compare.samples import TRAINED, Rule, rules_for
-from ppbench.portfolio import worst_case
+from ppbench.compare.samples import RULES, TRAINED, Rule, rules_for
 from ppbench.records.schema import Metric, Record, Utility
 
 ACCURACY, EPSILON = 0.01, 0.25
@@ -35,59 +35,43 @@ _NOWHERE = {
 
 
 def rows_of(joined: Joined) -> list[Row]:
-    """Return every row of a comparison, not yet judged."""
-    rows = [row for pair in joined.pairs for row in _cells(pair)]
-    rows += [row for pair in _worst_cases(joined.pairs) for row in _cells(pair)]
+    """Return every row of a comparison, not yet judged; what is not of an attack is a headline, but for CAPs.
+
+    There is a CAP for each attack, so that they would outnumber all other headlines.
+    """
+    chosen = headlines(joined.pairs)
+    rows = [row for pair, names in zip(joined.pairs, chosen, strict=True) for row in _cells(pair, names)]
+    everything = frozenset(rule.metric for rule in RULES)
+    rows += [row for pair in worst_cases(joined.pairs) for row in _cells(pair, everything)]
     for trained in _trainings(joined.pairs):
-        rows += [*_utilities(trained), *_epsilons(trained)]
+        rows += [replace(row, headline=True) for row in (*_utilities(trained), *_epsilons(trained))]
     rows += cap_rows(joined)
     rows += [Row(left.where, "", "", left.status, None, 0.0, left.reason, left.record) for left in joined.left]
     return sorted(rows, key=lambda row: (*row.where.order(), row.subset, row.metric))
 
 
-def _cells(pair: Pair) -> Iterator[Row]:
-    """Yield a row for each judged metric that BASELINE has in every seed."""
+def _cells(pair: Pair, headline: frozenset[str]) -> Iterator[Row]:
+    """Yield a row for each judged metric that BASELINE has in every seed; those in `headline` are headlines."""
     for rule in rules_for(pair.base[0]):
-        ours, theirs = ([r.metric(rule.metric) for r in side] for side in (pair.base, pair.new))
-        if any(metric is None or metric.value is None for metric in ours):
-            continue
-        if reason := next((_reason(metric) for metric in theirs if metric is None or metric.value is None), None):
-            yield row_of(pair, rule, None, f"not in NEW: {reason}")
-        elif rule.form == "epsilon" and any(
-            a.privacy.delta != b.privacy.delta for a, b in zip(pair.base, pair.new, strict=True)
-        ):
-            note = f"delta is {pair.base[0].privacy.delta}, NEW has {pair.new[0].privacy.delta}"
-            yield replace(row_of(pair, rule, None, note), status="incomparable")
-        else:
-            found = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
-            luck = rule.luck if pair.where.stage in TRAINED else 0.0
-            yield row_of(pair, rule, with_luck(found, luck, len(pair.seeds)), "")
+        if all((metric := r.metric(rule.metric)) is not None and metric.value is not None for r in pair.base):
+            yield replace(_cell(pair, rule), headline=rule.metric in headline)
+
+
+def _cell(pair: Pair, rule: Rule) -> Row:
+    theirs = [r.metric(rule.metric) for r in pair.new]
+    if reason := next((_reason(metric) for metric in theirs if metric is None or metric.value is None), None):
+        return row_of(pair, rule, None, f"not in NEW: {reason}")
+    deltas = [(a.privacy.delta, b.privacy.delta) for a, b in zip(pair.base, pair.new, strict=True)]
+    if rule.form == "epsilon" and any(one != two for one, two in deltas):
+        note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
+        return replace(row_of(pair, rule, None, note), status="incomparable")
+    found = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
+    luck = rule.luck if pair.where.stage in TRAINED else 0.0
+    return row_of(pair, rule, with_luck(found, luck, len(pair.seeds)), "")
 
 
 def _reason(metric: Metric | None) -> str:
     return "the record has no such metric" if metric is None else metric.reason or "null"
-
-
-def _worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Yield the worst case of each point that several reconstruction attacks can be compared on.
-
-    The same attacks on both sides: one that is only in NEW changes what is known of a defense, not the defense.
-    """
-    points = defaultdict[tuple[Where, Facts, tuple[int, ...]], list[Pair]](list)
-    for pair in pairs:
-        if pair.base[0].config.attack.kind == "reconstruction":
-            facts = [f for f in facts_of(pair.base[0].config) if not f[0].startswith(("attack.", "threat_model."))]
-            facts = [f for f in facts if f[0] not in ("tuning", "victims")]
-            points[replace(pair.where, attack="", follows=""), tuple(facts), pair.seeds].append(pair)
-    for (where, _, seeds), some in points.items():
-        if len(some) > 1:
-            sides = [
-                [worst_case([side[place] for side in part]) for place in range(len(seeds))]
-                for part in ([p.base for p in some], [p.new for p in some])
-            ]
-            base, new = (tuple(r for r in side if r is not None) for side in sides)
-            if len(base) == len(new) == len(seeds):
-                yield Pair(replace(where, attack=f"worst case of {len(some)} attacks"), seeds, base, new)
 
 
 def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
@@ -103,7 +87,7 @@ def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
             points[key].setdefault(seed, (one, two))
     for (where, _), seeds in points.items():
         order = tuple(sorted(seeds))
-        yield Pair(where, order, *(tuple(seeds[s][side] for s in order) for side in (0, 1)))
+        yield Pair(where, order, tuple(seeds[s][0] for s in order), tuple(seeds[s][1] for s in order))
 
 
 @dataclass(frozen=True)
