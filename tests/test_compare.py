@@ -268,7 +268,7 @@ def test_a_baseline_in_which_nothing_can_be_judged_is_never_green(
     cell: Callable[..., Record], controls: list[Record], tmp_path: Path
 ) -> None:
     alone = versus(tmp_path / "alone", controls, controls)
-    assert alone.exit_code == 3 and "no defense beside its controls" in alone.verdict
+    assert alone.exit_code == 3 and "Nothing was judged" in alone.verdict
     broken = [cell("none", None, status="failed"), controls[1], cell()]
     found = versus(tmp_path / "none", broken, [*controls, cell()])
     assert found.exit_code == 3 and "none: none of its 1 rows was judged" in found.verdict

@@ -25,7 +25,7 @@ def doubts_of(rows: Sequence[Row]) -> list[str]:
             defenses[row.where.defense].append(row)
     found = [line for name, some in sorted(defenses.items()) for line in (*_blind(some), *_unjudged(name, some))]
     if not defenses.keys() - set(CONTROLS):
-        found.append("BASELINE holds no defense beside its controls; nothing was judged.")
+        found.append("Nothing was judged: of the defense BASELINE holds no cell, or controls alone.")
     return found
 
 

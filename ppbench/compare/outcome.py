@@ -33,7 +33,6 @@ class Comparison:
         rows: every row, judged; where there are faults, those of defenses are "unjudged".
         faults: why nothing may be concluded about any defense, in sentences.
         notes: what a reader should know beside the rows, in sentences.
-        doubts: why the absence of a regression says nothing, in sentences; none where there are faults.
         warnings: what makes the figures themselves doubtful, in sentences.
     """
 
@@ -42,7 +41,6 @@ class Comparison:
     rows: tuple[Row, ...]
     faults: tuple[str, ...]
     notes: tuple[str, ...]
-    doubts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def of(self, *statuses: str) -> tuple[Row, ...]:
@@ -53,6 +51,11 @@ class Comparison:
     def regressions(self) -> tuple[Row, ...]:
         """The regressions of defenses; what controls do is a fault or a note."""
         return tuple(row for row in self.of("regression") if row.where.defense not in CONTROLS)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the absence of a regression among the rows says nothing, in sentences; none where there are faults."""
+        return () if self.faults else tuple(doubts_of(self.rows))
 
     @property
     def exit_code(self) -> int:
@@ -102,8 +105,7 @@ def compare(baseline: Path, new: Path) -> Comparison:
     faults = [*(f"NEW, {line}" for line in failed_controls(theirs)), *_changed_controls(rows)]
     if faults:
         rows = [_withheld(row) for row in rows]
-    doubts = [] if faults else doubts_of(rows)
-    return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)), tuple(doubts), tuple(_mixed(new)))
+    return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)), tuple(_mixed(new)))
 
 
 def _records(folder: Path, side: str) -> list[Record]:
