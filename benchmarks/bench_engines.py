@@ -85,9 +85,10 @@ def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> 
     for point in range(POINTS):
         work(Job(config.model_dump_json(), folder, point))
     began, cpu = time.perf_counter(), _cpu()
-    todo = missing(wanted([config]), store)
+    cells_of = wanted([config])
+    todo = missing(cells_of, store)
     at = time.perf_counter()
-    compute(todo, store, make_engine(engine, workers, lambda rounds: None), Silent(), strict=False)
+    compute(cells_of, todo, store, make_engine(engine, workers, lambda rounds: None), Silent(), strict=False)
     took, used = time.perf_counter() - at, _cpu() - cpu
     write_board(store)
     check_controls(store.load_all())

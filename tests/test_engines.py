@@ -84,7 +84,8 @@ def run(config: EvaluateConfig, out: Path, engine: Engine, strict: bool = False,
     """Have everything computed that is missing; return what was heard of it."""
     store, heard = Store(out), Heard()
     store.prepare()
-    compute(missing(wanted([config, *others]), store), store, engine, heard, strict=strict)
+    asked = wanted([config, *others])
+    compute(asked, missing(asked, store), store, engine, heard, strict=strict)
     return heard
 
 

@@ -66,9 +66,7 @@ def tried(pytester: pytest.Pytester, home: Path, monkeypatch: pytest.MonkeyPatch
             "--ppbench-workers=1",
         )  # with a space pytest takes them for tests, for the root
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-        return pytester.runpytest_inprocess(
-            "-p", "ppbench.pytest_plugin", *kept, "-p", "no:cacheprovider", "-rA", *options
-        )
+        return pytester.runpytest_inprocess(*kept, "-p", "no:cacheprovider", "-rA", *options)
 
     return start
 

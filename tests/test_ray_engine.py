@@ -77,7 +77,8 @@ def done(config: EvaluateConfig, out: Path, engine: Engine) -> Store:
     """Have everything computed that a configuration asks for."""
     store = Store(out)
     store.prepare()
-    compute(missing(wanted([config]), store), store, engine, Silent(), strict=False)
+    asked = wanted([config])
+    compute(asked, missing(asked, store), store, engine, Silent(), strict=False)
     return store
 
 
