@@ -66,7 +66,10 @@ def tried(pytester: pytest.Pytester, home: Path, monkeypatch: pytest.MonkeyPatch
             "--ppbench-workers=1",
         )  # with a space pytest takes them for tests, for the root
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-        return pytester.runpytest_inprocess(*kept, "-p", "no:cacheprovider", "-rA", *options)
+        # The session that runs this test may have loaded the plugin by itself: that it cannot be rewritten is no news.
+        quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+        own = ("-p", "ppbench.pytest_plugin", "-p", "no:cacheprovider", "-rA")
+        return pytester.runpytest_inprocess(*own, *quiet, *kept, *options)
 
     return start
 
