@@ -1,4 +1,4 @@
-"""Map `attacks/`, `defenses/` and `leaderboards/suites/` into the package; found, so that no subpackage is forgotten."""
+"""Map `attacks/`, `defenses/`, `leaderboards/suites/` into the package; found, so that no subpackage is forgotten."""
 
 from setuptools import find_packages, setup
 
