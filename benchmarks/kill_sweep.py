@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -237,39 +236,6 @@ def compare(one: Path, two: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name)))
 
 
-@dataclass(frozen=True)
-class Failures:
-    """A sweep in which an attack kills its worker once, and one defense raises in training.
-
-    Attributes:
-        complete: cells with a result.
-        failed: causes of the others, with their number.
-        board: whether the table is there.
-    """
-
-    complete: int
-    failed: Mapping[str, int]
-    board: bool
-
-    @property
-    def sound(self) -> bool:
-        """Whether the one deadly cell and the four of the other defense failed, and nothing else."""
-        return self.complete == 11 and sorted(self.failed.values()) == [1, 4] and self.board
-
-
-def fail(folder: Path, workers: int) -> Failures:
-    """Sweep 16 cells of which five cannot be had."""
-    text = SUITE.format(seeds="[0]", seconds="0", grid="[0.1]").replace('"init", "final"', '"init"')
-    text = text.replace("planted_slow", "planted_deadly").replace("seconds = 0", 'defense = "ppdl"')
-    suite, out = folder / "fail.toml", folder / "failures"
-    suite.write_text(text + '\n[[defense]]\nid = "planted_sore"\n')
-    finish(start(suite, out, workers, folder / "fail.log"))
-    records = Store(out).load_all()
-    causes = Counter(r.reason or "" for r in records if r.status == "failed")
-    complete = sum(r.status == "complete" for r in records)
-    return Failures(complete, dict(causes), (out / "leaderboard.csv").is_file())
-
-
 def measure(folder: Path, kills: int, workers: int, seed: int) -> Figures:
     """Sweep once undisturbed and once with blows, in two folders under `folder`; return what was seen."""
     began, suite, log = time.monotonic(), folder / "kill.toml", folder / "log"
@@ -305,10 +271,13 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args()
+    from failing_sweep import fail  # beside this file
+
     sys.path.insert(0, str(PLANTED))
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(Path(folder), told.kills, told.workers, told.seed)
-        failures = fail(Path(folder), told.workers)
+        text = SUITE.format(seeds="[0]", seconds="0", grid="[0.1]")
+        failures = fail(Path(folder), text, lambda *about: finish(start(*about[:2], told.workers, about[2])))
     print(json.dumps({"kills": asdict(figures), "failures": asdict(failures)}, indent=1))
     return 0 if figures.sound and figures.cells and failures.sound else 1
 

@@ -198,22 +198,17 @@ def sweep(
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
     compute(planned.asked, planned.todo, planned.store, made, told, strict=False)
-    return finish(planned)
-
-
-def default_out(suite: Suite) -> Path:
-    """Return where a suite's results go if nothing is said."""
-    return Path("ppbench-sweeps") / suite.id
-
-
-def finish(planned: Planned) -> Swept:
-    """Write the board of a plan that was carried out, and return what was found."""
     store = planned.store
     records = tuple(store.load(cell.id) for one in planned.asked for cell in one.cells)
     if planned.todo or not up_to_date(store):
         write_board(store)
     checks, verdict = concluded(records)
-    return Swept(planned.suite, records, (*checks, harness_check()), verdict, store.out, size(planned.todo))
+    return Swept(asked, records, (*checks, harness_check()), verdict, store.out, size(planned.todo))
+
+
+def default_out(suite: Suite) -> Path:
+    """Return where a suite's results go if nothing is said."""
+    return Path("ppbench-sweeps") / suite.id
 
 
 def concluded(records: Iterable[Record]) -> tuple[tuple[Check, ...], tuple[str, ...]]:

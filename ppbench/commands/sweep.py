@@ -44,28 +44,23 @@ def sweep(
     Exit code 0: all cells are there and the controls hold; 1: cells failed, each says why; 2: input that cannot be
     used; 3: a control failed or did not run, trust nothing.
     """
-    from functools import partial
-
     from ppbench.bars import Bars
-    from ppbench.engines import make_engine
-    from ppbench.evaluation import compute
     from ppbench.options import resolve_device
     from ppbench.suite import load_suite
-    from ppbench.sweep import default_out, finish, plan
+    from ppbench.sweep import default_out, plan
+    from ppbench.sweep import sweep as run
     from ppbench.sweep_report import planned_report, swept_report
 
     where = resolve_device(device)
     asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights)
-    with Bars() as bars:
-        made = make_engine(engine, workers, partial(bars.advance, "training"), address, where)
-        planned = plan(asked, out or default_out(asked), _filters(only or []))
-        if not dry_run:
-            planned.store.prepare()
-            compute(planned.asked, planned.todo, planned.store, made, bars, strict=False)
+    chosen = _filters(only or [])
     if dry_run:
-        planned_report(planned)
+        planned_report(plan(asked, out or default_out(asked), chosen))
         return
-    swept = finish(planned)
+    with Bars() as bars:
+        swept = run(
+            asked, out=out, engine=engine, workers=workers, address=address, only=chosen, device=where, progress=bars
+        )
     swept_report(swept)
     if not swept.reliable:
         raise typer.Exit(3)
