@@ -11,7 +11,7 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-FOLDER = "ppbench.shipped_suites"
+FOLDER = "ppbench.suites"
 
 
 def shipped() -> dict[str, Path]:

@@ -19,9 +19,7 @@ from pathlib import Path
 from ppbench.records.files import write_atomic
 from ppbench.registry import GROUPS, plugins
 
-OWN = ("ppbench", "ppbench.attacks", "ppbench.defenses")
-
-
+OWN = ("ppbench",)
 CODE = "sources.json"
 
 

@@ -16,7 +16,7 @@ folder = Path(sys.argv[1])
 wheel = zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
 sdist = tarfile.open(next(folder.glob("*.tar.gz"))).getnames()
 need = ["ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
-need += ["ppbench/shipped_suites/digits-quick.toml", "ppbench/leaderboard/vendor/SHA256SUMS"]
+need += ["ppbench/suites/digits-quick.toml", "ppbench/leaderboard/vendor/SHA256SUMS"]
 missing = [name for name in need if name not in wheel]
 assert not missing, f"the wheel lacks {missing}"
 assert not [n for n in wheel if n.split("/")[0] in ("tests", "attacks", "defenses", "leaderboards")], "stray top level"
@@ -30,7 +30,7 @@ mkdir -p "$work/mine/attacks" "$work/mine/defenses"
 echo 'raise ImportError("a stranger'"'"'s folder must not be imported")' | tee "$work/mine/attacks/__init__.py" > "$work/mine/defenses/__init__.py"
 cd "$work/mine"
 "$work/venv/bin/ppbench" list
-"$work/venv/bin/python" -m ppbench.cli evaluate --defense spn --grid 0.1 --rounds 1 --clients 2 --victims 2 --attack-batch 1 \
+"$work/venv/bin/python" -m ppbench evaluate --defense spn --grid 0.1 --rounds 1 --clients 2 --victims 2 --attack-batch 1 \
   --stage init --attack dlg,label_recovery --set dlg.budget=300 --workers 1
 "$work/venv/bin/ppbench" verify ppbench-results
 
