@@ -22,20 +22,20 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from ppbench.cost import peak_bytes
+from ppbench.base.autodiff import gradient
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.baffle import Baffle
 from ppbench.defenses.baffle_directions import step_seeds
 from ppbench.defenses.baffle_estimator import Scheme
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.client_map import channels_last
 from ppbench.federation.contract import Defense, Job
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
-from ppbench.seeds import Seeds
+from ppbench.nets.net import Option, initial, net_spec
+from ppbench.run.cost import peak_bytes
 from ppbench.task.dataset import open_dataset
-from ppbench.task.net import Option, initial, net_spec
 
 RESULTS = Path(__file__).parent / "results" / "baffle.json"
 NETWORKS, SHAPE, BATCH = ("lenet_baffle", "wrn_10_2"), (3, 32, 32), 128

@@ -26,13 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ppbench.compare.join import join
-from ppbench.compare.outcome import compare
-from ppbench.compare.paired import Change, bootstrapped, mcnemar, with_luck
-from ppbench.compare.samples import RULES, Rule, Sample, rules_for, sample_of
-from ppbench.evaluation import evaluate
+from ppbench.base.seeds import Seeds
 from ppbench.records.store import Store
-from ppbench.seeds import Seeds
+from ppbench.report.compare.join import join
+from ppbench.report.compare.outcome import compare
+from ppbench.report.compare.paired import Change, bootstrapped, mcnemar, with_luck
+from ppbench.report.compare.samples import RULES, Rule, Sample, rules_for, sample_of
+from ppbench.run.evaluation import evaluate
 
 RESULTS = Path(__file__).parent / "results" / "compare.json"
 ROWS = 20  # of a defense, in Holm's correction

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppbench.cost import UNDEFENDED, Client, client_of, peak_memory, relative_time
+from ppbench.base.registry import load_all
+from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.registry import load_all
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial
+from ppbench.nets.net import initial
+from ppbench.run.cost import UNDEFENDED, Client, client_of, peak_memory, relative_time
 from ppbench.testing.scene import Trial, shards_for
 
 KEPT = Path(__file__).parent / "results/defense_cost.json"

@@ -31,15 +31,15 @@ from torch import Tensor
 from torch.nn.functional import interpolate, one_hot
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.evidence import simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 # pytest imports this file without its folder on the path
 reference_dlg = runpy.run_path(str(Path(__file__).with_name("reference_dlg.py")))["reference_dlg"]

@@ -67,14 +67,14 @@ def _cpu() -> float:
 
 def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> Run:
     """Sweep `cells` cells that sleep so long, in a new folder whose trainings are there."""
-    from ppbench.config import configure
-    from ppbench.controls import check_controls
-    from ppbench.engines import make_engine
-    from ppbench.evaluation import compute
-    from ppbench.jobs import Job, work
-    from ppbench.leaderboard.board import write_board
     from ppbench.records.store import Store, Timing
-    from ppbench.schedule import Silent, missing, wanted
+    from ppbench.report.controls import check_controls
+    from ppbench.report.page.board import write_board
+    from ppbench.run.config import configure
+    from ppbench.run.evaluation import compute
+    from ppbench.run.executors.make import make_engine
+    from ppbench.run.jobs import Job, work
+    from ppbench.run.schedule import Silent, missing, wanted
 
     batches = tuple(range(1, cells // POINTS + 1))
     asked: dict[str, Any] = {"defense": "dp", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": batches}

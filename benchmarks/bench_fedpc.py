@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, Tree
 from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc import FedPC
 from ppbench.defenses.none import NoDefense
@@ -28,10 +30,8 @@ from ppbench.federation.contract import Context, Defense, Job
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params, Tree
-from ppbench.seeds import Seeds
+from ppbench.nets.net import initial, net_spec
 from ppbench.task.dataset import open_dataset
-from ppbench.task.net import initial, net_spec
 from ppbench.task.partition import partition
 
 LAST = 5

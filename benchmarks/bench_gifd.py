@@ -27,18 +27,18 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.evidence import simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.generator.store import check_apart
 from ppbench.attacks.reconstruction.gifd import GIFD
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.nets.net import initial, net_spec
 from ppbench.task.dataset import open_dataset
-from ppbench.task.net import initial, net_spec
 
 FIRST = 200
 NETWORK = {"widths": "32,64,128", "pool": "avg"}

@@ -27,16 +27,16 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.evidence import simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.cost import peak_bytes
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.cost import peak_bytes
 
 VICTIMS, STEPS, ROUNDS = 32, 20, 5
 SAMPLE = 4  # victims that the plain loop attacks in a round

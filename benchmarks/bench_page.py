@@ -175,7 +175,7 @@ def measured(store: Store) -> dict[str, float]:
 
     The page is left in the folder, without its tables and figures.
     """
-    from ppbench.leaderboard.html import render
+    from ppbench.report.page.html import render
 
     start = time.perf_counter()
     records = store.load_all()

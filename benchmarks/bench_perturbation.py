@@ -20,15 +20,15 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params
 from ppbench.defenses.mpdp import MPDP
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.perturbation import outputs, surrogates
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
-from ppbench.federation.tree import Params
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 REPEATS, BATCH = 7, 32
 PLAN = Plan(

@@ -21,15 +21,15 @@ import pytest
 import torch
 from torch import nn
 
-from ppbench.cost import peak_bytes
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.cost import peak_bytes
 
 RUNS, CLIENTS, EXAMPLES, ROUNDS, PAIRS = 8, 10, 72, 10, 5
 CASES: dict[str, tuple[Defense, str, str]] = {

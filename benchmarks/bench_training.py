@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.seeds import Seeds
-from ppbench.task.net import Classifier, _construct, initial, net_spec
+from ppbench.nets.net import Classifier, _construct, initial, net_spec
 
 CLIENTS, EXAMPLES, PAIRS = 10, 320, 5
 CASES = {

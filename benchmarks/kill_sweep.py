@@ -22,16 +22,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ppbench.base.seeds import Seeds
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.seeds import Seeds
-from ppbench.sweep import sweep
+from ppbench.run.sweep import sweep
 
 PLANTED = Path(__file__).parents[1] / "tests" / "planted"
 COMMAND = "from ppbench.cli import main; main()"
 DERIVED = ("leaderboard.csv", "worst_case.csv")
 SUITE = """\
-schema = "ppbench.suite/1"
+schema = "ppbench.run.suite/1"
 id = "kill"
 version = 1
 title = "Many small cells, to be killed"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ppbench.defenses.fedpc import FedPC
-from ppbench.evaluation import evaluate
-from ppbench.leaderboard.claims.page import write_claims
+from ppbench.report.claims.page import write_claims
+from ppbench.run.evaluation import evaluate
 
 HERE = Path(__file__).resolve().parent
 BATCHES = (1,)

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ppbench.evaluation import evaluate
+from ppbench.base.registry import load
 from ppbench.federation.contract import Defense
-from ppbench.registry import load
+from ppbench.run.evaluation import evaluate
 
 DEFENSES = (
     *(

@@ -24,13 +24,13 @@ import torch
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.score import score_members
-from ppbench.audit.questions import Questions
-from ppbench.audit.runs import Audit
-from ppbench.choice import Point, make_defense
-from ppbench.config import EvaluateConfig, configure
+from ppbench.base.registry import load
 from ppbench.records.aggregate import aggregate
-from ppbench.registry import load
-from ppbench.task.task import make_task
+from ppbench.run.audit.questions import Questions
+from ppbench.run.audit.runs import Audit
+from ppbench.run.choice import Point, make_defense
+from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.task import make_task
 
 COMMON: dict[str, Any] = {
     "defense": "none", "attacks": ("mia_loss",), "clients": 2, "schedule": "parallel", "public": 0.5,

@@ -29,17 +29,17 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.likelihood import Likelihood
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import NetSpec, initial, net_spec
+from ppbench.nets.net import NetSpec, initial, net_spec
 
 CONVNET = net_spec("cnn", (3, 32, 32), 10, {"widths": "32,64,128", "pool": "avg"})
 TUNING = 1000

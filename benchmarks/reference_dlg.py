@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 
 OUTER = 300
 

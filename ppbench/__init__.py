@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Attack, Challenge, Guess
-    from ppbench.adversary.evidence import Evidence
-    from ppbench.adversary.view import View
-    from ppbench.evaluation import evaluate
     from ppbench.federation.contract import Defense
+    from ppbench.federation.evidence import Evidence
+    from ppbench.federation.view import View
+    from ppbench.run.evaluation import evaluate
 
 __version__ = "0.1.0"
 __all__ = ["Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate"]
@@ -23,10 +23,10 @@ _HOME = {
     "Attack": "ppbench.adversary.attack",
     "Challenge": "ppbench.adversary.attack",
     "Guess": "ppbench.adversary.attack",
-    "Evidence": "ppbench.adversary.evidence",
-    "View": "ppbench.adversary.view",
+    "Evidence": "ppbench.federation.evidence",
+    "View": "ppbench.federation.view",
     "Defense": "ppbench.federation.contract",
-    "evaluate": "ppbench.evaluation",  # not evaluate.py: a submodule of that name would hide the function
+    "evaluate": "ppbench.run.evaluation",  # not evaluate.py: a submodule of that name would hide the function
 }
 
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
+from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.commands import boards, compare, sweep
-from ppbench.errors import ProtocolError, UsageError
 
 app = typer.Typer(
     add_completion=False,
@@ -54,7 +54,7 @@ def _root(
 @app.command("list")
 def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
     """List the defenses, attacks, data sets and models that are installed, in-tree and third-party, and the suites."""
-    from ppbench.registry import GROUPS, plugins, summary
+    from ppbench.base.registry import GROUPS, plugins, summary
 
     for group in GROUPS:
         if what.value not in (group, "all"):
@@ -64,7 +64,7 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             origin = "" if plugin.distribution == "ppbench" else f" [{plugin.distribution}]"
             typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
     if what.value in ("suites", "all"):
-        from ppbench.shipped import titles
+        from ppbench.suites import titles
 
         typer.echo("suites:")
         for name, title in titles().items():
@@ -152,11 +152,11 @@ def evaluate(
 
     Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
-    from ppbench.bars import Bars
-    from ppbench.config import configure
-    from ppbench.evaluation import evaluate as run
-    from ppbench.options import assignments, names, numbers, resolve_device, sizes
-    from ppbench.terminal import as_json, report
+    from ppbench.base.bars import Bars
+    from ppbench.commands.terminal import as_json, report
+    from ppbench.run.config import configure
+    from ppbench.run.evaluation import evaluate as run
+    from ppbench.run.options import assignments, names, numbers, resolve_device, sizes
 
     settings, model_options = assignments(set_ or [])
     given = {

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ppbench.errors import ProtocolError, UsageError
+from ppbench.base.errors import ProtocolError, UsageError
 
 if TYPE_CHECKING:
-    from ppbench.compare.outcome import Comparison
     from ppbench.records.schema import Record
+    from ppbench.report.compare.outcome import Comparison
     from ppbench.testing.sweeps import Request, Results
     from ppbench.testing.worst import Worst
 

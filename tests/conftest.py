@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from ppbench import cost
+from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.metrics.intervals import clopper_pearson
+from ppbench.nets.net import initial, net_spec
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Record
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.run import cost
 
 torch.set_num_threads(1)
 CLIENTS = 4

@@ -11,30 +11,30 @@ from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.score import score_images, score_labels
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive import baffle_sketch
 from ppbench.attacks.adaptive.baffle import BaffleSketch
 from ppbench.attacks.adaptive.baffle_histogram import BaffleHistogram, histogram_test
 from ppbench.attacks.adaptive.baffle_labels import BaffleLabels
 from ppbench.attacks.adaptive.baffle_sketch import Directions, coordinates, sketch_evidence, sketches
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.defenses.baffle import Baffle, Differences
 from ppbench.defenses.baffle_directions import directions
 from ppbench.defenses.baffle_estimator import slope
 from ppbench.defenses.baffle_masks import RINGS
-from ppbench.errors import UsageError
 from ppbench.federation import secagg
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_chance
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
 PLAN = Plan(SPEC, 4, Local("gradient", batch=14), server_opt=Opt("adam", lr=0.01, betas=(0.9, 0.99)))

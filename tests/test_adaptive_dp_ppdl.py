@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive import dp as module
 from ppbench.attacks.adaptive.dp import AdaptiveDP, decided, reweighted, scaled, shrinkage
 from ppbench.attacks.adaptive.ppdl import AdaptivePPDL
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.matching import Starts
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.ppdl import PPDL
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
+from ppbench.nets.net import initial, net_spec
 from ppbench.records.schema import ImageScore
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 4)
 PARAMS = initial(PLAN.spec, 0)

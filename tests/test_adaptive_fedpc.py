@@ -8,24 +8,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import choose_victims
-from ppbench.adversary.view import TARGET
 from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
 from ppbench.attacks.adaptive.fedpc_cost import cost_distances, mean_loss, reported_costs
 from ppbench.attacks.adaptive.fedpc_labels import FedPCLabels, class_signs, known_signs, over_represented, sign_labels
 from ppbench.attacks.adaptive.fedpc_pilot import observed_pilots, pilot_evidence, secrets
 from ppbench.attacks.adaptive.fedpc_ternary import gain_of, ternary_evidence
 from ppbench.attacks.reconstruction.dlg import IDLG
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import tree_map
 from ppbench.defenses.fedpc import FedPC, Weights
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local
-from ppbench.federation.tree import tree_map
+from ppbench.federation.view import TARGET
 from ppbench.federation.wire import SERVER
-from ppbench.seeds import Seeds
-from ppbench.task.net import net_spec
+from ppbench.nets.net import net_spec
 
 MOMENTUM = Local("delta", epochs=1, batch=32, opt=Opt("sgd", lr=0.05, momentum=0.9))
 PLAIN = FedPC()

@@ -12,15 +12,16 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.score import score_images, score_labels
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.euler import noiseless_moments
 from ppbench.attacks.adaptive.gauge import canonical, scales_from_law
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
+from ppbench.base.autodiff import gradient
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.mpdp import MPDP
 from ppbench.defenses.mpdp_base import ModelPerturbation
 from ppbench.defenses.mpdp_net import expanded, fold
@@ -28,15 +29,14 @@ from ppbench.defenses.mpdp_variants import MPCDP, MPDPH, MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.perturbation import mask, multiply
 from ppbench.defenses.perturbed_evidence import exchanges
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
-from ppbench.seeds import Seeds
-from ppbench.task.net import NetSpec, build, initial, net_spec
-from ppbench.task.walk import channels
+from ppbench.nets.net import NetSpec, build, initial, net_spec
+from ppbench.nets.walk import channels
 
 CLIENTS = 4
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})

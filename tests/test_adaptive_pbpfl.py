@@ -12,25 +12,25 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.gauge import canonical, canonical_scales, scales_from_law
 from ppbench.attacks.adaptive.inversion import Algebra
 from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differences, differences, joined, split
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.pbpfl_ext import PBPFLExt
 from ppbench.defenses.perturbation import multiply, surrogates
 from ppbench.defenses.perturbed_evidence import exchanges
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Batch, Data, Local, Plan
-from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import NetSpec, build, initial, net_spec
-from ppbench.task.walk import channels
+from ppbench.nets.net import NetSpec, build, initial, net_spec
+from ppbench.nets.walk import channels
 
 CLIENTS = 4
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})

@@ -16,17 +16,17 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.adaptive.feature_inversion import invert_features, total_variation
 from ppbench.attacks.adaptive.head_features import System, class_starts, recover_features
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10)
 PLAN = Plan(SPEC, 8, Local("gradient"))

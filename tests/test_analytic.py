@@ -15,23 +15,23 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.adversary.victims import choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.rows import Rows, direction, first_layer, mean_image, recurring_rows
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.seeds import Seeds
-from ppbench.task.losses import LossName
-from ppbench.task.net import Option, initial, net_spec
+from ppbench.nets.losses import LossName
+from ppbench.nets.net import Option, initial, net_spec
 
 SLOT = Slot(0, 0)
 GREY = 0.1  # how far a grey start image lies from .5, at most (5 standard deviations)

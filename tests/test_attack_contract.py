@@ -16,10 +16,10 @@ from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.view import THREATS, View
+from ppbench.base.registry import load, plugins
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
-from ppbench.registry import load, plugins
+from ppbench.federation.view import THREATS, View
 from ppbench.testing.attacks import ATTACK_PROPERTIES, asked_of, duels
 from ppbench.testing.findings import ask
 from ppbench.testing.gradients import finds_the_planted_leak

@@ -10,20 +10,20 @@ import torch
 from ppbench.adversary.isolate import isolated
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.lira import LiRA
-from ppbench.audit.canaries import AVERAGE, FAMILIES, canaries
-from ppbench.audit.population import levelled, needs_level, populate
-from ppbench.audit.questions import Questions
-from ppbench.audit.runs import Audit, Refused
-from ppbench.choice import Point
-from ppbench.config import configure
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.evaluation import evaluate
 from ppbench.federation.plan import Data
-from ppbench.records.verify import verify
-from ppbench.registry import load
-from ppbench.seeds import Seeds
-from ppbench.task.task import make_task
+from ppbench.report.verify import verify
+from ppbench.run.audit.canaries import AVERAGE, FAMILIES, canaries
+from ppbench.run.audit.population import levelled, needs_level, populate
+from ppbench.run.audit.questions import Questions
+from ppbench.run.audit.runs import Audit, Refused
+from ppbench.run.choice import Point
+from ppbench.run.config import configure
+from ppbench.run.evaluation import evaluate
+from ppbench.run.task import make_task
 
 SMALL = dict(
     defense="none", model="mlp", model_options={"hidden": 8}, train=200, public=0.5, clients=4, rounds=2, canaries=10,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ppbench.adversary.attack import Attack
-from ppbench.evaluation import evaluate
+from ppbench.base.registry import load, plugins
 from ppbench.records.schema import Record
-from ppbench.registry import load, plugins
+from ppbench.run.evaluation import evaluate
 
 AUDITS: dict[str, type[Attack]] = {
     name: attack

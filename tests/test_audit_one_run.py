@@ -15,18 +15,18 @@ from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.one_run import OneRunAudit, extremes
 from ppbench.attacks.membership.update_cosine import UpdateCosine
+from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Local, Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope
 from ppbench.metrics.audit import audited, epsilon_lower, p_value
 from ppbench.metrics.intervals import Estimate
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 
 def brute_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ppbench.adversary.augment import MOST, augmentations, shifted
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, MOST])

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppbench.cost import peak_bytes
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params
 from ppbench.defenses import baffle_estimator
 from ppbench.defenses.baffle import Baffle
 from ppbench.defenses.baffle_directions import chunks, directions, step_seeds
 from ppbench.defenses.baffle_estimator import Scheme, differences, mean_loss, slope, stein
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Job
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Local, Plan
-from ppbench.federation.tree import Params
-from ppbench.task.net import Net, Option, initial, net_spec
+from ppbench.nets.net import Net, Option, initial, net_spec
+from ppbench.run.cost import peak_bytes
 
 SEED = 20_231
 

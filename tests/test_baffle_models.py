@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ppbench.choice import make_defense
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
 from ppbench.defenses.feng2023 import claims
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.plan import Plan
-from ppbench.task.net import Option, build, initial, net_spec
+from ppbench.nets.net import Option, build, initial, net_spec
+from ppbench.run.choice import make_defense
 
 GREY, MNIST, CIFAR = (1, 28, 28), (1, 32, 32), (3, 32, 32)
 

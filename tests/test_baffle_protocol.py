@@ -12,24 +12,24 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.leaks import leaks
-from ppbench.adversary.view import Transcript, View
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, Tree, leaves, nbytes, tree_map
 from ppbench.defenses.baffle import Baffle, Differences, Evaluate
 from ppbench.defenses.baffle_directions import directions
 from ppbench.defenses.baffle_evidence import answers
 from ppbench.defenses.baffle_masks import RINGS, peeled
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
-from ppbench.federation.tree import Params, Tree, leaves, nbytes, tree_map
+from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 SIZES = (40, 64, 100, 60)
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ppbench import baseline as module
-from ppbench.baseline import accept
+from ppbench.base.errors import UsageError
 from ppbench.commands.compare import baseline as command
-from ppbench.compare.outcome import compare
-from ppbench.errors import UsageError
-from ppbench.leaderboard.board import claimed, write_board
-from ppbench.records.accepted import HISTORY, history
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.records.verify import verify
+from ppbench.report import baseline as module
+from ppbench.report.accepted import HISTORY, history
+from ppbench.report.baseline import accept
+from ppbench.report.compare.outcome import compare
+from ppbench.report.page.board import claimed, write_board
+from ppbench.report.verify import verify
 
 
 @pytest.fixture

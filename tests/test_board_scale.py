@@ -11,16 +11,16 @@ from types import ModuleType
 
 import pytest
 
-from ppbench.leaderboard import drawings
-from ppbench.leaderboard.badges import adaptive, knowing
-from ppbench.leaderboard.boards import boards
-from ppbench.leaderboard.cells import PLAIN
-from ppbench.leaderboard.html import render
-from ppbench.leaderboard.series import caps, federation_key
-from ppbench.leaderboard.sprites import Album
-from ppbench.leaderboard.table import no_claims, rows
-from ppbench.metrics.cap import series_key
 from ppbench.records.schema import CellConfig, Record
+from ppbench.report.cap import series_key
+from ppbench.report.page import drawings
+from ppbench.report.page.badges import adaptive, knowing
+from ppbench.report.page.boards import boards
+from ppbench.report.page.cells import PLAIN
+from ppbench.report.page.html import render
+from ppbench.report.page.series import caps, federation_key
+from ppbench.report.page.sprites import Album
+from ppbench.report.page.table import no_claims, rows
 
 
 def bench_page() -> ModuleType:
@@ -59,8 +59,8 @@ def test_work_on_boards_is_linear_in_the_records(many: list[Record], monkeypatch
             calls["names"] += 1
             return federation_key(config)
 
-        monkeypatch.setattr("ppbench.leaderboard.series.series_key", keyed)
-        monkeypatch.setattr("ppbench.leaderboard.series.federation_key", federated)
+        monkeypatch.setattr("ppbench.report.page.series.series_key", keyed)
+        monkeypatch.setattr("ppbench.report.page.series.federation_key", federated)
         caps(many[:number])
         counts.append((calls["keys"] / number, calls["names"] / number))
     assert all(keys == 1 and names < 1.5 for keys, names in counts), counts
@@ -128,7 +128,7 @@ def test_sprites_stop_at_a_number_of_bytes_and_are_counted() -> None:
 
 
 def test_the_generator_gives_records_that_verify() -> None:
-    from ppbench.records.verify import record_problems
+    from ppbench.report.verify import record_problems
 
     some = list(islice(bench_page().synthetic(600), 0, 600, 41))
     assert len({r.cell_id for r in some}) == len(some)

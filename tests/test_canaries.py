@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import ppbench.canaries as canaries
-from ppbench.adversary.view import Transcript
-from ppbench.canaries import CANARIES, harness_check, share_broken
-from ppbench.federation.tree import tree_map
-from ppbench.leaderboard.board import write_board
+import ppbench.run.selftest as canaries
+from ppbench.base.tree import tree_map
+from ppbench.federation.view import Transcript
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
+from ppbench.report.page.board import write_board
+from ppbench.run.selftest import CANARIES, harness_check, share_broken
 
 
 @pytest.fixture(autouse=True)

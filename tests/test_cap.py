@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppbench.metrics.cap import (
+from ppbench.records.schema import Metric, Record
+from ppbench.report.cap import (
     cap_value,
     corrected_accuracy,
     distance_of,
@@ -17,7 +18,6 @@ from ppbench.metrics.cap import (
     series_cap,
     series_key,
 )
-from ppbench.records.schema import Metric, Record
 
 KINDS = {"reconstruction": "rmse_mean", "label": "label_accuracy", "membership": "asr", "tracing": "tracing_accuracy"}
 KINDS |= {"extraction": "agreement"}

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
 from ppbench.attacks.reconstruction.matching import SimulatedObjective
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
-from ppbench.task.net import Classifier, Net, NetSpec, net_spec
+from ppbench.nets.net import Classifier, Net, NetSpec, net_spec
 
 CLASSES = 4
 
@@ -129,7 +129,7 @@ def test_multilayer_perceptrons_on_flat_inputs_and_images(batch: int, shape: tup
 def test_registered_models_take_the_fast_path(
     model: str, shape: tuple[int, ...], options: dict, batch: int, loss: str
 ) -> None:
-    from ppbench.task.net import initial
+    from ppbench.nets.net import initial
 
     plan = Plan(net_spec(model, shape, CLASSES, options), 1, loss=loss)
     params = {name: value.double() for name, value in initial(plan.spec, 0).items()}

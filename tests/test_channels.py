@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.perturbation import combine, mask, multiply, outputs, surrogates, unscale
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.plan import Batch, Local, Plan
-from ppbench.federation.tree import Params
-from ppbench.task.channels import Channels, Norms
-from ppbench.task.losses import squared
-from ppbench.task.net import Classifier, Net, NetSpec, build, initial, net_spec
-from ppbench.task.walk import traced, walk
+from ppbench.nets.channels import Channels, Norms
+from ppbench.nets.losses import squared
+from ppbench.nets.net import Classifier, Net, NetSpec, build, initial, net_spec
+from ppbench.nets.walk import traced, walk
 
 IMAGE = (3, 8, 8)
 CLASSES = 5

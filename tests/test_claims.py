@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from ppbench import cli
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load_all
 from ppbench.federation.contract import Claim
-from ppbench.leaderboard.claims import RULES, Checked, Unchecked, check
-from ppbench.leaderboard.claims.figures import KEY_OF, Benchmark, read_figures
-from ppbench.leaderboard.claims.page import claimed_text, escape, page
-from ppbench.metrics.cap import series_cap
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.registry import load_all
+from ppbench.report.cap import series_cap
+from ppbench.report.claims import RULES, Checked, Unchecked, check
+from ppbench.report.claims.figures import KEY_OF, Benchmark, read_figures
+from ppbench.report.claims.page import claimed_text, escape, page
 
 Make = Callable[..., Record]
 ASR = Claim("asr", 0.5030, "cifar10", "resnet20", None, "Table 4", undefended=0.7201)

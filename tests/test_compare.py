@@ -16,24 +16,24 @@ import pytest
 import typer
 from markdown_it import MarkdownIt
 
-from ppbench import evaluation
 from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.base.errors import UsageError
 from ppbench.commands.compare import compare as command
-from ppbench.compare import machine, report
-from ppbench.compare.join import facts_of, join, where_of
-from ppbench.compare.judge import Row, holm, judged
-from ppbench.compare.outcome import Comparison, compare
-from ppbench.compare.paired import Level, bootstrapped, change, mcnemar, mid_p, same, unpaired, with_luck
-from ppbench.compare.rows import rows_of
-from ppbench.compare.samples import RULES, Rule, Sample, counts, rules_for, sample_of, statistic
 from ppbench.defenses.dp import DP
-from ppbench.errors import UsageError
-from ppbench.evaluation import evaluate
-from ppbench.leaderboard.series import caps
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Record, Victim
 from ppbench.records.store import Store
-from ppbench.sources import CODE
+from ppbench.report.compare import machine, report
+from ppbench.report.compare.join import facts_of, join, where_of
+from ppbench.report.compare.judge import Row, holm, judged
+from ppbench.report.compare.outcome import Comparison, compare
+from ppbench.report.compare.paired import Level, bootstrapped, change, mcnemar, mid_p, same, unpaired, with_luck
+from ppbench.report.compare.rows import rows_of
+from ppbench.report.compare.samples import RULES, Rule, Sample, counts, rules_for, sample_of, statistic
+from ppbench.report.page.series import caps
+from ppbench.run import evaluation
+from ppbench.run.evaluation import evaluate
+from ppbench.run.sources import CODE
 
 REAL = {
     "defense": "dp",

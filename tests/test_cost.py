@@ -14,21 +14,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppbench import cost
-from ppbench.choice import make_defense, points
-from ppbench.config import configure
-from ppbench.cost import Client, client_cost, client_of, cut, median_interval, peak_bytes, peak_memory, relative_time
-from ppbench.errors import Overflow, UsageError
+from ppbench.base.errors import Overflow, UsageError
+from ppbench.base.tree import Tree, leaves
 from ppbench.federation.contract import Context, Defense, Job
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Tree, leaves
-from ppbench.leaderboard.costs import cost_sentence, ratios, relative_costs
+from ppbench.nets.net import initial, net_spec
 from ppbench.records.schema import Cost, Record
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
-from ppbench.task.net import initial, net_spec
-from ppbench.task.task import make_task
-from ppbench.train import federation
+from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
+from ppbench.run import cost
+from ppbench.run.choice import make_defense, points
+from ppbench.run.config import configure
+from ppbench.run.cost import (
+    Client,
+    client_cost,
+    client_of,
+    cut,
+    median_interval,
+    peak_bytes,
+    peak_memory,
+    relative_time,
+)
+from ppbench.run.task import make_task
+from ppbench.run.train import federation
 
 CPU = torch.device("cpu")
 MEGA = 2**20
@@ -133,9 +142,9 @@ def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name: str, federa
 
 def test_a_fresh_process_counts_the_same_bytes_and_says_nothing() -> None:
     code = """import torch; torch.set_num_threads(1)
-from ppbench import cost; from ppbench.choice import points
-from ppbench.config import configure
-from ppbench.task.task import make_task; from ppbench.train import federation
+from ppbench import cost; from ppbench.run.choice import points
+from ppbench.run.config import configure
+from ppbench.run.task import make_task; from ppbench.run.train import federation
 config = configure(defense="none", train=64, clients=2); task = make_task(config)
 fed = federation(task, points(config)[0], config); fed.start(task.params)
 print(cost.peak_memory(cost.client_of(fed)))"""

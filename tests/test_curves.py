@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ppbench.leaderboard.board import write_board
-from ppbench.leaderboard.boards import Board, boards
-from ppbench.leaderboard.curves import (
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import AuditInfo, Flag, ImageScore, MemberScore, Record, Tuned
+from ppbench.records.store import Store
+from ppbench.report.page.board import write_board
+from ppbench.report.page.boards import Board, boards
+from ppbench.report.page.curves import (
     LINES,
     MARKS,
     PANELS,
@@ -28,12 +31,9 @@ from ppbench.leaderboard.curves import (
     curves,
     rocs,
 )
-from ppbench.leaderboard.html import render
-from ppbench.leaderboard.table import csv_text, no_claims
-from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import AuditInfo, Flag, ImageScore, MemberScore, Record, Tuned
-from ppbench.records.store import Store
-from ppbench.records.verify import verify
+from ppbench.report.page.html import render
+from ppbench.report.page.table import csv_text, no_claims
+from ppbench.report.verify import verify
 
 Make = Callable[..., Record]
 
@@ -194,7 +194,7 @@ def test_curves_are_the_same_bytes_twice_and_survive_any_name() -> None:
 
 def test_an_roc_is_drawn_in_steps_and_one_without_false_alarms_from_the_left_edge() -> None:
     line = RocLine("a", (0.0, 0.0, 0.5, 1.0), (0.0, 0.4, 0.4, 1.0), 10, 10)
-    from ppbench.leaderboard.curves import _draw_rocs
+    from ppbench.report.page.curves import _draw_rocs
 
     (axis,) = _draw_rocs(Rocs("t", (line,), ())).axes
     drawn = axis.lines[0]

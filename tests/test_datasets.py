@@ -22,11 +22,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.vision import torchvision
 from ppbench.task import parquet
 from ppbench.task.dataset import Dataset, Split, default_root, open_dataset
 from ppbench.task.partition import hold_out, strata, three_way
-from ppbench.vision import torchvision
 
 DATA = Path(os.environ.get("PPBENCH_TEST_DATA", ""))
 needs_data = pytest.mark.skipif(

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load, plugins
+from ppbench.base.tree import nbytes
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local
-from ppbench.federation.tree import nbytes
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.registry import load, plugins
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, ask
 from ppbench.testing.scene import Trial, plan_for, victims_of

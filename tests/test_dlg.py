@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.evidence import Evidence, simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.matching import ImagePrior, SimulatedObjective, Starts, match_gradients, objective
 from ppbench.attacks.reconstruction.search import Effort, search
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient"))
 PARAMS = initial(PLAN.spec, 0)

@@ -18,9 +18,9 @@ import pytest
 import typer
 from pydantic import BaseModel
 
+from ppbench.base.registry import plugins
 from ppbench.cli import app
-from ppbench.registry import plugins
-from ppbench.suite import SECTIONS, DefensePart, PresetPart, SuiteFile, load_suite
+from ppbench.run.suite import SECTIONS, DefensePart, PresetPart, SuiteFile, load_suite
 
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -284,7 +284,7 @@ def test_every_key_of_a_suite_is_explained() -> None:
 
 
 def test_every_defense_and_threat_model_stands_in_the_table_of_views() -> None:
-    from ppbench.adversary.view import THREATS
+    from ppbench.federation.view import THREATS
 
     text = (ROOT / "docs" / "threat-models.md").read_text()
     table = text[text.index("## What each sees of each defense") :]

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from ppbench.config import configure
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.run.config import configure
+from ppbench.run.task import make_task
 from ppbench.task.dataset import Dataset, open_dataset
 from ppbench.task.partition import partition
-from ppbench.task.task import make_task
 
 DOMAINS = ("art", "clipart", "product")
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from ppbench import registry
-from ppbench.audit.runs import Refused
-from ppbench.config import EvaluateConfig, configure
-from ppbench.engines import Done, Engine, WorkerDied
-from ppbench.engines.local import Inline, Local
-from ppbench.errors import Unwritable, UsageError
-from ppbench.evaluation import compute
-from ppbench.jobs import Job, work
+from ppbench.base import registry
+from ppbench.base.errors import Unwritable, UsageError
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.schedule import missing, wanted
+from ppbench.run.audit.runs import Refused
+from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.evaluation import compute
+from ppbench.run.executors import Done, Engine, WorkerDied
+from ppbench.run.executors.local import Inline, Local
+from ppbench.run.jobs import Job, work
+from ppbench.run.schedule import missing, wanted
 
 PLANTED = Path(__file__).parent / "planted"
 SMALL: dict[str, Any] = {

@@ -19,17 +19,17 @@ import torch
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.isolate import isolated
 from ppbench.adversary.victims import choose_victims
-from ppbench.config import configure
-from ppbench.controls import check_controls
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.evaluation import evaluate
 from ppbench.federation.plan import Data
 from ppbench.records.store import Store
-from ppbench.records.verify import verify
-from ppbench.registry import load
-from ppbench.seeds import Seeds
-from ppbench.train import MeanSquare, mean_square
+from ppbench.report.controls import check_controls
+from ppbench.report.verify import verify
+from ppbench.run.config import configure
+from ppbench.run.evaluation import evaluate
+from ppbench.run.train import MeanSquare, mean_square
 
 TINY = {
     "defense": "spn",
@@ -83,7 +83,7 @@ def test_every_metric_has_n_and_an_interval_or_a_reason(first):
 
 
 def test_each_record_verifies_and_tampering_is_found(first, tmp_path):
-    from ppbench.leaderboard.board import claimed
+    from ppbench.report.page.board import claimed
 
     assert verify(first.out, claimed) == []
     target = next(p for p in sorted((first.out / "records").glob("*.json")) if ".timing" not in p.name)
@@ -120,7 +120,7 @@ def test_a_second_run_computes_nothing_and_says_the_same(first):
 def test_a_killed_run_goes_on_and_gives_the_same_records(first, tmp_path):
     """Kill the program with SIGKILL at several moments; the records at last equal those of an undisturbed run."""
     out = tmp_path / "killed"
-    code = f"from ppbench.evaluation import evaluate; evaluate(**{TINY!r}, out={str(out)!r}, workers=2)"
+    code = f"from ppbench.run.evaluation import evaluate; evaluate(**{TINY!r}, out={str(out)!r}, workers=2)"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for wanted in (1, 5, 14):  # records on disk when the blow falls
         process = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__':\n  {code}"], env=env)
@@ -178,7 +178,7 @@ class Crashing(Attack):
 
 
 def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, monkeypatch):
-    import ppbench.choice as choice
+    import ppbench.run.choice as choice
 
     real = choice.load
     monkeypatch.setattr(choice, "load", lambda group, name: Crashing if name == "crashing" else real(group, name))

@@ -19,8 +19,8 @@ import typer
 import yaml
 
 from ppbench import cli
-from ppbench.registry import plugins
-from ppbench.suite import load_suite
+from ppbench.base.registry import plugins
+from ppbench.run.suite import load_suite
 from ppbench.testing import check_attack, check_defense
 
 ROOT = Path(__file__).parent.parent

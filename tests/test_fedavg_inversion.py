@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.reconstruction.dlg import IDLG
@@ -17,13 +16,14 @@ from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.local_steps import CERTAIN, LocalTraining, rounded, trained_evidence
 from ppbench.attacks.reconstruction.matching import groups
 from ppbench.attacks.reconstruction.objectives import MappedObjective, SimulatedObjective
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import tree_map
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local
-from ppbench.federation.tree import tree_map
 from ppbench.federation.wire import SERVER
-from ppbench.seeds import Seeds
 
 SGD, MOMENTUM, ADAM = Opt("sgd", lr=0.1), Opt("sgd", lr=0.02, momentum=0.9), Opt("adam", lr=5e-3)
 

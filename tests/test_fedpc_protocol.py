@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.victims import choose_victims
-from ppbench.adversary.view import Transcript
-from ppbench.choice import make_defense
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, leaves
 from ppbench.defenses.cao2022 import saving
 from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc import (
@@ -35,16 +35,16 @@ from ppbench.defenses.fedpc_secure import word
 from ppbench.defenses.fedpc_worker import entry_epsilon, randomized
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.phong import Phong
-from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params, leaves
+from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.choice import make_defense
 
 SIZES = (60, 30, 90, 40, 75, 50, 45, 55, 35, 65)
 SGD = Opt("sgd", 0.05, 0.9)
@@ -262,9 +262,9 @@ def test_hyper_parameters_are_drawn_from_the_menus_and_used(build):
     drawn = [(int(w.batch), int(w.epochs), float(w.rate)) for w in run.parties.clients]
     assert {b for b, _, _ in drawn} == {8, 16} and {e for _, e, _ in drawn} == {1, 2, 3}
     assert {r for _, _, r in drawn} == {0.5, 1.0, 2.0}
-    message = run.defense.broadcast(run._context("real", 1, 0, SERVER), run.parties.server)[1]
+    message = run.defense.broadcast(run.context("real", 1, 0, SERVER), run.parties.server)[1]
     for client, (batch, epochs, rate) in enumerate(drawn):
-        ctx = run._context("real", 1, 0, client)
+        ctx = run.context("real", 1, 0, client)
         job = run.defense.prepare(ctx, run.parties.clients[client], message, run.shards[client])
         assert job.batches.x.shape[:2] == (epochs * math.ceil(SIZES[client] / batch), batch)
         assert float(job.lr) == pytest.approx(rate * 0.05)
@@ -393,7 +393,7 @@ def test_masks_change_what_is_seen_and_nothing_of_what_is_learnt(build):
     transcript, count = hidden.observe(), hidden.plan.net.parameter_count
     sent = answers(transcript, Masked)
     assert len(sent) == 4 and {m.words.dtype for m in sent.values()} == {torch.int16}
-    bare = {c: hidden.defense.ternary(hidden._context("observed", 5, 1, c), _at(transcript, c)) for c in sent}
+    bare = {c: hidden.defense.ternary(hidden.context("observed", 5, 1, c), _at(transcript, c)) for c in sent}
     total = sum(SIZES[c] * t.long() for c, t in bare.items())
     assert torch.equal(hidden.defense.votes(hidden.parties.server, sent), total)
     for client, message in sent.items():
@@ -441,7 +441,7 @@ def test_all_other_senders_together_take_a_mask_off(build):
         rest = rest + secagg.stream(state.keys, ctx, 0, "ternary", len(rest)) * (1 if client > 0 else -1)
     bare = (sent[0].words.long() - rest).to(torch.int16)
     assert torch.equal(
-        bare.long(), SIZES[0] * run.defense.ternary(run._context("observed", 2, 1, 0), _at(transcript, 0)).long()
+        bare.long(), SIZES[0] * run.defense.ternary(run.context("observed", 2, 1, 0), _at(transcript, 0)).long()
     )
 
 
@@ -451,7 +451,7 @@ def test_a_client_masks_for_no_set_that_hides_nothing(build, senders):
     run.run(1)
     me, command = _at(run.observe(), 0), Command(torch.tensor(SEND_TERNARY), torch.tensor(senders).bool())
     with pytest.raises(ProtocolError, match="asks client 0 to mask a ternary vector for itself alone"):
-        run.defense.reply(run._context("real", 2, 1, 0), me, command, (), run.shards[0])
+        run.defense.reply(run.context("real", 2, 1, 0), me, command, (), run.shards[0])
 
 
 # -- noise -----------------------------------------------------------------------------------------------------------
@@ -661,7 +661,7 @@ def test_centralized_training_is_training_on_the_pool_with_one_optimizer(build):
 def test_centralized_training_refuses_what_is_no_examples(build):
     run = build(Central())
     with pytest.raises(ProtocolError, match="Client 1 sent no examples"):
-        run.defense.aggregate(run._context("real", 1, 0, SERVER), run.parties.server, {1: Cost(torch.tensor(1.0))})
+        run.defense.aggregate(run.context("real", 1, 0, SERVER), run.parties.server, {1: Cost(torch.tensor(1.0))})
 
 
 def test_slots_of_a_probe_are_a_round_of_their_own(build):

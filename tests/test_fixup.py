@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data
-from ppbench.federation.tree import Params
-from ppbench.task.models.resnet import Shift
-from ppbench.task.models.resnet50_fixup import FixupBottleneck, resnet50_fixup
-from ppbench.task.net import Net, Option, build, initial, net_spec
+from ppbench.nets.models.resnet import Shift
+from ppbench.nets.models.resnet50_fixup import FixupBottleneck, resnet50_fixup
+from ppbench.nets.net import Net, Option, build, initial, net_spec
 
 CIFAR = (3, 32, 32)
 SMALL: dict[str, Option] = {"width": 4, "blocks": "1,2,1,1"}

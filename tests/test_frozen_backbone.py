@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from ppbench.choice import make_defense
-from ppbench.config import EvaluateConfig, configure
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
+from ppbench.base.vision import torchvision
 from ppbench.federation.engine import Federation
-from ppbench.federation.tree import Params
-from ppbench.task.net import Net, NetSpec, Option, build, initial, net_spec
-from ppbench.task.task import describe, make_task
-from ppbench.task.walk import channels
-from ppbench.vision import torchvision
+from ppbench.nets.net import Net, NetSpec, Option, build, initial, net_spec
+from ppbench.nets.walk import channels
+from ppbench.run.choice import make_defense
+from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.task import describe, make_task
 
 SMALL = "shufflenet_v2_x0_5"
 SHAPE = (3, 32, 32)
@@ -142,7 +142,7 @@ def test_an_attacker_can_differentiate_gradients_by_the_image(saved: Callable[[s
 def test_another_process_builds_the_same_constants(saved: Callable[[str], str]) -> None:
     asked = spec(weights=saved("w.pth"))
     code = (
-        "from ppbench.task.net import NetSpec, build\n"
+        "from ppbench.nets.net import NetSpec, build\n"
         f"print(build(NetSpec({asked.model!r}, {asked.shape!r}, 10, {asked.options!r})).frozen_sha256)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,7 +19,7 @@ from ppbench.attacks.reconstruction.generator.fingerprints import common, finger
 from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
 from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, overlap, read, write
 from ppbench.attacks.reconstruction.generator.training import Training, trained
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.task.dataset import open_dataset
 
 SHORT = Training(steps=30)

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights, project_l1
 from ppbench.attacks.reconstruction.generator.store import Generator, overlap, write
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD
+from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
+from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.nets.net import initial as weights
+from ppbench.nets.net import net_spec
 from ppbench.task.dataset import open_dataset
-from ppbench.task.net import initial as weights
-from ppbench.task.net import net_spec
 
 STEPS = 150
 SMALL = {"widths": "8,8", "pool": "avg"}

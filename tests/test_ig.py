@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction import affine
 from ppbench.attacks.reconstruction.affine import Convolution
 from ppbench.attacks.reconstruction.explained import layer, layers
@@ -24,14 +22,16 @@ from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses
 from ppbench.attacks.reconstruction.likelihood import Likelihood
 from ppbench.attacks.reconstruction.objectives import FastObjective, MappedObjective, SimulatedObjective, objective
 from ppbench.attacks.reconstruction.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 CLASSES = 4
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.view import View
 from ppbench.attacks.label.recovery import (
     LabelRecovery,
     greedy_multiset,
@@ -17,13 +16,14 @@ from ppbench.attacks.label.recovery import (
     single_label,
 )
 from ppbench.attacks.label.squared import label_histogram
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 SHAPE, CLASSES = (1, 16, 16), 10
 PLAN = Plan(net_spec("dlnet", SHAPE, CLASSES), 4, Local("gradient"))

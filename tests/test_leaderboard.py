@@ -16,28 +16,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
-from ppbench.leaderboard.assets import VENDOR, assets, checksums, digest
-from ppbench.leaderboard.board import claimed, up_to_date, write_board
-from ppbench.leaderboard.boards import Board, Entry, boards
-from ppbench.leaderboard.charts import ppc_spec
-from ppbench.leaderboard.claims import Checked, Unchecked
-from ppbench.leaderboard.claims.case import Finding
-from ppbench.leaderboard.evaluations import Said, concluded, evaluations, judged
-from ppbench.leaderboard.evaluations import said as said_of
-from ppbench.leaderboard.figures import Line, Ppc, ppc_png, ppc_svg
-from ppbench.leaderboard.html import render, write_html
-from ppbench.leaderboard.played import role_counts
-from ppbench.leaderboard.profiles import anchors
-from ppbench.leaderboard.sprites import strip
-from ppbench.leaderboard.table import csv_text, no_claims, rows, text, write_csv
-from ppbench.metrics.cap import Distance, PpcPoint
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Played, Record
 from ppbench.records.store import Images, Store
 from ppbench.records.times import ClientTime, save_time, training_of
+from ppbench.report.cap import Distance, PpcPoint
+from ppbench.report.claims import Checked, Unchecked
+from ppbench.report.claims.case import Finding
+from ppbench.report.page.assets import VENDOR, assets, checksums, digest
+from ppbench.report.page.board import claimed, up_to_date, write_board
+from ppbench.report.page.boards import Board, Entry, boards
+from ppbench.report.page.charts import ppc_spec
+from ppbench.report.page.evaluations import Said, concluded, evaluations, judged
+from ppbench.report.page.evaluations import said as said_of
+from ppbench.report.page.figures import Line, Ppc, ppc_png, ppc_svg
+from ppbench.report.page.html import render, write_html
+from ppbench.report.page.played import role_counts
+from ppbench.report.page.profiles import anchors
+from ppbench.report.page.sprites import strip
+from ppbench.report.page.table import csv_text, no_claims, rows, text, write_csv
 
 Make = Callable[..., Record]
 CONTROL = {"dp": "sigma", "spn": "alpha2", "ppdl": "theta"}
@@ -533,7 +533,7 @@ def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_kee
 def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asr = Claim("asr", 0.503, "digits", "mlp", None, "Table 4", when=(("kappa", 3.0),))
     bare = Claim("agreement", None, "digits", "mlp", None, "Lemma 3")
-    monkeypatch.setattr("ppbench.leaderboard.board._claims", lambda name: (bare, asr))
+    monkeypatch.setattr("ppbench.report.page.board._claims", lambda name: (bare, asr))
     members = partial(fabricate, "pbpfl", 3.0, "mia_loss", "membership", 0.5)
     assert claimed(members(stage="iterate")) == "ASR 50.3% (Table 4)"
     assert claimed(members(stage="final")) == claimed(members(stage="iterate", dataset="mnist")) == ""

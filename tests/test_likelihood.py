@@ -11,24 +11,25 @@ import pytest
 import torch
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.evidence import Evidence, plain_evidence, simulation
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.explained import explained, layers, masked
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.ppdl import PPDL
-from ppbench.errors import UsageError
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.optim import Opt
+from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Data, Local, Noise, Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient", batch=1))
 

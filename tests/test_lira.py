@@ -17,20 +17,20 @@ from torch.func import grad, vmap
 
 from ppbench.adversary.attack import Challenge, Guess, References
 from ppbench.adversary.augment import augmentations
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import ScoredAttack
 from ppbench.attacks.membership.lira import LiRA, OfflineLiRA, World, likelihood_ratio, one_sided, strengths
 from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA
 from ppbench.attacks.membership.signal import log_likelihood, logit_gap
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope
 from ppbench.metrics.membership import Half, operating_point
-from ppbench.task.losses import LossName
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.losses import LossName
+from ppbench.nets.net import initial, net_spec
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 BASE, COUNT, RUNS = 80, 160, 16

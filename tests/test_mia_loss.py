@@ -10,18 +10,18 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import best_threshold, last_model
 from ppbench.attacks.membership.loss import LossThreshold
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Hello, Model, Update
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10, {"activation": "tanh"})
 PLAN = Plan(SPEC, 2)

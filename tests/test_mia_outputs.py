@@ -16,21 +16,21 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import MembershipAttack, log_probabilities
 from ppbench.attacks.membership.entropy import ModifiedEntropy, log_complement, modified_entropy
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.attacks.membership.network import OutputClassifier, signals
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.losses import LossName
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.losses import LossName
+from ppbench.nets.net import initial, net_spec
 
 COUNT = 120
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})

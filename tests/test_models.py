@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from ppbench.errors import UsageError
-from ppbench.task.net import Option, build, initial, net_spec
+from ppbench.base.errors import UsageError
+from ppbench.nets.net import Option, build, initial, net_spec
 
 CIFAR = (3, 32, 32)
 PLAIN = (

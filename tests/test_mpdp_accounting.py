@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from ppbench.base.errors import UsageError
 from ppbench.defenses.mpdp_accounting import (
     calibrate,
     epsilon_of,
@@ -33,7 +34,6 @@ from ppbench.defenses.mpdp_conditional import (
 )
 from ppbench.defenses.mpdp_graph import check_graph, check_size, complete, n_out, without
 from ppbench.defenses.mpdp_laws import abs_dn_star, dn
-from ppbench.errors import UsageError
 
 DELTA = 1e-5
 EPSILONS = st.floats(1e-4, 50)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
+from ppbench.base.errors import UsageError
 from ppbench.defenses.mpdp_laws import (
     FOURTH_MOMENT,
     MEAN_INVERSE,
@@ -21,7 +22,6 @@ from ppbench.defenses.mpdp_laws import (
     gamma,
     series,
 )
-from ppbench.errors import UsageError
 
 DRAWS = 200_000
 LEVELS = (1e-5, 0.001, 0.01, 0.5, 0.99, 1 - 1e-5)

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import Tensor, nn
 
-from ppbench.adversary.evidence import at_truth
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, leaves, nbytes
 from ppbench.defenses.mpdp import MPDP
 from ppbench.defenses.mpdp_accounting import Sigmas, exact_theta
 from ppbench.defenses.mpdp_base import ModelPerturbation, Secrets
@@ -23,19 +26,16 @@ from ppbench.defenses.mpdp_net import Expansion, expand, expanded, fold
 from ppbench.defenses.mpdp_variants import MPCDP, MPDPH, MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.perturbation import Perturbed, Released, Surrogates, multiply, outputs
-from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.client_map import client_map
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params, leaves, nbytes
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import Classifier, Net, NetSpec, initial, net_spec
-from ppbench.task.walk import channels
+from ppbench.nets.net import Classifier, Net, NetSpec, initial, net_spec
+from ppbench.nets.walk import channels
 
 VARIANTS = [MPDP, MPDPNaive, MPCDP, MPDPH]
 MLP5 = net_spec("mlp", (1, 8, 8), 10, {"hidden": 32, "layers": 5, "bias": False})

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
-from ppbench.adversary.view import Transcript
+from ppbench.base.registry import load, plugins
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import leaves
+from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.registry import load, plugins
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 MASKED = [
     name

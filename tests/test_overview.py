@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from ppbench.base.errors import UsageError
 from ppbench.cli import app
-from ppbench.errors import UsageError
-from ppbench.leaderboard.board import rebuild, up_to_date, write_board
-from ppbench.leaderboard.boards import boards
-from ppbench.leaderboard.cost_rows import costs
-from ppbench.leaderboard.costs import no_times
-from ppbench.leaderboard.evaluations import judged, said
-from ppbench.leaderboard.html import render
-from ppbench.leaderboard.overview import Overview, overviews
-from ppbench.leaderboard.standing import Standing
-from ppbench.leaderboard.table import no_claims
 from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store, marker_bytes
+from ppbench.report.page.board import rebuild, up_to_date, write_board
+from ppbench.report.page.boards import boards
+from ppbench.report.page.cost_rows import costs
+from ppbench.report.page.costs import no_times
+from ppbench.report.page.evaluations import judged, said
+from ppbench.report.page.html import render
+from ppbench.report.page.overview import Overview, overviews
+from ppbench.report.page.standing import Standing
+from ppbench.report.page.table import no_claims
 
 Make = Callable[..., Record]
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from ppbench.federation.contract import Claim
-from ppbench.leaderboard.claims import Checked, Unchecked
-from ppbench.leaderboard.claims.case import Finding
-from ppbench.leaderboard.evaluations import Said
-from ppbench.leaderboard.html import render
 from ppbench.records.schema import Flag, Record
 from ppbench.records.store import Images
+from ppbench.report.claims import Checked, Unchecked
+from ppbench.report.claims.case import Finding
+from ppbench.report.page.evaluations import Said
+from ppbench.report.page.html import render
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -267,8 +267,8 @@ def test_dark_pages_have_light_ink_in_figures(browser: Any, page: Path) -> None:
 
 
 def test_five_hundred_rows_open_and_sort_at_once(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppbench.leaderboard.drawings.ALL", 0)  # no drawings for print, which take longest
-    monkeypatch.setattr("ppbench.leaderboard.drawings.SOME", 0)
+    monkeypatch.setattr("ppbench.report.page.drawings.ALL", 0)  # no drawings for print, which take longest
+    monkeypatch.setattr("ppbench.report.page.drawings.SOME", 0)
     path = tmp_path / "many.html"
     path.write_text(render(list(bench_page().synthetic(500, kinds=("label",)))), encoding="utf-8")
     with Tab(browser, path) as tab:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.task.partition import DISTINCT, hold_out, partition, strata, three_way
 
 KINDS = ("iid", "imbalanced", "dirichlet", "dirichlet:0.01", "dirichlet:100")

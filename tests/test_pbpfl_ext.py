@@ -10,23 +10,23 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.victims import choose_victims
-from ppbench.adversary.view import Transcript
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, leaves, tree_map
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.pbpfl_ext import PBPFLExt
 from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
-from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params, leaves, tree_map
+from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 FAMILIES = ("g", "sigma", "beta")
 SIZES = (40, 64, 100, 60)

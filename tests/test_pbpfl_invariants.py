@@ -17,8 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.leaks import leaks
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, nbytes
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl import PBPFL, Secrets
 from ppbench.defenses.pbpfl_ext import PBPFLExt
@@ -34,19 +37,16 @@ from ppbench.defenses.perturbation import (
     surrogates,
     unscale,
 )
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
-from ppbench.federation.tree import Params, nbytes
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.seeds import Seeds
-from ppbench.task.channels import Channels, Norms
-from ppbench.task.losses import squared
-from ppbench.task.net import Classifier, Net, NetSpec, build, initial, net_spec
-from ppbench.task.walk import walk
+from ppbench.nets.channels import Channels, Norms
+from ppbench.nets.losses import squared
+from ppbench.nets.net import Classifier, Net, NetSpec, build, initial, net_spec
+from ppbench.nets.walk import walk
 
 CIFAR = (3, 32, 32)
 BATCH = 4
@@ -404,7 +404,7 @@ def test_kappa_is_the_ratio_of_mask_and_logits(model: str) -> None:
     for kappa in (0.1, 1.0, 10.0, 100.0):
         plan = Plan(spec, 1, Local("gradient", batch=4), "squared")
         run = federation(PBPFL(kappa=kappa), plan, {0: data})
-        server, message = run.defense.broadcast(run._context("real", 1, 0, SERVER), run.parties.server)
+        server, message = run.defense.broadcast(run.context("real", 1, 0, SERVER), run.parties.server)
         logits, alpha = outputs(plan.net, message.params, x, True)
         true = plan.net(server.params, x)
         masked = (server.own.gamma * alpha[:, None] * server.own.direction).square().mean().sqrt()
@@ -447,7 +447,7 @@ def test_the_delivered_model_computes_the_true_outputs_and_the_training_one_does
         assert not any(
             torch.equal(message.params[n].double(), p) for n, p in run.parties.server.params.items() if n != "head.bias"
         )
-        _, training = defense.broadcast(run._context("real", 9, 0, SERVER), run.parties.server)
+        _, training = defense.broadcast(run.context("real", 9, 0, SERVER), run.parties.server)
         masked = defense.predict(run.plan, training, x).double()
         assert float((masked - true).norm() / true.norm()) > 0.3 * defense.kappa
 
@@ -478,7 +478,7 @@ def test_bytes_of_resnet20_are_the_specified_ones(precision: Any, unit: int) -> 
     run.run(1)
     assert run.wire.up - run.setup_up == 2 * 3_220_152 * unit
     assert run.wire.down == 2 * 1_073_424 * unit
-    message = run.defense.deliver(run._context("real", 1, 0, SERVER, "deliver"), run.parties.server)
+    message = run.defense.deliver(run.context("real", 1, 0, SERVER, "deliver"), run.parties.server)
     assert nbytes(message) == 4 * 268_346 * unit
 
 

@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import ppbench
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.metrics import perceptual
 from ppbench.metrics.perceptual import SHAPES, Network, identity, located, measurable, network, tensors
-from ppbench.records.verify import verify
+from ppbench.report.verify import verify
 
 DATA = os.environ.get("PPBENCH_TEST_DATA")
 

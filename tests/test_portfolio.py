@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.cells import Group
-from ppbench.choice import attacks
-from ppbench.config import configure
+from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
 from ppbench.federation.engine import Federation
-from ppbench.leaderboard.boards import boards
-from ppbench.leaderboard.table import no_claims
-from ppbench.leaderboard.worst import worst_csv
-from ppbench.portfolio import worst_case
 from ppbench.records.schema import Record
-from ppbench.task.task import Task, make_task
-from ppbench.tuning import FIRST, rehearsal, tuned
+from ppbench.report.page.boards import boards
+from ppbench.report.page.table import no_claims
+from ppbench.report.page.worst import worst_csv
+from ppbench.report.portfolio import worst_case
+from ppbench.run.cells import Group
+from ppbench.run.choice import attacks
+from ppbench.run.config import configure
+from ppbench.run.task import Task, make_task
+from ppbench.run.tuning import FIRST, rehearsal, tuned
 
 Make = Callable[..., Record]
 

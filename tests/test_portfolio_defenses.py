@@ -16,18 +16,18 @@ import torch
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.layers_left_out import IGLayers
 from ppbench.attacks.reconstruction.likelihood import Likelihood
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Tree
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Noise, Plan
-from ppbench.federation.tree import Tree
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.federation.view import View
+from ppbench.nets.net import initial, net_spec
 
 VICTIMS = 4
 EXACT = 54.0

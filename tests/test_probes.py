@@ -10,17 +10,18 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ppbench.adversary.evidence import Evidence, at_truth, plain_evidence, simulation
 from ppbench.adversary.victims import choose_victims
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.baffle import Baffle
-from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation.contract import Defense
+from ppbench.federation.evidence import Evidence, at_truth, simulation
 from ppbench.federation.messages import Hello, Update
 from ppbench.federation.optim import Opt
+from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local
-from ppbench.federation.tree import leaves, tree_map
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.seeds import Seeds
 
 SGD = Opt("sgd", lr=0.1)
 
@@ -119,7 +120,7 @@ def test_victims_are_asked_about_in_the_role_that_they_played(federate):
 
 def test_colluders_bring_their_states_and_no_secret_of_the_target(federate):
     from ppbench.defenses.pbpfl_ext import PBPFLExt
-    from ppbench.task.net import net_spec
+    from ppbench.nets.net import net_spec
 
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "8", "bias": False})
     plan = replace(federate(Plain()).plan, spec=spec, loss="squared", local=Local("gradient", batch=16))
@@ -197,7 +198,7 @@ def test_a_weight_hides_entries_from_the_cosine():
 
 
 def test_bad_probe_options_are_refused():
-    from ppbench.config import configure
+    from ppbench.run.config import configure
 
     for option in ({"probe": "half"}, {"probe_rounds": 0}, {"beta2": 1.0}):
         with pytest.raises(UsageError, match=next(iter(option))):
@@ -205,9 +206,9 @@ def test_bad_probe_options_are_refused():
 
 
 def test_an_attack_on_local_training_is_not_run_on_single_gradients():
-    from ppbench.cells import fitting
-    from ppbench.config import configure
-    from ppbench.task.task import make_task
+    from ppbench.run.cells import fitting
+    from ppbench.run.config import configure
+    from ppbench.run.task import make_task
 
     for probe, there in (("gradient", False), ("local", True)):
         config = configure(defense="none", probe=probe)
@@ -218,7 +219,7 @@ def test_an_attack_on_local_training_is_not_run_on_single_gradients():
 
 
 def test_where_nothing_can_be_read_nothing_is_concluded(tmp_path):
-    from ppbench.evaluation import evaluate
+    from ppbench.run.evaluation import evaluate
 
     found = evaluate(
         defense="baffle", grid=(5.0,), rounds=1, stages=("init",), threats=("client/1",),

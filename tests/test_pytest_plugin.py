@@ -12,18 +12,18 @@ from unittest.mock import patch
 
 import pytest
 
-import ppbench.compare.outcome
-import ppbench.sweep  # noqa: F401 - what a test run in this process imports first, it forgets again
-from ppbench import registry
-from ppbench.errors import UsageError
+import ppbench.report.compare.outcome
+import ppbench.run.sweep  # noqa: F401 - what a test run in this process imports first, it forgets again
+from ppbench.base import registry
+from ppbench.base.errors import UsageError
 from ppbench.records.schema import Record
-from ppbench.sources import source_digest
+from ppbench.run.sources import source_digest
 from ppbench.testing.sweeps import request_of, run
 from ppbench.testing.worst import Limit, Worst, judge, worst_figures
 
 pytest_plugins = ["pytester"]
 SUITE = """
-schema = "ppbench.suite/1"
+schema = "ppbench.run.suite/1"
 id = "tiny"
 version = 1
 title = "in seconds"

@@ -12,19 +12,21 @@ from typing import Any
 
 import pytest
 
-from ppbench import __version__, registry
-from ppbench.audit.runs import Refused
-from ppbench.config import EvaluateConfig, configure
-from ppbench.engines import Engine, WorkerDied, make_engine
-from ppbench.engines import ray as ours
-from ppbench.engines.failure import Failure
-from ppbench.engines.local import Inline
-from ppbench.engines.ray import Order, RayEngine, gpu_share, marker_of, unfit
-from ppbench.errors import UsageError
-from ppbench.evaluation import compute
-from ppbench.jobs import Job
+from ppbench import __version__
+from ppbench.base import registry
+from ppbench.base.errors import UsageError
 from ppbench.records.store import MARKER, Store
-from ppbench.schedule import Silent, missing, wanted
+from ppbench.run.audit.runs import Refused
+from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.evaluation import compute
+from ppbench.run.executors import Engine, WorkerDied
+from ppbench.run.executors import ray as ours
+from ppbench.run.executors.failure import Failure
+from ppbench.run.executors.local import Inline
+from ppbench.run.executors.make import make_engine
+from ppbench.run.executors.ray import Order, RayEngine, gpu_share, marker_of, unfit
+from ppbench.run.jobs import Job
+from ppbench.run.schedule import Silent, missing, wanted
 
 PLANTED = Path(__file__).parent / "planted"
 SMALL: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)}

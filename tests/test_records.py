@@ -15,13 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.metrics.audit import epsilon_lower
 from ppbench.records import files
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore, Victim
 from ppbench.records.store import MARKER, Store, canonical
-from ppbench.records.verify import record_problems
+from ppbench.report.verify import record_problems
 
 
 def image(probe: int, psnr: float | None = 30.0, index: int = 0, **more: object) -> ImageScore:

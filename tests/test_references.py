@@ -8,23 +8,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ppbench.audit import runs as audit_runs
-from ppbench.audit.rounds import Recorder, recorded, spaced
-from ppbench.audit.runs import TARGET, Audit, Refused
-from ppbench.choice import Point
-from ppbench.config import configure
+from ppbench.base.errors import Overflow, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.fedpc import FedPC
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl_ext import PBPFLExt
 from ppbench.defenses.spn import SPN
-from ppbench.errors import Overflow, UsageError
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.tree import leaves
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
-from ppbench.task.task import make_task
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.audit import runs as audit_runs
+from ppbench.run.audit.rounds import Recorder, recorded, spaced
+from ppbench.run.audit.runs import TARGET, Audit, Refused
+from ppbench.run.choice import Point
+from ppbench.run.config import configure
+from ppbench.run.task import make_task
 
 SMALL = dict(
     defense="none", model="mlp", model_options={"hidden": 8}, train=120, public=0.5, clients=3, rounds=3, canaries=6,

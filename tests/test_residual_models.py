@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 
-from ppbench import registry
-from ppbench.errors import UsageError
-from ppbench.federation.tree import Params
-from ppbench.task.models.cnn import cnn
-from ppbench.task.models.densenet import densenet
-from ppbench.task.models.mlp import mlp
-from ppbench.task.models.resnet import Block, FixupBlock, PaddedShortcut, resnet20, resnet32, resnet56
-from ppbench.task.net import Net, Option, build, initial, net_spec
+from ppbench.base import registry
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
+from ppbench.nets.models.cnn import cnn
+from ppbench.nets.models.densenet import densenet
+from ppbench.nets.models.mlp import mlp
+from ppbench.nets.models.resnet import Block, FixupBlock, PaddedShortcut, resnet20, resnet32, resnet56
+from ppbench.nets.net import Net, Option, build, initial, net_spec
 
 FACTORIES = {
     "cnn": cnn,
@@ -53,7 +53,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(group: registry.Group, name: str) -> Any:
         return FACTORIES.get(name) or registry.load(group, name)
 
-    monkeypatch.setattr("ppbench.task.net.load", load)
+    monkeypatch.setattr("ppbench.nets.net.load", load)
 
 
 def made(model: str, shape: tuple[int, ...], options: Options | None = None, classes: int = 10) -> tuple[Net, Params]:

@@ -14,15 +14,15 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA, beaten, log_mean, log_prior
+from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope
 from ppbench.metrics.membership import Half, auc, operating_point
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 CLASSES = 4
 PLAN = Plan(net_spec("mlp", (CLASSES,), CLASSES, {"hidden": ""}), 2)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.compare import Yardstick
-from ppbench.adversary.evidence import Evidence
 from ppbench.adversary.flags import flags_of, is_flat, reached
 from ppbench.adversary.score import score_images, score_members
 from ppbench.adversary.victims import Candidates, Victims
+from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data
-from ppbench.federation.tree import Params
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import psnr
 from ppbench.metrics.perceptual import Network, Perceived

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from ppbench.errors import ProtocolError
+from ppbench.base.errors import ProtocolError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import nbytes
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.messages import Hello
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import nbytes
-from ppbench.seeds import Seeds
-from ppbench.task.net import net_spec
+from ppbench.nets.net import net_spec
 
 PLAN = Plan(net_spec("mlp", (4,), 2), 6)
 

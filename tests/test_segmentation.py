@@ -19,22 +19,22 @@ from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.tracing.nearest import NearestReconstruction
-from ppbench.choice import points
-from ppbench.config import configure
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 from ppbench.metrics.segmentation import over_images, overlap
+from ppbench.nets.losses import bce
+from ppbench.nets.models.unet import unet
+from ppbench.nets.net import Classifier, Net, build, initial, net_spec
+from ppbench.nets.walk import channels
 from ppbench.records.schema import Utility
-from ppbench.seeds import Seeds
+from ppbench.run.choice import points
+from ppbench.run.config import configure
+from ppbench.run.task import Task, check_fit, describe, make_plan
+from ppbench.run.train import train
 from ppbench.task.dataset import Dataset, Split, open_dataset
-from ppbench.task.losses import bce
-from ppbench.task.models.unet import unet
-from ppbench.task.net import Classifier, Net, build, initial, net_spec
 from ppbench.task.partition import mask_strata, partition
-from ppbench.task.task import Task, check_fit, describe, make_plan
-from ppbench.task.walk import channels
-from ppbench.train import train
 
 SHAPE = (3, 32, 32)
 UNET = net_spec("unet", SHAPE, 1, {"width": 2})
@@ -172,7 +172,7 @@ def test_a_head_on_maps_must_be_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
     def wide(shape: tuple[int, ...], classes: int) -> Classifier:
         return Classifier(torch.nn.Identity(), torch.nn.Conv2d(3, classes, 3, padding=1))
 
-    monkeypatch.setattr("ppbench.task.net.load", lambda group, name: wide)
+    monkeypatch.setattr("ppbench.nets.net.load", lambda group, name: wide)
     with pytest.raises(UsageError, match="must be 1x1"):
         build(net_spec("wide", (3, 4, 4), 1))
 

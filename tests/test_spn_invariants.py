@@ -10,22 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppbench.adversary.evidence import at_truth
 from ppbench.adversary.victims import choose_victims
+from ppbench.base.errors import ProtocolError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.dp import DP, laplace
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed, pack_bits, unpack_bits
 from ppbench.defenses.spn import SPN, polarization
-from ppbench.errors import ProtocolError
 from ppbench.federation.batching import poisson
 from ppbench.federation.contract import Context, Job
+from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Local
-from ppbench.federation.tree import leaves, tree_map
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial
+from ppbench.nets.net import initial
 
 ALPHAS = (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5)
 
@@ -122,7 +122,7 @@ def test_spn_secrets_differ_between_clients(federate):
 
 def test_phi_tap_reads_what_the_convolutions_hand_over(digits):
     from ppbench.federation.plan import Plan
-    from ppbench.task.net import net_spec
+    from ppbench.nets.net import net_spec
 
     plan = Plan(net_spec("alexnet", (3, 32, 32), 10), 2, Local("gradient", batch=1))
     ctx = context(plan)
@@ -206,7 +206,7 @@ def test_dp_reports_no_epsilon_and_says_why(plan):
 @given(n=st.integers(2, 6), clip=st.floats(0.01, 5), drop=st.integers(0, 5))
 def test_clipped_sum_moves_by_at_most_clip_when_an_example_leaves(n, clip, drop):
     from ppbench.federation.plan import Plan
-    from ppbench.task.net import net_spec
+    from ppbench.nets.net import net_spec
 
     plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 2)
     params = initial(plan.spec, 0)

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.evidence import Evidence, simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.task.net import Option, initial, net_spec
+from ppbench.nets.net import Option, initial, net_spec
 
 SLOT = Slot(0, 0)
 LOSSES = ("cross_entropy", "squared")

@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ppbench.task.task as task_module
-from ppbench.errors import UsageError
-from ppbench.shipped import shipped, titles, tomllib
-from ppbench.suite import load_suite
-from ppbench.sweep import plan
+import ppbench.run.task as task_module
+from ppbench.base.errors import UsageError
+from ppbench.base.toml_lines import Source
+from ppbench.run.suite import load_suite
+from ppbench.run.sweep import plan
+from ppbench.suites import shipped, titles, tomllib
 from ppbench.task.dataset import Dataset, Split
-from ppbench.toml_lines import Source
 
 GOOD = """\
-schema = "ppbench.suite/1"
+schema = "ppbench.run.suite/1"
 id = "mine"
 version = 3
 title = "Mine"
@@ -127,7 +127,7 @@ def test_the_digest_is_of_what_cells_share(tmp_path: Path, old: str, new: str, s
         ("budget = 100", "bugdet = 100", 18, "attack.dlg", "did you mean 'budget'"),
         ('id = "mine"', 'id = "My suite"', 2, "id", "match pattern"),
         ("version = 3\n", "", 1, "version", "required"),
-        ('"ppbench.suite/1"', '"ppbench.suite/2"', 1, "schema", "ppbench.suite/1"),
+        ('"ppbench.run.suite/1"', '"ppbench.run.suite/2"', 1, "schema", "ppbench.run.suite/1"),
         ('defenses = ["dp"]', 'defenses = ["spn"]', 34, "preset.tiny.defenses", "defense of the suite"),
         ("dp = [0.5]", "spn = [0.5]", 37, "preset.tiny.grids", "defense of the suite"),
         ('dataset = "digits"', 'dataset = "digits"\nmodle = "mlp"', 9, "task.modle", "did you mean 'model'"),

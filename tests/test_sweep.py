@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ppbench import sources
+from ppbench.base.errors import UsageError
 from ppbench.cli import app
-from ppbench.errors import UsageError
-from ppbench.evaluation import evaluate
 from ppbench.federation.engine import Federation
 from ppbench.records.store import Store
-from ppbench.suite import load_suite
-from ppbench.sweep import Swept, plan, sweep
+from ppbench.run import sources
+from ppbench.run.evaluation import evaluate
+from ppbench.run.suite import load_suite
+from ppbench.run.sweep import Swept, plan, sweep
 
 TINY = """\
-schema = "ppbench.suite/1"
+schema = "ppbench.run.suite/1"
 id = "tiny"
 version = 1
 title = "Tiny"

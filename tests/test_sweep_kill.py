@@ -14,10 +14,10 @@ from types import ModuleType
 
 import pytest
 
-from ppbench import registry
+from ppbench.base import registry
 from ppbench.records.store import Store
-from ppbench.suite import load_suite
-from ppbench.sweep import plan, sweep
+from ppbench.run.suite import load_suite
+from ppbench.run.sweep import plan, sweep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
 PLANTED = Path(__file__).parent / "planted"

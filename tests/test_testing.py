@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ppbench import Defense
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import plugins
+from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.dp import DP
 from ppbench.defenses.spn import SPN
-from ppbench.errors import UsageError
 from ppbench.federation.contract import Context, Job, Server, Step
 from ppbench.federation.messages import Hello, Update
 from ppbench.federation.plan import Batch, Data, Plan
-from ppbench.federation.tree import Params, Tree, node, tree_map
-from ppbench.registry import plugins
 from ppbench.testing import check_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, NotAsked, Untold, ask, ask_all

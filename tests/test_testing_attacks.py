@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from ppbench import Attack, Challenge, Guess, View
-from ppbench.adversary.view import THREATS
 from ppbench.attacks.extraction.query import Query
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.attacks.membership.one_run import OneRunAudit
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.tracing.nearest import NearestReconstruction
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
-from ppbench.errors import UsageError
-from ppbench.federation.tree import leaves
+from ppbench.federation.view import THREATS
 from ppbench.testing import check_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, ONCE, duels
 from ppbench.testing.records import pool
@@ -67,8 +67,8 @@ class BlindToLabels(LabelRecovery):
 def knows_the_data(asked: Challenge) -> Tensor:
     """Return the victims' images as the harness draws them: what an attack must not read for itself."""
     from ppbench.adversary.victims import choose_victims
+    from ppbench.base.seeds import Seeds
     from ppbench.defenses.none import NoDefense
-    from ppbench.seeds import Seeds
     from ppbench.testing.scene import base_plan, shards_for
 
     victims = choose_victims(shards_for(NoDefense(), base_plan()), "server/1", asked.batch, 96, Seeds(0))

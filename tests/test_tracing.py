@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.view import View
 from ppbench.attacks.tracing.nearest import NearestReconstruction, nearest
+from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.task.net import net_spec
+from ppbench.nets.net import net_spec
 
 CLIENTS, IMAGES = 10, 200
 SHAPE = (3, 32, 32)

@@ -10,16 +10,16 @@ from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.view import View
 from ppbench.attacks.tracing.cosine import TracingCosine, owners
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import tree_map
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.tree import tree_map
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 CLIENTS, COUNT, ROUNDS = 5, 60, 4
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})

@@ -10,11 +10,11 @@ import torch
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_candidates, choose_victims
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.spn import SPN
-from ppbench.federation.tree import leaves
 from ppbench.federation.wire import Envelope, Wire
-from ppbench.seeds import Seeds
 
 
 @dataclass(frozen=True)

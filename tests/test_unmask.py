@@ -17,7 +17,6 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.score import score_members, score_outputs
 from ppbench.adversary.victims import Candidates, choose_candidates
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive import unmask
 from ppbench.attacks.adaptive.euler import exact_moments, inner, noiseless_moments
 from ppbench.attacks.adaptive.mask_estimators import by_projection, by_regression, by_rows, combined, surprise
@@ -37,23 +36,24 @@ from ppbench.attacks.adaptive.perturbed_membership import (
 )
 from ppbench.attacks.extraction.query import Query
 from ppbench.attacks.membership.loss import LossThreshold
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.mpdp import MPDP
 from ppbench.defenses.mpdp_variants import MPCDP, MPDPH, MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.pbpfl_ext import PBPFLExt
 from ppbench.defenses.perturbation import mask, multiply, outputs, surrogates
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
-from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
-from ppbench.seeds import Seeds
-from ppbench.task.net import NetSpec, initial, net_spec
-from ppbench.task.walk import channels
+from ppbench.nets.net import NetSpec, initial, net_spec
+from ppbench.nets.walk import channels
 
 CLIENTS, EACH = 5, 60
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})

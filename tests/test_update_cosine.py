@@ -14,8 +14,6 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence, plain_evidence, simulation
-from ppbench.adversary.view import Transcript, View
 from ppbench.attacks.membership import update_cosine
 from ppbench.attacks.membership.update_cosine import (
     Directions,
@@ -24,20 +22,23 @@ from ppbench.attacks.membership.update_cosine import (
     rounds_of,
     update_coefficients,
 )
-from ppbench.choice import make_defense
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import tree_map
 from ppbench.defenses.full_noise import FullNoise
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Defense
-from ppbench.federation.engine import REAL, Drive, Federation
+from ppbench.federation.engine import REAL, Federation
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Opt
+from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import tree_map
+from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Envelope, Slot, Wire
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.choice import make_defense
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -106,7 +107,7 @@ def world(
     federation.start(initial(SPEC, seed))
     wire, states = Wire(keep=True), []
     for number in range(1, rounds + 1):
-        drive = Drive(federation, plan, REAL, -1, number, wire, federation.parties, federation.shards)
+        drive = federation.drive(plan, REAL, -1, number, wire, federation.parties, federation.shards)
         drive.run(defense.round(drive.context(SERVER, 0), federation.parties.server, range(CLIENTS)))
         states += drive.states
     transcript = Transcript(plan, defense, tuple(wire.mail), tuple(states))

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from ppbench.controls import best, check_controls, rebuilt_share, widened
+from ppbench.commands.terminal import WIDTH, tables
 from ppbench.records.schema import Record
-from ppbench.terminal import WIDTH, tables
-from ppbench.verdict import held, lines, sentences
-from ppbench.verdict.fates import members_fate, outputs_fate
-from ppbench.verdict.lines import listed
+from ppbench.report.controls import best, check_controls, rebuilt_share, widened
+from ppbench.report.verdict import held, lines, sentences
+from ppbench.report.verdict.fates import members_fate, outputs_fate
+from ppbench.report.verdict.lines import listed
 
 Make = Callable[..., Record]
 

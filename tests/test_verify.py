@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppbench.errors import UsageError
-from ppbench.leaderboard.boards import boards
-from ppbench.leaderboard.table import no_claims, write_csv
-from ppbench.leaderboard.worst import worst_csv
+from ppbench.base.errors import UsageError
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import ImageScore, MemberScore, Record
 from ppbench.records.store import Store
-from ppbench.records.verify import verify
+from ppbench.report.page.boards import boards
+from ppbench.report.page.table import no_claims, write_csv
+from ppbench.report.page.worst import worst_csv
+from ppbench.report.verify import verify
 
 
 def record(sigma: float) -> Record:

@@ -31,7 +31,7 @@ def fake(folder: Path, source: str) -> Path:
 
 def test_torchvision_and_lpips_can_be_imported() -> None:
     code = (
-        "from ppbench.vision import torchvision\n"
+        "from ppbench.base.vision import torchvision\n"
         "first = torchvision()\n"
         "assert torchvision() is first\n"
         "assert first.datasets.CIFAR10 and first.transforms.ToTensor\n"
@@ -39,7 +39,7 @@ def test_torchvision_and_lpips_can_be_imported() -> None:
         "assert first.models.alexnet(weights=None).features(torch.zeros(1, 3, 64, 64)).shape == (1, 256, 1, 1)\n"
     )
     if find_spec("lpips") is not None:
-        code += "from ppbench.vision import lpips\nassert lpips().LPIPS\n"
+        code += "from ppbench.base.vision import lpips\nassert lpips().LPIPS\n"
     result = python(code)
     assert result.returncode == 0, result.stderr
 
@@ -54,7 +54,7 @@ def test_a_missing_schema_is_declared_after_the_import_has_failed(tmp_path: Path
     )
     code = (
         "import torch\n"
-        "from ppbench.vision import torchvision\n"
+        "from ppbench.base.vision import torchvision\n"
         "module = torchvision()\n"
         "assert module.part.loaded == [], 'a module of the failed import was kept'\n"
         "assert torch.ops.torchvision.nms and torch.ops.torchvision.qnms\n"
@@ -67,7 +67,7 @@ def test_a_missing_schema_is_declared_after_the_import_has_failed(tmp_path: Path
 def test_nothing_is_declared_for_a_torchvision_that_works(tmp_path: Path) -> None:
     code = (
         "import torch\n"
-        "from ppbench.vision import torchvision\n"
+        "from ppbench.base.vision import torchvision\n"
         "torchvision()\n"
         "assert not hasattr(torch.ops.torchvision, 'nms')\n"
     )
@@ -78,7 +78,7 @@ def test_nothing_is_declared_for_a_torchvision_that_works(tmp_path: Path) -> Non
 def test_any_other_failure_is_passed_on_and_declares_nothing(tmp_path: Path) -> None:
     code = (
         "import torch\n"
-        "from ppbench.vision import torchvision\n"
+        "from ppbench.base.vision import torchvision\n"
         "try:\n"
         "    torchvision()\n"
         "except RuntimeError as error:\n"

@@ -12,19 +12,19 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import plain_evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.update_cosine import rounds_of
 from ppbench.attacks.membership.whitebox import WhiteBox, gradient_signals, round_signals, spread
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import tree_map
 from ppbench.defenses.none import NoDefense
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.tree import tree_map
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 COUNT, CLIENTS = 160, 2
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})

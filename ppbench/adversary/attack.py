@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
+from ppbench.base.tree import node
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import node
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.records.scores import Scalar
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 
 SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 """Rows down and columns to the right; each with and without mirroring."""

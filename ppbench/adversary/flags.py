@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from ppbench.adversary.evidence import Evidence
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data
 from ppbench.records.schema import Flag, ImageScore
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.view import View
-from ppbench.federation import tree
+from ppbench.base import tree
+from ppbench.base.registry import load
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.registry import load
 
 
 def isolated(attack: Attack, view: View, challenges: Sequence[Challenge], seed: int, folder: Path) -> list[Guess]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.compare import Asked, Checks, Yardstick, answered, perceived, unit_scores
-from ppbench.adversary.evidence import Evidence, at_truth
 from ppbench.adversary.flags import flags_of
 from ppbench.adversary.victims import Candidates, Victims
+from ppbench.federation.evidence import Evidence, at_truth
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import match

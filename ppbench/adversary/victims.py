@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
-from ppbench.adversary.view import TARGET
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Data
+from ppbench.federation.view import TARGET
 from ppbench.federation.wire import Slot
-from ppbench.seeds import Seeds
 
 
 def digest(*tensors: Tensor, about: str = "") -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 
 
 def leaderboard(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
@@ -15,8 +15,8 @@ def leaderboard(folder: Annotated[Path, typer.Argument(help="A folder of results
 
     Exit code 0: all records are on the board; 1: some could not be read, which the page and stderr name; 2: none could.
     """
-    from ppbench.leaderboard.board import rebuild
     from ppbench.records.store import Store
+    from ppbench.report.page.board import rebuild
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
@@ -31,8 +31,8 @@ def leaderboard(folder: Annotated[Path, typer.Argument(help="A folder of results
 
 def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
     """Recompute every aggregate in FOLDER from the per-victim scores; exit code 1 where something differs."""
-    from ppbench.leaderboard.board import claimed
-    from ppbench.records.verify import verify as check
+    from ppbench.report.page.board import claimed
+    from ppbench.report.verify import verify as check
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
@@ -50,8 +50,8 @@ def claims(
     figures: Annotated[list[Path] | None, typer.Option(help="JSON of benchmark figures. Repeatable.")] = None,
 ) -> None:
     """Set what papers claim about their defenses beside the records in FOLDERS, as a table in Markdown."""
-    from ppbench.leaderboard.claims.page import write_claims
     from ppbench.records.files import write_atomic
+    from ppbench.report.claims.page import write_claims
 
     text = write_claims(folders, figures or [])
     if to is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 
 
 def compare(
@@ -27,9 +27,9 @@ def compare(
     rows cannot be compared, or nothing could have been found (too few victims, no row judged); 4: rows of BASELINE are
     missing.
     """
-    from ppbench.compare import machine, report
-    from ppbench.compare.outcome import compare as run
     from ppbench.records.files import write_atomic
+    from ppbench.report.compare import machine, report
+    from ppbench.report.compare.outcome import compare as run
 
     if github and json_:
         raise UsageError("Options --github and --json both write to standard output; give one of them.")
@@ -84,7 +84,7 @@ def accept(
     Exit code 2: NEW has problems (see `ppbench verify`), failed cells, or controls that do not hold; or no reason was
     given.
     """
-    from ppbench.baseline import accept as run
+    from ppbench.report.baseline import accept as run
 
     line = run(new, folder, reason)
     moved = line.moved

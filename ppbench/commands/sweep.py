@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 
 
 def sweep(
@@ -44,12 +44,12 @@ def sweep(
     Exit code 0: all cells are there and the controls hold; 1: cells failed, each says why; 2: input that cannot be
     used; 3: a control failed or did not run, trust nothing.
     """
-    from ppbench.bars import Bars
-    from ppbench.options import resolve_device
-    from ppbench.suite import load_suite
-    from ppbench.sweep import default_out, plan
-    from ppbench.sweep import sweep as run
-    from ppbench.sweep_report import planned_report, swept_report
+    from ppbench.base.bars import Bars
+    from ppbench.commands.sweep_report import planned_report, swept_report
+    from ppbench.run.options import resolve_device
+    from ppbench.run.suite import load_suite
+    from ppbench.run.sweep import default_out, plan
+    from ppbench.run.sweep import sweep as run
 
     where = resolve_device(device)
     asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights)

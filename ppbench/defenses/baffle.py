@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import as_gradient
+from ppbench.base.errors import Overflow, ProtocolError, UsageError
+from ppbench.base.tree import Params, Tree
 from ppbench.defenses.baffle_directions import step_seeds
 from ppbench.defenses.baffle_estimator import Scheme, differences, slope, stein
 from ppbench.defenses.baffle_evidence import estimated_evidence, summed_evidence
@@ -19,17 +20,16 @@ from ppbench.defenses.baffle_messages import Differences as Differences
 from ppbench.defenses.baffle_messages import Evaluate as Evaluate
 from ppbench.defenses.baffle_messages import Own, flat, numbers_of
 from ppbench.defenses.feng2023 import PAPER, claims
-from ppbench.errors import Overflow, ProtocolError, UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, at
+from ppbench.federation.evidence import as_gradient
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
-from ppbench.federation.tree import Params, Tree
 
 if TYPE_CHECKING:
-    from ppbench.adversary.evidence import Evidence
-    from ppbench.adversary.view import Exchange, View
+    from ppbench.federation.evidence import Evidence
+    from ppbench.federation.view import Exchange, View
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",

@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from ppbench.seeds import Seeds
+from ppbench.base.seeds import Seeds
 
 
 def directions(seed: int, entries: int, count: int) -> Iterator[Tensor]:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ppbench.base.tree import Params
 from ppbench.defenses.baffle_directions import chunks, directions
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Plan
-from ppbench.federation.tree import Params
-from ppbench.task.net import build
+from ppbench.nets.net import build
 
 Scheme = Literal["central", "twice"]
 STACK, SMALL_BATCH, SMALL_MODEL = 64, 2048, 65_536

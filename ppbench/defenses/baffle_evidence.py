@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import TARGET, Exchange, View
+from ppbench.base.tree import Params
 from ppbench.defenses.baffle_messages import Evaluate
 from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
-from ppbench.federation.tree import Params
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.view import TARGET, Exchange, View
 from ppbench.federation.wire import Slot
 
 Estimate = Callable[[Sequence[Exchange]], Params]

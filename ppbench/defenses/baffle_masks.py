@@ -14,11 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppbench.adversary.view import Exchange, View
+from ppbench.base.errors import Overflow
 from ppbench.defenses.colluders import others_masks
-from ppbench.errors import Overflow
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
+from ppbench.federation.view import Exchange, View
 
 Masks = Literal["none", "ring64", "ring32"]
 

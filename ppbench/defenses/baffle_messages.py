@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ppbench.errors import ProtocolError
+from ppbench.base.errors import ProtocolError
+from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
-from ppbench.federation.tree import Params, Tree, node
 
 
 @node

@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
+from ppbench.base.errors import ProtocolError
+from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.cao2022 import PAPER, claims
 from ppbench.defenses.perturbed_evidence import Shared
-from ppbench.errors import ProtocolError
 from ppbench.federation.batching import all_at_once, shuffled
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
-from ppbench.federation.tree import Params, Tree, node, tree_map
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ppbench.adversary.view import Exchange, View
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import session_of
 
 

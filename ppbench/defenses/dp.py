@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 
 import torch
 
+from ppbench.base.tree import Params, Tree
 from ppbench.defenses.fan2020 import PAPER, claims
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.plan import Batch, Noise, Plan
-from ppbench.federation.tree import Params, Tree
 
 
 def laplace(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

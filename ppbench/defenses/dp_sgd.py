@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from ppbench.base.tree import Params, Tree
 from ppbench.federation.batching import poisson
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Data, Noise, Plan
-from ppbench.federation.tree import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
+from ppbench.base.errors import Overflow
+from ppbench.base.tree import Params, Tree
 from ppbench.defenses import fedpc_evidence
 from ppbench.defenses.cao2022 import PAPER, claims
 from ppbench.defenses.fedpc_evidence import pilots, signs
@@ -31,13 +31,13 @@ from ppbench.defenses.fedpc_received import cost_of, masked_of, model_of, ternar
 from ppbench.defenses.fedpc_secure import masked, word, wrapped
 from ppbench.defenses.fedpc_ternary import decoded, encoded, first_ternary, later_ternary
 from ppbench.defenses.fedpc_worker import blurred, in_order, mean_loss, randomized
-from ppbench.errors import Overflow
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Job, Round, Server, Step
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.tree import Params, Tree
+from ppbench.federation.view import View
 
 __all__ = ["SEND_MODEL", "SEND_TERNARY", "Command", "Cost", "FedPC", "Ledger", "Masked", "Ternary", "Weights", "Worker"]
 __all__ += ["pilots", "signs"]

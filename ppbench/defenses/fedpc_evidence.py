@@ -6,17 +6,17 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ppbench.adversary.evidence import Evidence, as_gradient
-from ppbench.adversary.view import Exchange, View
+from ppbench.base.tree import Params
 from ppbench.defenses.fedpc_messages import Ledger, Masked, Ternary, Weights
 from ppbench.defenses.fedpc_secure import peeled
 from ppbench.defenses.fedpc_ternary import encoded
 from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
 from ppbench.federation.contract import Server
+from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Slot
 
 if TYPE_CHECKING:

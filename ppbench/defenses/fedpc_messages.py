@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ppbench.federation.tree import Params, Tree, node
+from ppbench.base.tree import Params, Tree, node
 
 SEND_MODEL, SEND_TERNARY = 1, 2
 

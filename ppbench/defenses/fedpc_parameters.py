@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from ppbench.base.errors import UsageError
 from ppbench.defenses.fedpc_ternary import Packing
 from ppbench.defenses.fedpc_worker import entry_epsilon
-from ppbench.errors import UsageError
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.plan import Plan
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ppbench.base.errors import ProtocolError
+from ppbench.base.tree import Params, Tree
 from ppbench.defenses.fedpc_messages import Cost, Masked, Ternary, Weights
 from ppbench.defenses.fedpc_ternary import Packing, decoded
-from ppbench.errors import ProtocolError
-from ppbench.federation.tree import Params, Tree
 
 
 def cost_of(client: int, answer: Tree | None) -> Tensor:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ppbench.adversary.view import Exchange, View
+from ppbench.base.errors import ProtocolError
 from ppbench.defenses.colluders import others_masks
 from ppbench.defenses.fedpc_messages import Command, Worker
-from ppbench.errors import ProtocolError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
+from ppbench.federation.view import Exchange, View
 
 PURPOSE = "ternary"  # of the masks' derivation: colluders derive theirs again under the same name
 

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from ppbench.base.tree import Params
 from ppbench.federation.batching import gather
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
-from ppbench.federation.tree import Params
 
 
 def in_order(data: Data, size: int) -> Batch:

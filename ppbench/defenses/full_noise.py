@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
+from ppbench.base.tree import Params, Tree
 from ppbench.federation.contract import Context, Defense, Job
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params, Tree
 
 
 @dataclass(frozen=True)

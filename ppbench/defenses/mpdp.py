@@ -15,6 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Tree
 from ppbench.defenses.mpdp_accounting import (
     Graph,
     Sigmas,
@@ -30,11 +32,9 @@ from ppbench.defenses.mpdp_conditional import delta_averaged, delta_given_R, the
 from ppbench.defenses.mpdp_graph import check_graph, complete, n_out
 from ppbench.defenses.mpdp_laws import SECOND_MOMENT, dn
 from ppbench.defenses.yang2024 import claims
-from ppbench.errors import UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.plan import Data, Noise, Plan
-from ppbench.federation.tree import Tree
 
 UNIFORM = 2 / 3  # variance of DN(sigma, 1) in units of sigma^2
 

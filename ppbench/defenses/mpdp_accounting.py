@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppbench.base.errors import UsageError
 from ppbench.defenses.mpdp_graph import check_matrix, check_size, without
-from ppbench.errors import UsageError
 
 Graph = Literal["complete", "n_out"]
 

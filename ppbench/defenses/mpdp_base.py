@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.mpdp_evidence import client_evidence
 from ppbench.defenses.mpdp_net import Expansion, expanded
 from ppbench.defenses.perturbation import (
@@ -30,15 +32,13 @@ from ppbench.defenses.perturbation import (
     warn_of_rounding,
 )
 from ppbench.defenses.yang2024 import PAPER
-from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation.contract import Context, Defense, Job, Server, at
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.tree import Params, Tree, node, tree_map
 
 if TYPE_CHECKING:
-    from ppbench.adversary.evidence import Evidence
-    from ppbench.adversary.view import View
+    from ppbench.federation.evidence import Evidence
+    from ppbench.federation.view import View
 
 
 SETTING: Mapping[str, Any] = {

@@ -17,8 +17,8 @@ from scipy.interpolate import BSpline
 from scipy.special import gammaincinv
 from torch import Tensor
 
+from ppbench.base.errors import UsageError
 from ppbench.defenses.mpdp_laws import FOURTH_MOMENT, MEAN_INVERSE, SECOND_MOMENT
-from ppbench.errors import UsageError
 
 Floats = NDArray[np.float64]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence, Simulate
-from ppbench.adversary.view import Exchange, View
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params
 from ppbench.defenses.perturbed_evidence import Shared, exchanges
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Server
+from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.plan import Noise, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import Exchange, View
 
 if TYPE_CHECKING:
     from ppbench.defenses.mpdp_base import ModelPerturbation

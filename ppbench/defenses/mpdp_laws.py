@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 
 # Moments of R, of law |DN*(1)|: E R^2, E R^4, E 1/R and E 1/R^2.
 SECOND_MOMENT = 3 / 2

@@ -21,15 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.defenses.mpdp_laws import abs_dn_star
 from ppbench.defenses.mpdp_surgery import transformed
-from ppbench.errors import UsageError
-from ppbench.federation.tree import Params
-from ppbench.task.channels import Channels, Factor
-from ppbench.task.commuting import NORMS
-from ppbench.task.net import Net, NetSpec, build
-from ppbench.task.tying import ONE, refusal
-from ppbench.task.walk import walk
+from ppbench.nets.channels import Channels, Factor
+from ppbench.nets.commuting import NORMS
+from ppbench.nets.net import Net, NetSpec, build
+from ppbench.nets.tying import ONE, refusal
+from ppbench.nets.walk import walk
 
 Flags = NDArray[np.bool_]
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ppbench.task.commuting import TRANSITIONAL
-from ppbench.task.net import Classifier, Net
-from ppbench.task.walk import traced
+from ppbench.nets.commuting import TRANSITIONAL
+from ppbench.nets.net import Classifier, Net
+from ppbench.nets.walk import traced
 
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)

@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
+from ppbench.base.errors import ProtocolError
+from ppbench.base.tree import Params, Tree
 from ppbench.defenses.mpdp import MPDP
 from ppbench.defenses.mpdp_accounting import theta_max
 from ppbench.defenses.mpdp_base import ModelPerturbation
@@ -20,12 +20,12 @@ from ppbench.defenses.mpdp_evidence import Shelf, cohorts
 from ppbench.defenses.mpdp_net import Expansion, unexpanded
 from ppbench.defenses.perturbation import Surrogates
 from ppbench.defenses.yang2024 import claims
-from ppbench.errors import ProtocolError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Server
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
-from ppbench.federation.tree import Params, Tree
+from ppbench.federation.view import View
 
 NOISELESS = ("sigma", "beta")  # the surrogates that the hardened variant masks: Psi and Phi
 

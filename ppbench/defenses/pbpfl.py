@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.feng2020 import PAPER, claims
 from ppbench.defenses.perturbation import (
     HEAD_WEIGHT,
@@ -28,13 +29,12 @@ from ppbench.defenses.perturbation import (
 from ppbench.defenses.perturbed_evidence import gradient_evidence
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.tree import Params, Tree, node, tree_map
-from ppbench.task.channels import Channels, Norms
-from ppbench.task.walk import channels
+from ppbench.nets.channels import Channels, Norms
+from ppbench.nets.walk import channels
 
 if TYPE_CHECKING:
-    from ppbench.adversary.evidence import Evidence
-    from ppbench.adversary.view import View
+    from ppbench.federation.evidence import Evidence
+    from ppbench.federation.view import View
 
 
 SETTING: Mapping[str, Any] = {

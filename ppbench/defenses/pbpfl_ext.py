@@ -10,18 +10,18 @@ from typing import ClassVar, Literal
 
 import torch
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import Exchange, View
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.tree import Params, Tree
 from ppbench.defenses.feng2020 import claims
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence, exchanges
-from ppbench.errors import ProtocolError, UsageError
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.tree import Params, Tree
+from ppbench.federation.view import Exchange, View
 
 ORDERS = {"g": (2, 0), "sigma": (1, 1), "beta": (0, 2)}  # with which powers of kappa and width the families grow
 SMALL_KAPPA, SMALL_WIDTH = 10.0, 64  # up to these, all values measured (CIFAR-10, at initialization) are below 3000

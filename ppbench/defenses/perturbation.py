@@ -13,11 +13,11 @@ import warnings
 import torch
 from torch import Tensor
 
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradients
+from ppbench.base.autodiff import gradients
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params, node
 from ppbench.federation.plan import Batch, Plan
-from ppbench.federation.tree import Params, node
-from ppbench.task.net import Net
+from ppbench.nets.net import Net
 
 FLOAT32_KAPPA = 10.0  # float32 loses 3e-7 kappa^2 of the gradient and more (measured), some percent at 100
 HEAD_BIAS = "head.bias"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence, Simulate, simulation
-from ppbench.adversary.view import Exchange, View
+from ppbench.base.tree import Params
 from ppbench.defenses.perturbation import Perturbed, Surrogates
 from ppbench.federation.contract import Server
+from ppbench.federation.evidence import Evidence, Simulate, simulation
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import Exchange, View
 
 Recover = Callable[[Plan, Server, Surrogates], Params]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ppbench.adversary.evidence import Evidence, as_gradient
-from ppbench.adversary.view import View
 from ppbench.defenses.cao2022 import claims
 from ppbench.defenses.perturbed_evidence import Shared
 from ppbench.federation.contract import Claim, Context, Defense, Round, Server
+from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.messages import Model
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
 

@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.fan2020 import PAPER, claims
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
-from ppbench.federation.tree import Params, Tree, node
 
 
 @node

@@ -10,13 +10,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.fan2020 import PAPER, claims
-from ppbench.federation.autodiff import gradient
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
-from ppbench.federation.tree import Params, Tree, node
 
 
 @node

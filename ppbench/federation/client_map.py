@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from ppbench.base.tree import Tree, leaves, tree_map
 from ppbench.federation.contract import Defense, Job
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Tree, leaves, tree_map
-from ppbench.task.net import build
+from ppbench.nets.net import build
 
 Backend = Literal["auto", "loop", "vmap"]
 K = TypeVar("K", bound=Hashable)

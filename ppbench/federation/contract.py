@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ppbench.errors import ProtocolError, UsageError
-from ppbench.federation.autodiff import gradient
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.batching import all_at_once, shuffled
 from ppbench.federation.claim import Claim as Claim
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model, Update, count_of
 from ppbench.federation.optim import Layout
+from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Batch, Data, Noise, Plan
-from ppbench.federation.tree import Params, Tree, node, tree_map
-
-if TYPE_CHECKING:
-    from ppbench.adversary.evidence import Evidence
-    from ppbench.adversary.view import View
+from ppbench.federation.view import View
 
 
 @node
@@ -289,8 +288,6 @@ class Defense:
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what `view` says about each victim to an attacker who takes the uploads for undefended ones."""
-        from ppbench.adversary.evidence import plain_evidence
-
         return plain_evidence(view)
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
-from ppbench.adversary.view import StateRecord
-from ppbench.federation.client_map import choose, client_map
+import torch
+
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Tree, moved
+from ppbench.federation.client_map import Backend, choose, client_map
 from ppbench.federation.contract import Context, Defense, Job, Round, Server
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.tree import Tree, moved
+from ppbench.federation.view import StateRecord
 from ppbench.federation.wire import SERVER, Wire
-
-if TYPE_CHECKING:
-    from ppbench.federation.engine import Federation
 
 T = TypeVar("T")
 
@@ -87,12 +87,28 @@ def computed(asked: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
     return results
 
 
+def context(
+    seeds: Seeds, plan: Plan, session: str, round_: int, step: int, party: int, purpose: str = "step"
+) -> Context:
+    """Return what a party has at hand in one step; its generator is its own, for this step and purpose alone."""
+    return Context(plan, round_, session, party, seeds.generator("party", purpose, session, round_, step, party))
+
+
 @dataclass
 class Drive:
-    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back."""
+    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back.
 
-    federation: Federation
+    Attributes:
+        defense, plan, seeds, device, backend: as the federation's, the plan as this run has it.
+        session, probe, round: what masks derive from, and under which numbers mail and states are kept.
+        wire, parties, data: where messages go, whose states move, what clients compute on.
+    """
+
+    defense: Defense
     plan: Plan
+    seeds: Seeds
+    device: torch.device
+    backend: Backend
     session: str
     probe: int
     round: int
@@ -104,8 +120,7 @@ class Drive:
 
     def context(self, party: int, step: int) -> Context:
         """Return the context of `party` in `step`."""
-        base = self.federation._context(self.session, self.round, step, party)
-        return replace(base, plan=self.plan)
+        return context(self.seeds, self.plan, self.session, self.round, step, party)
 
     def run(self, coroutine: Round) -> None:
         """Drive `coroutine` to its end and keep the states that it leaves."""
@@ -132,8 +147,8 @@ class Drive:
             to = [client for client, m in out.items() if m is message]
             copy = self.wire.post(self.probe, self.round, self.step, SERVER, to, message)
             received.update(dict.fromkeys(to, copy))
-        chosen = self.federation.backend if self.federation.defense.mappable else "loop"
-        backend = choose(chosen, self.federation.device, self.plan)
+        chosen = self.backend if self.defense.mappable else "loop"
+        backend = choose(chosen, self.device, self.plan)
         # A loop needs one client's noise at a time, vmap everybody's.
         size = 1 if backend == "loop" else len(received)
         order = sorted(received)
@@ -144,10 +159,10 @@ class Drive:
         return answers
 
     def _some(self, backend: Literal["loop", "vmap"], received: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
-        defense, states = self.federation.defense, self.parties.clients
+        defense, states = self.defense, self.parties.clients
         contexts = {c: self.context(c, self.step) for c in received}
         jobs = {c: defense.prepare(contexts[c], states[c], m, self.data[c]) for c, m in received.items()}
-        busy = {c: moved(job, self.federation.device) for c, job in jobs.items() if job is not None}
+        busy = {c: moved(job, self.device) for c, job in jobs.items() if job is not None}
         results: Mapping[int, Tree] = {}
         if busy:
             results = yield Work(backend, defense, self.plan, busy)

@@ -11,18 +11,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppbench.adversary.view import StateRecord, Transcript
-from ppbench.errors import Overflow, UsageError
+from ppbench.base.errors import Overflow, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, Tree, leaves, load, moved, save
 from ppbench.federation.client_map import Backend
 from ppbench.federation.contract import Context, Defense
-from ppbench.federation.drive import Drive as Drive
-from ppbench.federation.drive import Parties as Parties
-from ppbench.federation.drive import Working, together
+from ppbench.federation.drive import Drive, Parties, Working, context, together
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params, Tree, leaves, load, moved, save
+from ppbench.federation.view import StateRecord, Transcript
 from ppbench.federation.wire import SERVER, Slot, Wire, session_of
-from ppbench.seeds import Seeds
 
 REAL = "real"
 ProbeKind = Literal["gradient", "local"]
@@ -79,11 +77,11 @@ class Federation:
         self.defense.check_data(self.plan, [len(self.shards[c].x) for c in range(self.plan.clients)])
         params = moved(params, self.device)
         self.shards = {client: stored(shard, self.device) for client, shard in self.shards.items()}
-        server = self.defense.init_server(self._context(self.session, 0, 0, SERVER, "init"), params)
+        server = self.defense.init_server(self.context(self.session, 0, 0, SERVER, "init"), params)
         cohort = range(self.plan.clients)
-        clients = [self.defense.init_client(self._context(self.session, 0, 0, c, "init"), params) for c in cohort]
+        clients = [self.defense.init_client(self.context(self.session, 0, 0, c, "init"), params) for c in cohort]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
-        drive = Drive(self, self.plan, self.session, -1, 0, self.wire, self.parties, self.shards)
+        drive = self.drive(self.plan, self.session, -1, 0, self.wire, self.parties, self.shards)
         drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, cohort))
         self.setup_up, self.setup_down = self.wire.up, self.wire.down
 
@@ -103,7 +101,7 @@ class Federation:
         while self.round < last:
             began = time.perf_counter()
             parties = Parties(self.parties.server, list(self.parties.clients))
-            drive = Drive(self, self.plan, self.session, -1, self.round + 1, self.wire, parties, self.shards)
+            drive = self.drive(self.plan, self.session, -1, self.round + 1, self.wire, parties, self.shards)
             cohort = range(self.plan.clients)
             try:
                 yield from drive.working(self.defense.round(drive.context(SERVER, 0), parties.server, cohort))
@@ -121,7 +119,7 @@ class Federation:
 
     def deliver(self) -> Tree:
         """Return the message that hands the present model to a client."""
-        return self.defense.deliver(self._context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
+        return self.defense.deliver(self.context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the delivered model's outputs [N, C] float64, on CPU, for inputs x [N, *shape]."""
@@ -152,7 +150,7 @@ class Federation:
             data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
             parties = Parties(self.parties.server, list(self.parties.clients))
             for round_ in range(self.round + 1, self.round + rounds + 1):
-                drive = Drive(self, plan, session_of(probe), probe, round_, wire, parties, data)
+                drive = self.drive(plan, session_of(probe), probe, round_, wire, parties, data)
                 drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, sorted(data)))
                 states += drive.states
             _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
@@ -174,7 +172,7 @@ class Federation:
         What a curious client holds before the model is delivered: the broadcast that it trains on.
         """
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
-        drive = Drive(self, self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
+        drive = self.drive(self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
         drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, range(self.plan.clients)))
         return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states))
 
@@ -200,9 +198,16 @@ class Federation:
         clients = [load(folder / f"client{c}.safetensors") for c in range(self.plan.clients)]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
 
-    def _context(self, session: str, round_: int, step: int, party: int, purpose: str = "step") -> Context:
-        generator = self.seeds.generator("party", purpose, session, round_, step, party)
-        return Context(self.plan, round_, session, party, generator)
+    def context(self, session: str, round_: int, step: int, party: int, purpose: str = "step") -> Context:
+        """Return what `party` has at hand in one step under this federation's plan."""
+        return context(self.seeds, self.plan, session, round_, step, party, purpose)
+
+    def drive(
+        self, plan: Plan, session: str, probe: int, round_: int, wire: Wire, parties: Parties, data: Mapping[int, Data]
+    ) -> Drive:
+        """Return what runs a coroutine of the defense under `plan`, on `data` by client; it moves `parties`."""
+        own = (self.defense, plan, self.seeds, self.device, self.backend)
+        return Drive(*own, session, probe, round_, wire, parties, data)
 
 
 def run_many(federations: Sequence[Federation], last: int, after: Callable[[int], None] | None = None) -> list[bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ppbench.errors import ProtocolError
-from ppbench.federation.tree import Params, node
+from ppbench.base.errors import ProtocolError
+from ppbench.base.tree import Params, node
 
 MOST = 2**40
 """Examples of one client, at most: sums over clients stay far from the end of int64."""

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppbench.federation.tree import Params, Tree
+from ppbench.base.tree import Params, Tree
 
 
 @dataclass(frozen=True)

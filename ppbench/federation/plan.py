@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from ppbench.base.tree import Params, node
 from ppbench.federation.optim import Opt
-from ppbench.federation.tree import Params, node
-from ppbench.task.losses import LOSSES, LossName
-from ppbench.task.net import Net, NetSpec, build
+from ppbench.nets.losses import LOSSES, LossName
+from ppbench.nets.net import Net, NetSpec, build
 
 
 @node

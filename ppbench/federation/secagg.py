@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from ppbench.errors import Overflow, ProtocolError
+from ppbench.base.errors import Overflow, ProtocolError
+from ppbench.base.tree import Tree, node
 from ppbench.federation.contract import Context, Server, Step
 from ppbench.federation.messages import Hello, count_of
 from ppbench.federation.plan import Data
-from ppbench.federation.tree import Tree, node
 
 
 @node

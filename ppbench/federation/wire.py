@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ppbench.federation.tree import Tree, detached, nbytes
+from ppbench.base.tree import Tree, detached, nbytes
 
 SERVER = -1
 

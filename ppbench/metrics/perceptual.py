@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppbench.errors import UsageError
-from ppbench.vision import lpips
+from ppbench.base.errors import UsageError
+from ppbench.base.vision import lpips
 
 VARIABLE = "PPBENCH_WEIGHTS"
 """Environment variable that names the file of weights where no option does."""

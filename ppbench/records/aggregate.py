@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
 from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.tracing import tracing_accuracy

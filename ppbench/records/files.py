@@ -8,7 +8,7 @@ import re
 import socket
 from pathlib import Path
 
-from ppbench.errors import Unwritable
+from ppbench.base.errors import Unwritable
 
 _TEMPORARY = re.compile(r"(?:ppbench\.json|[0-9a-f]{32}\.[a-z.]+|leaderboard\.\w+)~([\w-]+)\.(\d+)\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -33,7 +33,7 @@ class Cost(Strict):
     """Bytes per client and round from the Wire, and of set-up in all.
 
     memory_peak: most bytes at a time that the first client's computation in round 1 allocates beyond its inputs
-    (`ppbench.cost`); null in records of before it was measured, or where that round is out of range.
+    (`ppbench.run.cost`); null in records of before it was measured, or where that round is out of range.
     """
 
     bytes_up: float

@@ -126,7 +126,7 @@ class CellConfig(Strict):
     candidates or queries. probe, probe_rounds: what a probed client did with the batch, and how often; role: the part
     that the victims played, "" where all do the same. tuning: images on which the attack's settings were tried.
     perceptual: the feature network of LPIPS and feature errors with its digest, "" where there is none.
-    suite: who asked, as "digits-quick/1"; suite_digest: hash of what its cells share (`ppbench.suite`), "" where an
+    suite: who asked, as "digits-quick/1"; suite_digest: hash of what its cells share (`ppbench.run.suite`), "" where an
     evaluation asked alone.
     """
 

@@ -7,8 +7,8 @@
     OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
 
 Every file is written to a temporary one in its folder, synced, renamed, and the folder synced. Equal records
-give equal bytes. The marker of an accepted baseline (`ppbench.baseline`) says that reconstructions were left out:
-then nothing misses them, and nothing but `ppbench baseline accept` writes there.
+give equal bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions were left
+out: then nothing misses them, and nothing but `ppbench baseline accept` writes there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safe
 
 from ppbench import __version__
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
 from ppbench.records.schema import Artifact, Record, Strict, lean
 from ppbench.records.versions import by_newer, newer

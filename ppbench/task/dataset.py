@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
 from ppbench.federation.plan import Data
-from ppbench.registry import load
 from ppbench.task.partition import mask_strata, strata
 
 Kind = Literal["image", "tabular"]

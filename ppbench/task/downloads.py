@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.vision import torchvision
 from ppbench.task.dataset import Dataset, no_argument
 from ppbench.task.images import image_dataset
-from ppbench.vision import torchvision
 
 _IDX = (
     "train-images-idx3-ubyte.gz",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.task.dataset import Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out

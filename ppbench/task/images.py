@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.task.dataset import Dataset, Split
 
 # Named, because Pillow would otherwise also try formats that start other programs (EPS).

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out

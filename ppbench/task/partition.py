@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.errors import UsageError, unknown
-from ppbench.seeds import Seeds
+from ppbench.base.errors import UsageError, unknown
+from ppbench.base.seeds import Seeds
 
 KINDS = ("iid", "imbalanced", "dirichlet", "domains")
 DEFAULT_ALPHA = 0.9  # the SPN paper, Appendix C

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.task.dataset import Dataset, Split, existing
 from ppbench.task.imagefolder import files
 from ppbench.task.images import decode, stack

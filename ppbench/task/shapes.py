@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ppbench.seeds import Seeds
+from ppbench.base.seeds import Seeds
 from ppbench.task.dataset import Dataset, Split, no_argument
 from ppbench.task.partition import hold_out, mask_strata
 from ppbench.task.segmentation import masked_dataset

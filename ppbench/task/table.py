@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, unknown
 from ppbench.task.dataset import Dataset, Split, TaskKind, existing
 from ppbench.task.partition import strata, three_way
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from ppbench.adversary.attack import Attack, Kind
-from ppbench.adversary.view import THREATS
-from ppbench.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, unknown
+from ppbench.base.registry import load, plugins
 from ppbench.federation.contract import Defense
-from ppbench.registry import load, plugins
+from ppbench.federation.view import THREATS
 from ppbench.testing import gradients, records, traces
 from ppbench.testing.findings import Finding, Property, ask_all, raise_failures
 from ppbench.testing.worlds import POISONS, Duel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Defense
 from ppbench.records.scores import Scalar
 from ppbench.testing import mechanics, secrecy, tradeoff

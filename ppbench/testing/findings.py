@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from ppbench.errors import unknown
+from ppbench.base.errors import unknown
 
 T = TypeVar("T")
 Property = Callable[[T], Iterator[str]]

@@ -10,10 +10,10 @@ import torch
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.isolate import isolated
 from ppbench.adversary.score import score_labels
-from ppbench.adversary.view import View
+from ppbench.base.registry import plugins
 from ppbench.federation.plan import Data
+from ppbench.federation.view import View
 from ppbench.metrics.labels import multiset_hits
-from ppbench.registry import plugins
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import digits, folder, installed
 from ppbench.testing.worlds import (

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Tree, encode, leaves, nbytes
 from ppbench.federation.client_map import client_map
 from ppbench.federation.contract import Server
 from ppbench.federation.drive import Drive, Parties
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Local
-from ppbench.federation.tree import Tree, encode, leaves, nbytes
 from ppbench.federation.wire import SERVER, Wire
-from ppbench.task.net import initial
+from ppbench.nets.net import initial
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import Trial, apart, at, folder, same, victims_of
 
@@ -112,10 +112,10 @@ def loop_equals_vmap(trial: Trial) -> Iterator[str]:
         raise NotAsked("its clients always run in a loop (mappable is False)")
     for local in (trial.plan.local, Local("gradient", batch=48)):
         run = trial.federate(local=local)
-        _, message = run.defense.broadcast(run._context("real", 1, 0, SERVER), run.parties.server)
+        _, message = run.defense.broadcast(run.context("real", 1, 0, SERVER), run.parties.server)
         jobs = {}
         for c, shard in run.shards.items():
-            job = run.defense.prepare(run._context("real", 1, 0, c), run.parties.clients[c], message, shard)
+            job = run.defense.prepare(run.context("real", 1, 0, c), run.parties.clients[c], message, shard)
             if job is not None:
                 jobs[c] = job
         if not jobs:
@@ -205,7 +205,7 @@ def all_goes_over_the_wire(trial: Trial) -> Iterator[str]:
     """Ask whether the server's new state follows from its old one and the letters: they are played to it again."""
     run, other = trial.federate(0), trial.federate(1)
     parties = Parties(run.parties.server, list(run.parties.clients))
-    drive = Drive(run, run.plan, run.session, -1, 1, Wire(keep=True), parties, run.shards)
+    drive = run.drive(run.plan, run.session, -1, 1, Wire(keep=True), parties, run.shards)
     drive.run(run.defense.round(drive.context(SERVER, 0), parties.server, range(run.plan.clients)))
     other.run(1)  # whatever a protocol keeps outside of states now is another run's
     if not same(parties.server, _replayed(run, drive)):

@@ -13,15 +13,15 @@ from sklearn.metrics import roc_auc_score
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.score import score_members, score_outputs
 from ppbench.adversary.victims import Candidates, choose_candidates
-from ppbench.adversary.view import View
-from ppbench.federation.autodiff import gradient
+from ppbench.base.autodiff import gradient
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params
-from ppbench.registry import load
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.federation.view import View
+from ppbench.nets.net import initial, net_spec
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import CLASSES, SHAPE, digits
 from ppbench.testing.worlds import (

@@ -16,16 +16,16 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from ppbench import registry
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.errors import UsageError, unknown
+from ppbench.base import registry
+from ppbench.base.errors import UsageError, unknown
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Tree, leaves
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Tree, leaves
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 
 CLIENTS = 4
 SHARD = 48

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
-from ppbench.adversary.view import Transcript, View
+from ppbench.base.registry import load
+from ppbench.base.tree import Tree, leaves
 from ppbench.federation import secagg
 from ppbench.federation.engine import Federation
-from ppbench.federation.tree import Tree, leaves
+from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER
-from ppbench.registry import load
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import Trial, folder, installed, same, victims_of
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppbench.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from ppbench.compare.outcome import Comparison
     from ppbench.records.schema import Record
-    from ppbench.sweep import Swept
+    from ppbench.report.compare.outcome import Comparison
+    from ppbench.run.sweep import Swept
     from ppbench.testing.worst import FigureName, Judged, Limit, Worst
 
 
@@ -140,9 +140,9 @@ class Results:
         """
         from dataclasses import replace
 
-        from ppbench.compare.outcome import compare
-        from ppbench.controls import CONTROLS
-        from ppbench.sweep import FILTERS
+        from ppbench.report.compare.outcome import compare
+        from ppbench.report.controls import CONTROLS
+        from ppbench.run.sweep import FILTERS
 
         found = compare(baseline, self.out)
         mine = {self.request.defense, *CONTROLS}
@@ -167,9 +167,9 @@ def run(request: Request, home: Path, workers: int | None = None) -> Results:
     Raises:
         UsageError: something in the request cannot be used.
     """
-    from ppbench.sources import source_digest
-    from ppbench.suite import load_suite
-    from ppbench.sweep import sweep
+    from ppbench.run.sources import source_digest
+    from ppbench.run.suite import load_suite
+    from ppbench.run.sweep import sweep
     from ppbench.testing.worst import judge, worst_figures
 
     suite = load_suite(request.suite, request.preset, add=(request.defense,))

@@ -10,15 +10,15 @@ from statistics import mean, stdev
 import torch
 from scipy import stats
 
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import Params
-from ppbench.registry import load
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
+from ppbench.nets.net import initial, net_spec
 from ppbench.testing.findings import NotAsked, Untold
 from ppbench.testing.scene import CLASSES, SHAPE, SHARD, Trial, at, base_plan, dealt, digits, plan_for
 

@@ -12,19 +12,19 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.adversary.view import View
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves, tree_map
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.tree import leaves, tree_map
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
+from ppbench.nets.net import initial, net_spec
 from ppbench.records.scores import ImageScore
-from ppbench.registry import load
-from ppbench.seeds import Seeds
-from ppbench.task.net import initial, net_spec
 from ppbench.testing.scene import CLASSES, CLIENTS, SHAPE, SHARD, Change, base_plan, dealt, digits
 
 LEVEL = 0.999
@@ -171,7 +171,7 @@ def mute(duel: Duel, count: int, batch: int = 1) -> World:
         )
         return replace(world, view=replace(world.view, mail=mail))
     run = replace(duel, defense=load("defenses", "full_noise")()).federate()
-    world, context = probed(run, count, batch), run._context("null", 1, 0, 0)
+    world, context = probed(run, count, batch), run.context("null", 1, 0, 0)
     mail_ = []
     for letter in world.view.mail:
         if isinstance(letter.message, Update):

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.controls import best
-from ppbench.metrics.cap import Cap, series_cap
-from ppbench.portfolio import worst_case
 from ppbench.records.schema import CellConfig, Metric, Record
+from ppbench.report.cap import Cap, series_cap
+from ppbench.report.controls import best
+from ppbench.report.portfolio import worst_case
 
 FigureName = Literal["asr", "psnr", "labels", "cap"]
 

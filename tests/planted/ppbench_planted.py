@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.view import View
 from ppbench.federation.contract import Defense
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)

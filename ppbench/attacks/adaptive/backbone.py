@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.chain import backward_tangent, compile_chain, forward_tangent, residual, target
 from ppbench.attacks.reconstruction.layers import Affine, Direction, Memo, Step
+from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 
 BACKBONE = "features."
 TINY = 1e-30

@@ -10,15 +10,15 @@ import torch
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.baffle_labels import sketched_labels
 from ppbench.attacks.adaptive.baffle_sketch import sketch_evidence, sketches
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.matching import ImagePrior
 from ppbench.attacks.reconstruction.search import Effort
 from ppbench.attacks.reconstruction.starts import Label
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)

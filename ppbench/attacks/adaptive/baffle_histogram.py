@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.baffle_sketch import Directions, Equations, sketches
 from ppbench.attacks.label.recovery import read_labels
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.evidence import simulation
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 SMALL = 50  # numbers up to which the exact law of the statistic is taken
 

@@ -18,14 +18,14 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.baffle_sketch import Equations, Sketch, sketches
 from ppbench.attacks.label.recovery import greedy_multiset, noise_means, read_labels, single_label
-from ppbench.errors import UsageError
-from ppbench.federation.autodiff import gradients
+from ppbench.base.autodiff import gradients
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 
 NOISE_IMAGES = 64
 SPREAD = 0.1  # prior variance of an entry of p - y

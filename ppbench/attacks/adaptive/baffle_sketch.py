@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ppbench.adversary.evidence import Evidence, Simulate
-from ppbench.adversary.view import Exchange, View
+from ppbench.base.tree import Params
 from ppbench.defenses.baffle import Baffle
 from ppbench.defenses.baffle_directions import chunks, step_seeds
 from ppbench.defenses.baffle_evidence import answers
 from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.optim import Layout
-from ppbench.federation.tree import Params
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 STACK = 256  # directions handled at a time

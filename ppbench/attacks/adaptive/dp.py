@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.lbfgs import Settings
 from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Starts, match_gradients, usable
 from ppbench.defenses.dp_sgd import DPSGD
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise
+from ppbench.federation.view import View
 
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image

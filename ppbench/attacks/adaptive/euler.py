@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppbench.base.tree import Params
 from ppbench.defenses.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
-from ppbench.task.walk import channels
+from ppbench.nets.walk import channels
 
 
 def sources(plan: Plan) -> dict[str, Tensor | None]:

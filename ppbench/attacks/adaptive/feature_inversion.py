@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ppbench.attacks.adaptive.backbone import BackboneObjective, backbone_objective
 from ppbench.attacks.reconstruction.lbfgs import Settings, minimize
+from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 
 FEATURE_WEIGHT = 1e3
 RELAX = 0.01

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.fedpc_labels import known_signs, slot_labels
 from ppbench.attacks.adaptive.fedpc_pilot import (
     Secret,
@@ -29,7 +27,9 @@ from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.attacks.reconstruction.starts import Victim
 from ppbench.defenses.fedpc import FedPC
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ppbench.adversary.view import View
+from ppbench.base.tree import Params
 from ppbench.defenses.fedpc import Cost
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 
 
 def reported_costs(view: View, client: int, probe: int = -1) -> dict[int, float]:

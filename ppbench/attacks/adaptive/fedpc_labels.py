@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, noise_means, read_labels, single_label
+from ppbench.base.tree import Params
 from ppbench.defenses.fedpc import FedPC, Ternary
 from ppbench.defenses.fedpc_evidence import before, model_of, signs, uploads
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
 

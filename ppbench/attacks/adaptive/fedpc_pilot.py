@@ -17,16 +17,16 @@ from typing import ClassVar
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence, simulation
-from ppbench.adversary.view import Exchange, View
 from ppbench.attacks.adaptive.inversion import Algebra
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, signed
 from ppbench.attacks.reconstruction.search import NEAR
+from ppbench.base.tree import Params
 from ppbench.defenses.fedpc import FedPC, Weights
 from ppbench.defenses.fedpc_evidence import model_of, uploads
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 SHARE = 0.5

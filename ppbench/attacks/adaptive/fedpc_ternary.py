@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence, simulation
 from ppbench.attacks.adaptive.fedpc_labels import Told
 from ppbench.attacks.adaptive.fedpc_pilot import Secret
 from ppbench.attacks.reconstruction.local_steps import reach
 from ppbench.attacks.reconstruction.objectives import Mappable
+from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 from ppbench.federation.wire import Slot
 
 BOUND = "bound/"

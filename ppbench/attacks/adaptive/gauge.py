@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ppbench.base.tree import Params
 from ppbench.defenses.perturbation import multiply
-from ppbench.federation.tree import Params
-from ppbench.task.channels import Channels, Factor
+from ppbench.nets.channels import Channels, Factor
 
 
 def canonical_scales(channels: Channels, params: Params) -> Tensor:

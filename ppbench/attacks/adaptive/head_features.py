@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.federation.tree import Params
+from ppbench.base.tree import Params
 
 TINY = 1e-300
 DAMPING_START, DAMPING_DOWN, DAMPING_UP, DAMPING_MAX = 1e-3, 0.3, 5.0, 1e12

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.evidence import Evidence, Simulate
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.rows import first_layer
+from ppbench.base.tree import Params
 from ppbench.defenses.perturbation import Surrogates, surrogates
+from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.plan import Batch
-from ppbench.federation.tree import Params
-from ppbench.task.net import Net
+from ppbench.federation.view import View
+from ppbench.nets.net import Net
 
 CONFIDENT = 1e-3
 """Relative mismatch up to which the algebra's answer for one example is taken without a search."""

@@ -16,23 +16,23 @@ from typing import ClassVar
 import torch
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import Exchange, View
 from ppbench.attacks.adaptive.euler import noiseless_moments
 from ppbench.attacks.adaptive.gauge import canonical_scales
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows
 from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions
+from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.mpdp_base import ModelPerturbation
 from ppbench.defenses.mpdp_evidence import cohorts
 from ppbench.defenses.mpdp_net import fold
 from ppbench.defenses.mpdp_variants import MPDPH
 from ppbench.defenses.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, mask
 from ppbench.defenses.perturbed_evidence import Shared, exchanges
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
-from ppbench.task.walk import channels
+from ppbench.nets.walk import channels
 
 CHANNELS = 2
 """Combinations of the Psi_i that a batch is matched with; each costs a backward pass, and they are long vectors."""

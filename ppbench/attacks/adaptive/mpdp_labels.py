@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.view import Exchange, View
 from ppbench.attacks.adaptive.euler import Moments, noiseless_moments
 from ppbench.attacks.label.recovery import greedy_multiset, read_labels
 from ppbench.defenses.mpdp_base import ModelPerturbation
@@ -24,6 +23,7 @@ from ppbench.defenses.mpdp_evidence import cohorts
 from ppbench.defenses.mpdp_variants import MPDPH
 from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.perturbed_evidence import exchanges
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 TARGETS = frozenset({"mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import Evidence, Simulate
-from ppbench.adversary.view import Exchange, View
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl_ext import PBPFLExt
 from ppbench.defenses.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
 from ppbench.defenses.perturbed_evidence import Shared, exchanges
 from ppbench.federation import secagg
-from ppbench.federation.autodiff import gradient
+from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 

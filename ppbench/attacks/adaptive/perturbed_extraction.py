@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, upload
 from ppbench.attacks.extraction.query import MASKED, Query
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)

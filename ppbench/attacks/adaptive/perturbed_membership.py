@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, upload
 from ppbench.attacks.extraction.query import MASKED
 from ppbench.attacks.membership.loss import LossThreshold
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.defenses.ppdl import PPDL
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)

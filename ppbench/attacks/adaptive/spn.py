@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.feature_inversion import Images, invert_features, match_backbone
 from ppbench.attacks.adaptive.head_features import Features, recover_features
 from ppbench.attacks.label.recovery import read_labels
+from ppbench.base.tree import Params, tree_map
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.view import View
 
 HEAD = {"head.weight", "head.bias"}
 

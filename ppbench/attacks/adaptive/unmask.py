@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.view import View
 from ppbench.attacks.adaptive.euler import Moments, exact_moments, noiseless_moments
 from ppbench.attacks.adaptive.mask_estimators import (
     Estimate,
@@ -26,12 +25,13 @@ from ppbench.attacks.adaptive.mask_estimators import (
     surprise,
 )
 from ppbench.attacks.membership.base import last_model, query
+from ppbench.base.tree import tree_map
 from ppbench.defenses.mpdp_base import ModelPerturbation
 from ppbench.defenses.mpdp_variants import MPDPH
 from ppbench.defenses.pbpfl import PBPFL
 from ppbench.defenses.pbpfl_ext import PBPFLExt
 from ppbench.defenses.perturbation import HEAD_BIAS, HEAD_WEIGHT, Perturbed, Surrogates
-from ppbench.federation.tree import tree_map
+from ppbench.federation.view import View
 
 ROUNDS = 10
 """Regressions on predicted labels, at most."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import last_model, query
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.view import View
 
 MASKED = frozenset({"pbpfl", "pbpfl_ext", "mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
 """Defenses whose clients train on a masked model: elsewhere a model received is the true one."""

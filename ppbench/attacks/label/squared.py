@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.federation.tree import Params
+from ppbench.base.tree import Params
 
 ROUNDING = 5e-6
 """Size up to which an entry of A counts as zero, in units of K's terms (root of the sum of squares, largest entry).

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.view import View
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Tree, leaves
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Tree, leaves
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 
 CHUNK = 512

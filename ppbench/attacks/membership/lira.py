@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import ScoredAttack
 from ppbench.attacks.membership.signal import logit_gap, references_of, target_outputs
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.view import View
 
 MANY = 64
 """Reference runs from which each example's own variance is trusted."""

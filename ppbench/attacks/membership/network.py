@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.membership.base import Asked, MembershipAttack, coins, log_probabilities
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 
 Floats = NDArray[np.float64]

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import ScoredAttack, asked_of, finite_scores, last_model, query
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.signal import logit_gap
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.view import View
 
 
 def extremes(scores: Tensor, asked: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import ScoredAttack, last_model, query
 from ppbench.attacks.membership.lira import averaged, strengths
 from ppbench.attacks.membership.signal import log_likelihood, logit_gap, references_of, target_outputs
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.view import View
 
 TIE = 1e-9
 """Weight of the log-ratio itself: among records that beat equally many z the larger ratio is the surer member."""

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
 from ppbench.adversary.augment import augmentations
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import FLOOR, last_model, log_probabilities, query
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 
 def logit_gap(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:

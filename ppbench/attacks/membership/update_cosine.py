@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import ScoredAttack
-from ppbench.errors import UsageError
-from ppbench.federation.tree import Params
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 
 HELD = 2**28

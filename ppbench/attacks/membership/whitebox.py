@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.base import FLOOR, asked_of, same_question
 from ppbench.attacks.membership.network import OutputClassifier, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
+from ppbench.federation.view import View
 
 
 def spread(items: Sequence[View], count: int) -> list[View]:

@@ -35,8 +35,8 @@ from ppbench.attacks.reconstruction.layers import (
     Tanh,
     kept,
 )
+from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 
 ACTIVATIONS: dict[type[nn.Module], type[Activation]] = {nn.Sigmoid: Sigmoid, nn.Tanh: Tanh, nn.ReLU: ReLU}
 

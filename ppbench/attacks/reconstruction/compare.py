@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.layers import Affine, Dense, Direction, Memo, Outer, kept
-from ppbench.federation.tree import Params
+from ppbench.base.tree import Params
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""

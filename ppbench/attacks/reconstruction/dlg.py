@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.lbfgs import Settings
 from ppbench.attacks.reconstruction.matching import Matches, Prior
 from ppbench.attacks.reconstruction.search import Effort, search
 from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw, posed
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)

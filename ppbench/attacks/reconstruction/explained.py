@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.evidence import Evidence
 from ppbench.attacks.reconstruction.starts import Start, Victim
+from ppbench.federation.evidence import Evidence
 
 FLOOR = 1e-4
 """A layer is explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""

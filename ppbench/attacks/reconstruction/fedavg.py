@@ -16,13 +16,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
 from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Prior, match_gradients
 from ppbench.attacks.reconstruction.search import merged
 from ppbench.attacks.reconstruction.starts import Label, Victim
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.view import View
 
 RELAXED = 0.7
 """Share of the budget for images together with their order."""

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
@@ -33,8 +32,9 @@ from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import known, pixels
 from ppbench.attacks.reconstruction.problem import Space
 from ppbench.attacks.reconstruction.starts import Victim
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 from ppbench.records.scores import Scalar
 
 Method = Literal["gifd", "ggl", "gias"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.evidence import Evidence
 from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.inversion import Inversion
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
 SMOOTH = (0.1, 0.3, 3.0)

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.matching import Starts, groups
 from ppbench.attacks.reconstruction.objectives import objective
@@ -27,8 +25,10 @@ from ppbench.attacks.reconstruction.problem import Rebuilt as Rebuilt
 from ppbench.attacks.reconstruction.problem import Space as Space
 from ppbench.attacks.reconstruction.problem import rebuilt as rebuilt
 from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw, posed
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 MARKS = 8
 """Points of a guess's budget curve, at most."""

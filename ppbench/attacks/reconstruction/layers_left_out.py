@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.adversary.evidence import Evidence
 from ppbench.attacks.reconstruction.explained import explained, layers, masked, tried_labels
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Problem, Space, known, marks, pixels, rebuilt
 from ppbench.attacks.reconstruction.starts import Victim
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.evidence import Evidence
 
 SCOUT = 0.5
 """Share of the budget for trying hypotheses."""

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.adversary.evidence import Evidence, as_gradient
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.explained import tried_labels
 from ppbench.attacks.reconstruction.inversion import Inversion, known, marks, pixels, rebuilt
 from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.base.tree import Params, Tree
+from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.plan import Noise
-from ppbench.federation.tree import Params, Tree
+from ppbench.federation.view import View
 
 CERTAIN = 1e-3
 """Deviation given to tensors without noise, relative to the root mean square of what was observed in them."""

@@ -9,13 +9,13 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence, Simulate, as_gradient, simulation
-from ppbench.adversary.view import View
 from ppbench.attacks.reconstruction.objectives import Mappable
-from ppbench.federation.autodiff import gradient
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params, tree_map
+from ppbench.federation.evidence import Evidence, Simulate, as_gradient, simulation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.tree import Params, tree_map
+from ppbench.federation.view import View
 
 CERTAIN = 30.0
 """Logit of an image in its step: the others' weights, and all slopes, vanish in float32."""

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ppbench.adversary.evidence import Evidence
-from ppbench.adversary.evidence import Mappable as Mappable
 from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
+from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Mappable as Mappable
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 
 
 class Objective(Protocol):

@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
-from ppbench.adversary.evidence import Evidence
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
 COPY = 1e-4

@@ -10,9 +10,9 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence
+from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 
 EXPLAINED = 1e-6
 """Relative mismatch below which a guess explains the observation: no other label is tried."""

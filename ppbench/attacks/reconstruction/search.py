@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ppbench.adversary.evidence import Evidence
 from ppbench.attacks.reconstruction.lbfgs import Settings
 from ppbench.attacks.reconstruction.matching import Matches, Prior, Starts, match_gradients
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
 EXACT = 1e-4

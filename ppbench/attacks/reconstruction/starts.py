@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.evidence import Evidence
 from ppbench.attacks.reconstruction.matching import Starts, usable
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
 Start = Literal["grey", "normal", "pattern"]

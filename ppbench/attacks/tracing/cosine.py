@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.view import View
 from ppbench.attacks.membership.update_cosine import RIDGE, update_coefficients
 from ppbench.attacks.tracing.nearest import NOBODY
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 
 def owners(means: Tensor, generator: torch.Generator) -> Tensor:

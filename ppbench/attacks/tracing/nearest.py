@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.adversary.view import View
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
+from ppbench.federation.view import View
 
 NOBODY = -1
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ppbench import Attack, Challenge, Guess, View
 from ppbench.adversary.attack import Kind
+from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
-from ppbench.federation.tree import Params
 
 
 @dataclass(frozen=True)

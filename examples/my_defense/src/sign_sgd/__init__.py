@@ -9,9 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppbench import Defense
+from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context
 from ppbench.federation.optim import Layout
-from ppbench.federation.tree import Params, Tree, node
 
 
 @node

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv_transpose2d, leaky_relu, linear
 
-from ppbench.errors import UsageError
-from ppbench.federation.tree import Params
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
 
 SLOPE = 0.2
 LATENT, THINNEST, WIDEST = 128, 32, 128

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.generator.fingerprints import common
 from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
-from ppbench.errors import UsageError
+from ppbench.base.errors import UsageError
 from ppbench.records.files import unwritable, write_atomic
 
 FORMAT = "ppbench.generator/1"

@@ -21,7 +21,7 @@ from torch.nn.functional import conv2d, leaky_relu, linear, mse_loss
 from ppbench.attacks.reconstruction.generator.fingerprints import fingerprints
 from ppbench.attacks.reconstruction.generator.net import SLOPE, Architecture, Decoder, architecture, initial
 from ppbench.attacks.reconstruction.generator.store import FORMAT, About, Generator, cache, cached, name
-from ppbench.federation.tree import Params
+from ppbench.base.tree import Params
 
 LATENT_NOISE = 0.05
 MEASURED, CLOSEST, REFINED = 500, 16, 200

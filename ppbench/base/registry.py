@@ -1,0 +1,94 @@
+"""Names to plugins, by entry points: the in-tree defenses and attacks enter by the same door as a stranger's.
+
+Listing reads package metadata and source text only, so that `ppbench list` never pays for importing torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal
+
+from ppbench.base.errors import UsageError, unknown
+
+Group = Literal["defenses", "attacks", "datasets", "models"]
+GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One entry point: its name, where it points to and which distribution brought it."""
+
+    group: Group
+    name: str
+    target: str
+    distribution: str
+    entry: metadata.EntryPoint
+
+
+@lru_cache
+def plugins(group: Group) -> dict[str, Plugin]:
+    """Return the plugins of `group` by name; a name that two distributions claim stays with ppbench and warns."""
+    found: dict[str, Plugin] = {}
+    for entry in metadata.entry_points(group=f"ppbench.{group}"):
+        dist = entry.dist.name if entry.dist is not None else "?"
+        plugin = Plugin(group, entry.name, entry.value, dist, entry)
+        other = found.get(entry.name)
+        if other is None or (dist == "ppbench" and other.distribution != "ppbench"):
+            found[entry.name] = plugin
+        if other is not None and other.target != plugin.target:
+            kept = found[entry.name].distribution
+            warnings.warn(
+                f"{group[:-1]} {entry.name!r} is provided by {other.distribution} and by {dist}; {kept}'s is used",
+                stacklevel=2,
+            )
+    return dict(sorted(found.items()))
+
+
+def load(group: Group, name: str) -> Any:
+    """Return what the plugin points to.
+
+    Raises:
+        UsageError: the name is unknown, or the plugin's own code fails on import (it is named, with the cause).
+    """
+    known = plugins(group)
+    if name not in known:
+        raise unknown(group[:-1], name, known)
+    plugin = known[name]
+    try:
+        return plugin.entry.load()
+    except Exception as cause:
+        raise UsageError(
+            f"The {group[:-1]} {name!r} of package {plugin.distribution!r} ({plugin.target}) cannot be imported: "
+            f"{type(cause).__name__}: {cause}; repair or uninstall that package."
+        ) from cause
+
+
+def load_all(group: Group) -> dict[str, Any]:
+    """Return every plugin of `group` that can be imported; a broken one is named in a warning and left out."""
+    loaded: dict[str, Any] = {}
+    for name in plugins(group):
+        try:
+            loaded[name] = load(group, name)
+        except UsageError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return loaded
+
+
+def summary(plugin: Plugin) -> str:
+    """Return the first line of the plugin's docstring, read from source without importing it ("" if not found)."""
+    module, _, attribute = plugin.target.partition(":")
+    try:
+        spec = util.find_spec(module)
+    except Exception as cause:  # noqa: BLE001 - parents of a broken package may raise anything; shown in the list
+        return f"broken: {type(cause).__name__}: {cause}"
+    if spec is None or spec.origin is None:
+        return f"broken: no module {module}"
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""

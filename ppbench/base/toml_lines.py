@@ -1,0 +1,76 @@
+"""Where in a TOML file a value stands: the parser of the standard library tells the line of a wrong form only."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ppbench.base.errors import UsageError
+
+Loc = tuple[str | int, ...]
+_HEADER = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A TOML file: where it is, its text, and what the parser made of it."""
+
+    path: Path
+    text: str
+    raw: dict[str, Any]
+
+    def error(self, loc: Loc, message: str) -> UsageError:
+        """Return the error about the value at `loc` (keys and indices from the top): file, line, key, what is wrong."""
+        return UsageError(f"{self.place(loc)}: {message}")
+
+    def place(self, loc: Loc) -> str:
+        """Return where the value at `loc` stands: "FILE, line 12, key defense.2"."""
+        known = self._known(loc)
+        line = next((self._lines[known[:n]] for n in range(len(known), 0, -1) if known[:n] in self._lines), 1)
+        named = [str(part + 1) if isinstance(part, int) else str(part) for part in known or loc]
+        return f"{self.path}, line {line}" + (f", key {'.'.join(named)}" if named else "")
+
+    def _known(self, loc: Loc) -> Loc:
+        """Return the part of `loc` that the file has: a checker adds names of its own behind it."""
+        value: Any = self.raw
+        for n, part in enumerate(loc):
+            inside = part in value if isinstance(value, dict) else isinstance(part, int) and isinstance(value, list)
+            if not inside:
+                # A key that is missing is named, with the line of the table that should have it.
+                return loc[: n + 1] if isinstance(value, dict) and n == len(loc) - 1 else loc[:n]
+            value = value[part]
+        return loc
+
+    @cached_property
+    def _lines(self) -> dict[Loc, int]:
+        """The line of every table and key, from 1. Keys within inline tables and arrays have that of their holder."""
+        found: dict[Loc, int] = {}
+        count = Counter[str]()
+        table: Loc = ()
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            if header := _HEADER.match(line):
+                names = [part.strip("\"' ") for part in header[2].split(".")]
+                if header[1] == "[[":
+                    count[header[2]] += 1
+                table = _indexed(names, count)
+                found.setdefault(table, number)
+            elif key := _KEY.match(line):
+                place = (*table, *(part.strip("\"' ") for part in key[1].split(".")))
+                for n in range(len(table) + 1, len(place) + 1):
+                    found.setdefault(place[:n], number)
+        return found
+
+
+def _indexed(names: list[str], count: Counter[str]) -> Loc:
+    """Return the place of a table: behind the name of an array of tables stands the index of its last one."""
+    place: list[str | int] = []
+    for n, name in enumerate(names, start=1):
+        place.append(name)
+        if (seen := count[".".join(names[:n])]) > 0:
+            place.append(seen - 1)
+    return tuple(place)

@@ -1,0 +1,135 @@
+"""Trees of tensors: what states and messages are made of, and how they are copied, counted and kept on disk.
+
+A tree is a tensor, or a tuple, list or dict of trees, or a registered `node` (a frozen dataclass of trees). The
+empty tree is `()`. Files are safetensors plus JSON; decoding only ever builds classes registered with `node`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from typing_extensions import dataclass_transform
+
+from ppbench.base.errors import UsageError
+
+Tree = Any
+Params = dict[str, Tensor]
+T = TypeVar("T")
+_NODES: dict[str, type] = {}
+
+
+@dataclass_transform(frozen_default=True)
+def node(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass that may cross vmap, the Wire and the disk; every field holds a tree.
+
+    torch's pytree registration is private, so this is the only place that touches it.
+    """
+    made = dataclass(frozen=True)(cls)
+    names = [field.name for field in fields(made)]  # type: ignore[arg-type]  # a dataclass since the line above
+
+    def flatten(value: Any) -> tuple[list[Any], None]:
+        return [getattr(value, name) for name in names], None
+
+    def unflatten(children: Any, _: None) -> Any:
+        return made(*children)
+
+    pytree.register_pytree_node(made, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    _NODES[f"{cls.__module__}.{cls.__qualname__}"] = made
+    return made
+
+
+def tree_map(function: Callable[[Tensor], Any], tree: T) -> T:
+    """Return `tree` with `function` applied to every tensor."""
+    return pytree.tree_map_only(Tensor, function, tree)  # type: ignore[no-any-return]
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """Return the tensors of `tree`, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def nbytes(tree: Tree) -> int:
+    """Return the size of the tree's tensors in bytes as they would travel (dtype included, no framing)."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def detached(tree: T) -> T:
+    """Return a copy of `tree` in storage of its own, without autograd history."""
+    return tree_map(lambda leaf: leaf.detach().clone(), tree)
+
+
+def moved(tree: T, device: torch.device) -> T:
+    """Return `tree` with every tensor on `device`."""
+    return tree_map(lambda leaf: leaf.to(device), tree)
+
+
+def encode(tree: Tree, store: dict[str, Tensor], seen: dict[int, str]) -> Any:
+    """Return the JSON structure of `tree`; tensors go to `store`, each object once (identity survives)."""
+    if isinstance(tree, Tensor):
+        if id(tree) not in seen:
+            seen[id(tree)] = f"t{len(store)}"
+            store[seen[id(tree)]] = tree.detach().cpu().contiguous().clone()
+        return {"tensor": seen[id(tree)]}
+    if isinstance(tree, dict):
+        return {"dict": [[key, encode(value, store, seen)] for key, value in tree.items()]}
+    if isinstance(tree, tuple | list):
+        return {type(tree).__name__: [encode(value, store, seen) for value in tree]}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return {"value": tree}
+    name = f"{type(tree).__module__}.{type(tree).__qualname__}"
+    if name not in _NODES:
+        raise TypeError(f"{name} cannot be saved: make it a @node of tensors")
+    return {
+        "node": name,
+        "fields": [encode(getattr(tree, field.name), store, seen) for field in fields(tree)],
+    }
+
+
+def decode(data: Any, store: dict[str, Tensor]) -> Tree:
+    """Return the tree that `encode` described; raises UsageError for a node class that is not registered."""
+    ((kind, content),) = [(key, value) for key, value in data.items() if key != "fields"]
+    if kind == "tensor":
+        return store[content]
+    if kind == "dict":
+        return {key: decode(value, store) for key, value in content}
+    if kind == "tuple":
+        return tuple(decode(value, store) for value in content)
+    if kind == "list":
+        return [decode(value, store) for value in content]
+    if kind == "value":
+        return content
+    if content not in _NODES:
+        raise UsageError(f"A saved state needs the class {content}, which is not loaded; import its defense first.")
+    return _NODES[content](*(decode(value, store) for value in data["fields"]))
+
+
+def save(tree: Tree, path: Path) -> None:
+    """Write `tree` to the safetensors file `path`, its structure as metadata."""
+    store: dict[str, Tensor] = {}
+    structure = encode(tree, store, {})
+    save_file(store or {"empty": torch.zeros(0)}, path, metadata={"tree": json.dumps(structure)})
+
+
+def load(path: Path) -> Tree:
+    """Read what `save` wrote.
+
+    Raises:
+        UsageError: the file is not one of ours.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            structure = json.loads(file.metadata()["tree"])
+        # Clones are aligned as fresh tensors are: kernels round differently off the 64-byte grid.
+        return decode(structure, {name: value.clone() for name, value in load_file(path).items()})
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError) as cause:
+        raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause

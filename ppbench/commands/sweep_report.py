@@ -1,0 +1,120 @@
+"""What a person sees of a sweep in the terminal: what would be done, and what was found, a line a defense."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ppbench.records.schema import Record
+from ppbench.report.controls import best, value
+from ppbench.report.portfolio import worst_case
+from ppbench.run.cells import Cell
+from ppbench.run.sweep import Planned, Swept
+
+WIDTH = 120  # of what is not a terminal
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def planned_report(planned: Planned) -> None:
+    """Print which cells a sweep would compute, and where they go."""
+    asked = [cell for one in planned.asked for cell in one.cells]
+    missing = {cell.id for one in planned.todo for cell in one.cells}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("defense", "control values", "attacks", "cells", "missing"):
+        table.add_column(name, no_wrap=name != "control values")
+    by: dict[str, list[Cell]] = defaultdict(list)
+    for cell in asked:
+        by[cell.config.defense.id].append(cell)
+    for name, some in by.items():
+        controls = sorted({c.config.defense.control.value for c in some if c.config.defense.control is not None})
+        lacking = sum(cell.id in missing for cell in some)
+        told = ", ".join(f"{v:g}" for v in controls)
+        table.add_row(name, told, str(len({c.config.attack.id for c in some})), str(len(some)), str(lacking))
+    console = _console()
+    console.print(f"{escape(planned.suite.name)} ({planned.suite.digest}): {escape(planned.suite.title)}")
+    console.print(table)
+    verb = f"{len(missing)} of {len(asked)} cells are missing and would be computed, from {planned.trainings} trainings"
+    console.print(f"{verb}; results go to {escape(str(planned.store.out))}.", highlight=False)
+
+
+def swept_report(swept: Swept) -> None:
+    """Print a line a defense, what the controls say, what was found, what failed, and where the board is."""
+    console = _console()
+    console.print(defenses(swept.records))
+    for check in swept.checks:
+        style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
+        console.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
+    if not swept.reliable:
+        console.print(
+            "[bold red]EVALUATION UNRELIABLE[/]: a control failed or did not run; no conclusion is drawn there."
+        )
+    for sentence in swept.verdict:
+        console.print(f"• {escape(sentence)}", highlight=False)
+    for reason in dict.fromkeys(r.reason or "" for r in swept.failed):
+        count = sum((r.reason or "") == reason for r in swept.failed)
+        console.print(f"[red]failed, {count} cells:[/] {escape(reason)}", highlight=False)
+    cells, found = len(swept.records), len(swept.records) - swept.computed
+    told = f"{cells} cells ({found} found finished, {len(swept.failed)} failed)"
+    where = swept.out / "leaderboard.html"
+    console.print(f"{escape(swept.suite.name)}: {told} in {escape(str(where))}", highlight=False)
+
+
+def defenses(records: Sequence[Record]) -> Table:
+    """Return a table with the most that any cell of a defense gave away, over its grid and all attacks."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"):
+        table.add_column(name, no_wrap=True)
+    by: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by[record.config.defense.id].append(record)
+    for name, some in by.items():
+        table.add_row(
+            escape(name),
+            _range([r.utility.accuracy for r in some if r.utility.accuracy is not None]),
+            _images(some),
+            _most(some, "label_accuracy"),
+            _most(some, "asr"),
+            _most(some, "canary_tpr_at_1pct_fpr"),
+            str(len(some)),
+        )
+    return table
+
+
+def _range(values: Iterable[float]) -> str:
+    ends = sorted(values)
+    shown = dict.fromkeys(f"{end:.1%}" for end in (ends[0], ends[-1])) if ends else {}
+    return " to ".join(shown)
+
+
+def _most(records: Sequence[Record], name: str) -> str:
+    """Return the largest figure with its attack, "" where no cell has it."""
+    top = best(records, name)
+    return "" if top is None else f"{value(top, name):.1%} {escape(top.config.attack.id)}"
+
+
+def _images(records: Sequence[Record]) -> str:
+    """Return the highest median PSNR of a worst case, one being over the attacks of one board's row."""
+    rows: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        c = record.config
+        if c.attack.kind == "reconstruction":
+            parts = (
+                c.defense,
+                c.federation,
+                c.data,
+                c.model,
+                c.threat_model.model_copy(update={"knows_defense": False}),
+            )
+            about = "".join(part.model_dump_json() for part in parts)
+            rows[f"{about} {c.seed} {c.stage} {c.batch_size} {c.role} {c.probe} {c.probe_rounds}"].append(record)
+    top = best([worst for some in rows.values() if (worst := worst_case(some)) is not None], "psnr_median")
+    return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.config.attack.id)}"

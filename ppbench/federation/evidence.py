@@ -1,0 +1,162 @@
+"""What a View says about one victim's gradient: the observation, and a differentiable simulation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params, tree_map
+from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.wire import Slot
+
+Simulate = Callable[..., Params]
+Measure = Literal["squares", "absolute", "cosine", "hinge"]
+
+
+@dataclass(frozen=True, eq=False)
+class Mappable:
+    """A `simulate` that runs under vmap over victims: it draws nothing and branches on no value.
+
+    params: all tensors that it holds; those of one `family` differ in nothing else.
+    """
+
+    params: Params
+
+    def family(self) -> Hashable:
+        """Return what makes two such simulations the same but for `params`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One observation.
+
+    Attributes:
+        unit: whose batches are mixed in it: one slot, or a cohort when only a sum is seen.
+        observed: the observed update, oriented as a gradient.
+        simulate: simulate(x [U, B, *shape], y [U, B, C], **nuisance) -> the same keys, in the dtype of x. Evidence
+            that may be attacked in one batch shares this very object.
+        params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's
+            equally weighted examples, as far as the attacker believes; None where it is something else. Lets an
+            attack take a fast path, and read the head's gradient.
+        weight: precision of each entry (0 hides it: an unsent coordinate, a poisoned layer), or of a tensor's entries
+            alike (a tensor without axes); None for equal.
+        noise: the public law of noise on `observed`, if any.
+        nuisance: names and shapes of secrets treated as unknowns, a sample.
+        channel: which message it comes from.
+        measure: how a simulation is compared with `observed`: "squares", sum of weight * squared differences;
+            "absolute", sum of weight * absolute differences (Laplace noise); "cosine", 1 - cosine over all weighted
+            entries, where the scale is unknown; "hinge", where only signs in {-1, 0, 1} are observed: mean over a
+            tensor's entries of relu(-s o / mean|s|), averaged over the tensors.
+    """
+
+    unit: tuple[Slot, ...]
+    observed: Params
+    simulate: Simulate
+    params: Params | None = None
+    weight: Params | None = None
+    noise: Noise | None = None
+    nuisance: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    channel: str = "update"
+    measure: Measure = "squares"
+
+    def discrepancy(self, simulated: Params) -> Tensor:
+        """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
+        if self.measure == "cosine":
+            return self._cosine(simulated)
+        if self.measure == "hinge":
+            return self._hinge(simulated)
+        total = torch.zeros((), dtype=next(iter(simulated.values())).dtype)
+        for name, value in simulated.items():
+            apart = value - self.observed[name].to(value.dtype)
+            part = apart**2 if self.measure == "squares" else apart.abs()
+            total = total + (part if self.weight is None else part * self.weight[name].to(value.dtype)).sum()
+        return total
+
+    def _cosine(self, simulated: Params) -> Tensor:
+        def flat(tree: Params) -> Tensor:
+            weight = self.weight
+            parts = [v if weight is None else v * weight[n].to(v.dtype).sqrt() for n, v in tree.items()]
+            return torch.cat([part.reshape(-1) for part in parts])
+
+        s = flat(simulated)
+        o = flat({name: self.observed[name].to(s.dtype) for name in simulated})
+        cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=1e-30)
+        return 1 - cosine
+
+    def _hinge(self, simulated: Params) -> Tensor:
+        parts = []
+        for name, s in simulated.items():
+            against = torch.relu(-s * self.observed[name].to(s.dtype)).mean()
+            parts.append(against / s.abs().mean().clamp(min=1e-30))
+        return torch.stack(parts).mean()
+
+    def scale(self) -> Tensor:
+        """Return what a relative mismatch is relative to: the discrepancy of an all-zero simulation.
+
+        Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
+        """
+        if self.measure in ("cosine", "hinge"):
+            return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
+        return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class PlainGradient(Mappable):
+    """The undefended client's computation at `params`: the gradient of `plan.objective`."""
+
+    plan: Plan
+
+    def family(self) -> Hashable:
+        """Return the plan."""
+        return PlainGradient, self.plan
+
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
+        """Return the gradient of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
+        images, labels = x.flatten(0, 1), y.flatten(0, 1)
+        weights = {name: value.to(x.dtype) for name, value in self.params.items()}
+        ones = torch.ones(len(images), dtype=x.dtype, device=x.device)
+        return gradient(lambda p: self.plan.objective(p, images, labels, ones), weights)
+
+
+def simulation(plan: Plan, params: Params) -> PlainGradient:
+    """Return the undefended client's computation at `params` as a function of a guessed batch."""
+    return PlainGradient(params, plan)
+
+
+def as_gradient(plan: Plan, round_: int) -> float:
+    """Return what an update of round `round_` is divided by to be taken for one gradient: 1, or rate times epochs."""
+    return 1.0 if plan.local.upload == "gradient" else plan.local.opt.rate(round_) * plan.local.epochs
+
+
+def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
+    """Return the discrepancy at the true batch relative to that of an all-zero simulation.
+
+    About 0 when the evidence is exact; the noise floor, or the share of a mechanism that the attacker does not know
+    of, otherwise. Only the scorer can call it: it needs the truth.
+
+    Args:
+        evidence: evidence without nuisance unknowns.
+        x: true inputs [U, B, *shape].
+        y: true one-hot labels [U, B, C].
+    """
+    simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
+    return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
+
+
+__all__ = [
+    "Evidence",
+    "Mappable",
+    "Measure",
+    "Noise",
+    "PlainGradient",
+    "Simulate",
+    "as_gradient",
+    "at_truth",
+    "simulation",
+]

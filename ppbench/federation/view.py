@@ -1,0 +1,205 @@
+"""What ONE adversary may know, cut from a transcript by a threat model. Nothing here reaches a victim's data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from ppbench.base import tree
+from ppbench.base.errors import UsageError, unknown
+from ppbench.base.registry import load
+from ppbench.base.tree import Params, Tree
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Data, Noise, Plan
+from ppbench.federation.wire import SERVER, Envelope, Slot
+
+THREATS = {
+    "server/1": "the honest-but-curious server: every upload, its own state and broadcasts",
+    "client/1": "one curious client: the broadcasts that it received, its own state and data",
+    "eavesdropper/1": "a listener on links without encryption: every message, nobody's state",
+    "collusion/1": "the server and all clients but client 0: every upload, the states of all of them",
+}
+TARGET = 0
+"""The client that the others of "collusion/1" are after."""
+
+
+class Mechanism(Protocol):
+    """What everybody may ask of a defense: public, and all that a view needs of it (`contract.Defense` is one)."""
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    masked: ClassVar[bool]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def sums(self) -> bool:
+        """Whether the server can read only sums over the cohort."""
+
+    def decode(self, upload: Tree, like: Params) -> Params:
+        """Return an upload as parameters shaped as `like`."""
+
+    def noise(self, plan: Plan) -> Noise | None:
+        """Return the public law of the noise on an upload."""
+
+    def predict(self, plan: Plan, message: Tree, x: Tensor) -> Tensor:
+        """Return logits as a client computes them from a delivered or broadcast message."""
+
+    def role_of(self, uploads: Sequence[Tree]) -> str:
+        """Return which part a client played that sent `uploads`."""
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return what `view` says about each victim."""
+
+
+@dataclass(frozen=True)
+class StateRecord:
+    """A party's state as it was in one step (before that step's computation)."""
+
+    probe: int
+    round: int
+    step: int
+    party: int
+    state: Tree
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An upload with the message that it answers, the slot it came from, and when."""
+
+    slot: Slot
+    asked: Tree
+    answer: Tree
+    round: int
+    step: int
+
+
+@dataclass(frozen=True)
+class View:
+    """One adversary's knowledge.
+
+    Attributes:
+        threat: id and version of the threat model, a key of `THREATS`.
+        party: whose view: SERVER, a client index, or None for an eavesdropper.
+        plan: the public plan of the observed rounds.
+        defense: the public mechanism.
+        mail: the messages that this party sent, received or overheard.
+        states: its own states, and those of parties that collude with it.
+        data: its own batches by probe (a client's), in the observed rounds.
+        public: examples that no client holds, which every adversary may use; None where none were set apart.
+    """
+
+    threat: str
+    party: int | None
+    plan: Plan
+    defense: Mechanism
+    mail: tuple[Envelope, ...]
+    states: tuple[StateRecord, ...]
+    data: tuple[tuple[int, Data], ...] = ()
+    public: Data | None = None
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Yield every upload to the server that can be read, with the message that it answers."""
+        asked: dict[tuple[int, int, int, int], Tree] = {}
+        for letter in self.mail:
+            if letter.sender == SERVER:
+                asked[letter.probe, letter.round, letter.step, letter.receiver] = letter.message
+        for letter in self.mail:
+            key = (letter.probe, letter.round, letter.step, letter.sender)
+            if letter.receiver == SERVER and letter.message is not None and asked.get(key) is not None:
+                yield Exchange(Slot(letter.probe, letter.sender), asked[key], letter.message, letter.round, letter.step)
+
+    def state_at(self, exchange: Exchange, party: int | None = None) -> Tree | None:
+        """Return a party's state in the step of `exchange` (a server's secrets of that step), or None if not known.
+
+        Args:
+            exchange: when.
+            party: this party itself, or one that colludes with it.
+        """
+        key = (exchange.slot.probe, exchange.round, exchange.step, self.party if party is None else party)
+        return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == key), None)
+
+    def broadcasts(self, probe: int) -> list[Tree]:
+        """Return the messages that this party received from the server in `probe`, in order."""
+        return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
+
+    def save(self, folder: Path) -> None:
+        """Write the view to `folder` (created): tensors as safetensors, the rest as JSON."""
+        folder.mkdir(parents=True, exist_ok=True)
+        mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
+        states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
+        tree.save((mail, states, [list(pair) for pair in self.data], self.public), folder / "view.safetensors")
+        about = {
+            "threat": self.threat,
+            "party": self.party,
+            "plan": dataclasses.asdict(self.plan),
+            "defense": {"name": self.defense.name, "parameters": dataclasses.asdict(self.defense)},
+        }
+        (folder / "view.json").write_text(json.dumps(about, indent=1))
+
+    @staticmethod
+    def load(folder: Path) -> View:
+        """Read what `save` wrote. Raises UsageError where `folder` holds no view."""
+        if not (folder / "view.json").is_file():
+            raise UsageError(f"{folder} holds no saved view; expected view.json and view.safetensors in it.")
+        about: dict[str, Any] = json.loads((folder / "view.json").read_text())
+        defense = load("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
+        plan = TypeAdapter(Plan).validate_python(about["plan"])
+        mail, states, data, public = tree.load(folder / "view.safetensors")
+        return View(
+            about["threat"],
+            about["party"],
+            plan,
+            defense,
+            tuple(Envelope(*letter) for letter in mail),
+            tuple(StateRecord(*record) for record in states),
+            tuple((probe, own) for probe, own in data),
+            public,
+        )
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All messages and states of the probed rounds. Stays with the harness; attacks get views of it."""
+
+    plan: Plan
+    defense: Mechanism
+    mail: tuple[Envelope, ...]
+    states: tuple[StateRecord, ...]
+
+    def roles(self) -> dict[Slot, str]:
+        """Return which part each client played, by slot."""
+        uploads: dict[Slot, list[Tree]] = {}
+        for letter in self.mail:
+            if letter.receiver == SERVER:
+                uploads.setdefault(Slot(letter.probe, letter.sender), []).append(letter.message)
+        return {slot: self.defense.role_of(sent) for slot, sent in uploads.items()}
+
+    def view(self, threat: str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
+        """Return what the adversary of `threat` may know.
+
+        Args:
+            threat: a key of `THREATS`.
+            party: for "client/1", which client; 0 when not given.
+            own: for "client/1", that client's batches by probe.
+
+        Raises:
+            UsageError: unknown threat model.
+        """
+        if threat not in THREATS:
+            raise unknown("threat model", threat, THREATS)
+        if threat == "eavesdropper/1":
+            return View(threat, None, self.plan, self.defense, self.mail, ())
+        if threat == "collusion/1":
+            states = tuple(s for s in self.states if s.party != TARGET)
+            return View(threat, SERVER, self.plan, self.defense, self.mail, states)
+        me = SERVER if threat == "server/1" else (party or 0)
+        mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
+        states = tuple(s for s in self.states if s.party == me)
+        return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else ())

@@ -1,0 +1,1 @@
+"""Networks, losses, and walking a network for where scales enter."""

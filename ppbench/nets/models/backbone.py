@@ -1,0 +1,124 @@
+"""A frozen image network of torchvision under a trained head: transfer learning (BAFFLE trains MobileNet like this)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ppbench.base.vision import torchvision
+from ppbench.nets.models import checks
+from ppbench.nets.net import Classifier
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Per channel, of ImageNet: what torchvision's weights were trained on inputs normalized by."""
+
+
+class Frozen(nn.Module):
+    """A torchvision network in eval mode with constant weights, on inputs in [0, 1]; grey ones are repeated to RGB."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        for layer in network.modules():
+            if hasattr(layer, "inplace"):  # attacks differentiate twice through what would be overwritten
+                setattr(layer, "inplace", False)  # noqa: B010 - a plain flag, but nn.Module declares tensors
+        self.network = network.eval().requires_grad_(False)
+        self.register_buffer("mean", torch.tensor(MEAN)[:, None, None])
+        self.register_buffer("std", torch.tensor(STD)[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features [B, D] of x [B, 1 or 3, H, W]."""
+        return self.network((x - self.mean) / self.std)  # type: ignore[no-any-return]
+
+
+def frozen_backbone(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    backbone: str = "resnet18",
+    weights: str = "",
+    backbone_seed: int = 0,
+) -> Classifier:
+    """A torchvision network whose last linear layer alone is trained; all others are frozen, in eval mode.
+
+    Frozen weights are public constants, the same for all parties; parameters are the head's alone.
+
+    Args:
+        shape: (1 or 3, height, width), of a size that the backbone takes; values in [0, 1] are normalized as
+            torchvision's weights ask (ImageNet).
+        classes: number of classes C.
+        backbone: name of a classification network in torchvision.models. The default has 512 features, so 5,130
+            parameters with 10 classes.
+        weights: a local file with the network's state as torchvision distributes it, .safetensors or .pth (read as
+            tensors only, no code); the state of its last layer may be absent. "" draws random weights, to try things
+            out: those of mobilenets count on batch statistics and let no signal through in eval mode.
+        backbone_seed: of random weights.
+
+    Raises:
+        ValueError: an option is not one of the above, the file does not fit, or the backbone cannot take the shape.
+    """
+    channels, _, _ = checks.image(shape)
+    if channels not in (1, 3):
+        raise ValueError(f"it takes images with 1 or 3 channels, not {channels}")
+    network = _network(backbone, checks.whole("backbone_seed", backbone_seed, 0))
+    last = [(name, layer.in_features) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
+    if not last:
+        raise ValueError(f"backbone {backbone!r} does not end in a linear layer; take another")
+    name, width = last[0]
+    network.set_submodule(name, nn.Identity())
+    if weights:
+        _fill(network, name, str(weights))
+    features = Frozen(network)
+    _check_shape(features, backbone, shape, width)
+    return Classifier(features, nn.Linear(width, classes))
+
+
+def _network(backbone: str, seed: int) -> nn.Module:
+    """Return a torchvision classification network with weights drawn by `seed`; raises ValueError if unknown."""
+    models = torchvision().models
+    known = models.list_models(module=models)
+    if backbone not in known:
+        raise ValueError(f"backbone {backbone!r} is none of torchvision.models, such as mobilenet_v3_small or resnet18")
+    with torch.random.fork_rng(devices=[]):  # the head's draws must not depend on what the backbone drew
+        torch.manual_seed(seed)
+        made: nn.Module = models.get_model(backbone, weights=None)
+    return made
+
+
+def _fill(network: nn.Module, last: str, file: str) -> None:
+    """Load the state in `file` into `network`, less that of the layer `last`; raises ValueError if it does not fit."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ValueError(f"there is no file of weights {path.absolute()}")
+    try:
+        state = _read(path)
+        network.load_state_dict({n: v for n, v in state.items() if not n.startswith(f"{last}.")})
+    except Exception as cause:  # a damaged file makes its reader raise anything
+        reason = " ".join(str(cause).split()).rstrip(".")
+        raise ValueError(f"the weights in {path} are not those of this backbone ({reason[:200]})") from cause
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a .safetensors or .pth file by name."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def _check_shape(features: Frozen, backbone: str, shape: tuple[int, ...], width: int) -> None:
+    """Raise ValueError unless the backbone makes `width` features of an image of `shape`."""
+    try:
+        with torch.no_grad():
+            made = features(torch.zeros(1, *shape)).shape
+    except (RuntimeError, AssertionError, ValueError) as cause:
+        reason = " ".join(str(cause).split()).rstrip(".")
+        raise ValueError(f"backbone {backbone!r} cannot take images of {shape[1]}x{shape[2]} ({reason})") from cause
+    if made != (1, width):
+        raise ValueError(f"backbone {backbone!r} makes features of shape {tuple(made[1:])} instead of ({width},)")

@@ -1,0 +1,58 @@
+"""Multi-layer perceptrons, for tables and for flattened images."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from ppbench.nets.models.checks import ACTIVATIONS, flag, one_of, whole, widths
+from ppbench.nets.net import Classifier
+
+
+def mlp(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: str | int = "64",
+    activation: str = "relu",
+    layers: int = 0,
+    bias: bool = True,
+) -> Classifier:
+    """Flatten, then linear layers of the `hidden` widths with an activation after each, then the head.
+
+    Args:
+        shape: any; an example is flattened to n_0 = product of it.
+        classes: number of classes C (outputs of a regression).
+        hidden: widths n_1, ..., n_L, comma-separated, e.g. "128,64" (one width may be a number); "" for none, which
+            is logistic regression. There are sum_l (n_{l-1} + 1) n_l + (n_L + 1) C parameters: 4,810 with the default
+            on (1, 8, 8) and 10 classes. Without biases there is no "+ 1": 4,736.
+        activation: "relu", "leaky_relu" (slope .01), "hardswish", "sigmoid" or "tanh".
+        layers: number of linear layers, the head among them, all hidden ones of the one width in `hidden`
+            ("MLP-5" is layers=5: four hidden layers and the head); 0 takes the widths as `hidden` lists them.
+        bias: whether the linear layers, the head among them, have biases.
+
+    Returns:
+        A classifier with n_L features, initialized as torch does: U(-1/sqrt(n), 1/sqrt(n)) for n inputs.
+
+    Raises:
+        ValueError: an option is not one of the above, or the shape is empty.
+    """
+    one_of("activation", activation, ACTIVATIONS)
+    flag("bias", bias)
+    width = math.prod(shape)
+    if not shape or width < 1:
+        raise ValueError(f"it takes examples with at least one value, not of shape {tuple(shape)}")
+    stack: list[nn.Module] = [nn.Flatten()]
+    for next_width in _hidden(hidden, whole("layers", layers, 0)):
+        stack += [nn.Linear(width, next_width, bias=bias), ACTIVATIONS[activation]()]
+        width = next_width
+    return Classifier(nn.Sequential(*stack), nn.Linear(width, classes, bias=bias))
+
+
+def _hidden(hidden: str | int, layers: int) -> list[int]:
+    """Return the hidden widths; raises ValueError where `layers` asks for one width and `hidden` has not one."""
+    listed = widths("hidden", hidden)
+    if layers and len(listed) != 1:
+        raise ValueError(f"hidden must be one width, such as 64, where layers={layers} is given, not {hidden!r}")
+    return listed * (layers - 1) if layers else listed

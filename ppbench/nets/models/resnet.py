@@ -1,0 +1,222 @@
+"""Residual networks for small images (He, Zhang, Ren and Sun, CVPR 2016, Section 4.2), with and without norms.
+
+6n + 2 layers: a 3x3 convolution, three stages of n blocks of two 3x3 convolutions with 16, 32 and 64 channels, global
+average pool, head. The first block of stages two and three halves the image. Convolutions have no biases.
+
+Options of all depths:
+    norm: "none"; "bn", batch normalization by the statistics of the batch at hand (nothing is tracked, so a padded or
+        tiny batch normalizes otherwise); "gn", group normalization; "fixup" (Zhang, Dauphin and Ma, ICLR 2019): no
+        norm but a bias before and after each convolution and a multiplier a block.
+    shortcut: where a block changes shape, "A" takes every second pixel and pads with zero channels (no parameters),
+        "B" is a 1x1 convolution, normalized as the others are.
+    head_bias: whether the head has a bias.
+    groups: groups of the group normalization, a divisor of 16; Wu and He's (2018) 32 do not divide 16 channels.
+
+Initial laws. All convolutions are Kaiming-uniform for ReLU. "none": the second convolution of every branch is then
+divided by the root of the number of blocks L, so that each block adds about 2/L of the variance that enters it, and
+activations and gradients stay within a constant factor whatever the depth (uniform scaling of Stable ResNet, Hayou et
+al., AISTATS 2021; Hanin and Rolnick, NeurIPS 2018, on the sum of the scales). "fixup", as its
+paper has it: the first convolution of every branch divided by the root of L, the second one and the head zero, biases
+0, multipliers 1. Hence AT INITIALIZATION the gradient of all but the head is zero: no image can be rebuilt from it,
+which is no merit of a defense. Our biases are one a channel where the paper's are scalars, so that a defense which
+scales channels can scale them; at initialization the function is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ppbench.nets.models import checks
+from ppbench.nets.models.alexnet import kaiming_uniform
+from ppbench.nets.net import Classifier
+
+NORMS = ("none", "bn", "gn", "fixup")
+SHORTCUTS = ("A", "B")
+WIDTHS = (16, 32, 64)
+Norm = Callable[[int], nn.Module]
+
+
+class Shift(nn.Module):
+    """Adds one learnable number a channel, 0 at first."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x [B, C, H, W] + bias [C, 1, 1]."""
+        return x + self.bias
+
+
+class PaddedShortcut(nn.Module):
+    """Shortcut "A": every `stride`-th row and column, and `extra` zero channels, half of them before the others."""
+
+    def __init__(self, stride: int, extra: int) -> None:
+        super().__init__()
+        self.stride, self.before, self.after = stride, extra // 2, extra - extra // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, C + extra, ceil(H / stride), ceil(W / stride)]: the size of a padded 3x3 convolution's output."""
+        kept = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(kept, (0, 0, 0, 0, self.before, self.after))
+
+
+class Block(nn.Module):
+    """Convolution, norm, ReLU, convolution, norm, plus the shortcut, ReLU."""
+
+    def __init__(self, inside: int, outside: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = conv3x3(inside, outside, stride), norm(outside)
+        self.conv2, self.norm2 = conv3x3(outside, outside), norm(outside)
+        self.shortcut = shortcut
+        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, outside, H', W'] for x [B, inside, H, W]."""
+        branch = self.relu1(self.norm1(self.conv1(x)))
+        total: Tensor = self.norm2(self.conv2(branch)) + self.shortcut(x)
+        return self.relu2(total)  # type: ignore[no-any-return]
+
+
+class FixupBlock(nn.Module):
+    """A block with biases around its convolutions and one multiplier (Zhang, Dauphin and Ma 2019, Figure 1, right)."""
+
+    def __init__(self, inside: int, outside: int, stride: int, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.before1, self.conv1, self.after1 = Shift(inside), conv3x3(inside, outside, stride), Shift(outside)
+        self.before2, self.conv2, self.after2 = Shift(outside), conv3x3(outside, outside), Shift(outside)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.shortcut = shortcut
+        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, outside, H', W'] for x [B, inside, H, W]."""
+        branch = self.relu1(self.after1(self.conv1(self.before1(x))))
+        branch = self.conv2(self.before2(branch)) * self.scale
+        total: Tensor = self.after2(branch) + self.shortcut(x)
+        return self.relu2(total)  # type: ignore[no-any-return]
+
+
+def conv3x3(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
+    """Return a 3x3 convolution, zero-padded, without bias."""
+    return nn.Conv2d(inside, outside, 3, stride=stride, padding=1, bias=False)
+
+
+def resnet20(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    norm: str = "none",
+    shortcut: str = "A",
+    head_bias: bool = True,
+    groups: int = 8,
+) -> Classifier:
+    """ResNet of 20 layers for small images, norm-free unless asked; 268,346 parameters for CIFAR-10.
+
+    Options and initial laws: see the module. Without the head's bias there are 268,336 parameters.
+
+    Raises:
+        ValueError: an option is none of the module's, or the shape is no image.
+    """
+    return _resnet(3, shape, classes, norm, shortcut, head_bias, groups)
+
+
+def resnet32(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    norm: str = "none",
+    shortcut: str = "A",
+    head_bias: bool = True,
+    groups: int = 8,
+) -> Classifier:
+    """ResNet of 32 layers for small images, norm-free unless asked; 461,882 parameters for CIFAR-10.
+
+    Options and initial laws: see the module. Without the head's bias there are 461,872 parameters.
+
+    Raises:
+        ValueError: an option is none of the module's, or the shape is no image.
+    """
+    return _resnet(5, shape, classes, norm, shortcut, head_bias, groups)
+
+
+def resnet56(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    norm: str = "none",
+    shortcut: str = "A",
+    head_bias: bool = True,
+    groups: int = 8,
+) -> Classifier:
+    """ResNet of 56 layers for small images, norm-free unless asked; 848,954 parameters for CIFAR-10.
+
+    Options and initial laws: see the module. Without the head's bias: 848,944, and 854,704 with 100 classes.
+
+    Raises:
+        ValueError: an option is none of the module's, or the shape is no image.
+    """
+    return _resnet(9, shape, classes, norm, shortcut, head_bias, groups)
+
+
+def _resnet(
+    n: int, shape: tuple[int, ...], classes: int, norm: str, shortcut: str, head_bias: bool, groups: int
+) -> Classifier:
+    checks.one_of("norm", norm, NORMS)
+    checks.one_of("shortcut", shortcut, SHORTCUTS)
+    checks.flag("head_bias", head_bias)
+    if checks.whole("groups", groups, 1) > WIDTHS[0] or WIDTHS[0] % groups:
+        raise ValueError(f"groups must divide {WIDTHS[0]}, not be {groups!r}")
+    channels, _, _ = checks.image(shape)
+    make = partial(_norm, norm, groups)
+    fixup = norm == "fixup"
+    layers: list[nn.Module] = [conv3x3(channels, WIDTHS[0]), Shift(WIDTHS[0]) if fixup else make(WIDTHS[0]), nn.ReLU()]
+    inside = WIDTHS[0]
+    for outside in WIDTHS:
+        for index in range(n):
+            stride = 2 if index == 0 and outside != WIDTHS[0] else 1
+            way = _shortcut(inside, outside, stride, shortcut, Shift(inside) if fixup else None, make)
+            block = FixupBlock(inside, outside, stride, way) if fixup else Block(inside, outside, stride, make, way)
+            layers.append(block)
+            inside = outside
+    layers += [nn.AdaptiveAvgPool2d(1), *([Shift(inside)] if fixup else []), nn.Flatten()]
+    model = Classifier(nn.Sequential(*layers), nn.Linear(inside, classes, bias=head_bias))
+    _initialize(model, norm)
+    return model
+
+
+def _norm(kind: str, groups: int, channels: int) -> nn.Module:
+    """Return what stands behind a convolution: batch norm "bn", group norm "gn", or nothing."""
+    if kind == "bn":
+        return nn.BatchNorm2d(channels, track_running_stats=False)
+    return nn.GroupNorm(groups, channels) if kind == "gn" else nn.Identity()
+
+
+def _shortcut(inside: int, outside: int, stride: int, kind: str, shift: Shift | None, norm: Norm) -> nn.Module:
+    """Return the way around a block's branch; `shift` is fixup's bias before a convolution, None for other norms."""
+    if stride == 1 and inside == outside:
+        return nn.Identity()
+    if kind == "A":
+        return PaddedShortcut(stride, outside - inside)
+    projection = nn.Conv2d(inside, outside, 1, stride=stride, bias=False)
+    return nn.Sequential(projection, norm(outside)) if shift is None else nn.Sequential(shift, projection)
+
+
+def _initialize(model: Classifier, norm: str) -> None:
+    """Draw the weights by the laws of the module's docstring, from torch's global generator."""
+    kaiming_uniform(model)
+    blocks = [layer for layer in model.modules() if isinstance(layer, Block | FixupBlock)]
+    with torch.no_grad():
+        for block in blocks:
+            if norm == "none":
+                block.conv2.weight.mul_(len(blocks) ** -0.5)
+            elif norm == "fixup":
+                block.conv1.weight.mul_(len(blocks) ** -0.5)
+                block.conv2.weight.zero_()
+        if norm == "fixup":
+            model.head.weight.zero_()

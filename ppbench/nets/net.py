@@ -1,0 +1,175 @@
+"""A network as a pure function of its parameters, split where defenses and attacks need it: features, then head."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
+from ppbench.base.tree import Params
+
+Option = str | int | float | bool
+
+
+class Classifier(nn.Module):
+    """A model plugin returns one of these: `head(features(x))`, the head one layer on flat features or on maps.
+
+    Parameters that need no gradient, and buffers, are frozen: constants of the network, the same for every party and
+    never sent. They must not change: normalization layers with running statistics have to be in eval mode. A model
+    that reads them from a file takes its path as the option `weights`; records state their digest instead.
+
+    Attributes:
+        features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of
+            plain layers lets attacks use a fast path.
+        head: the last layer, D to C: linear on flat features, a 1x1 convolution on maps.
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, C], of pixels [B, C, H, W], for x [B, *shape]."""
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class NetSpec:
+    """What names a network: enough to build it again in another process.
+
+    Attributes:
+        model: a name in the entry-point group `ppbench.models`.
+        shape: shape of one input, without the batch axis.
+        classes: number of classes C.
+        options: the model's keyword options as sorted (name, value) pairs.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    options: tuple[tuple[str, Option], ...] = ()
+
+
+def net_spec(model: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Option] | None = None) -> NetSpec:
+    """Return the spec of a network, options sorted."""
+    return NetSpec(model, tuple(shape), classes, tuple(sorted((options or {}).items())))
+
+
+class Net:
+    """A network as a function of explicit parameters; of weights it holds the frozen ones alone.
+
+    Attributes:
+        spec: what it was built from.
+        module: the layers, on the meta device.
+        names: names of the (trainable) parameters, in order.
+        parameter_count: their number of entries.
+        feature_count: D, the width of the head's input.
+        pixelwise: whether pixels are classified: features and outputs are maps, the head is a convolution.
+        head_bias: whether the head has a bias, the parameter "head.bias".
+        frozen: the constant tensors by name, on CPU; empty for most networks.
+    """
+
+    def __init__(self, spec: NetSpec, module: Classifier) -> None:
+        head = module.head
+        every = [*module.named_parameters(), *module.named_buffers()]
+        trained = {name: value for name, value in every if value.requires_grad}
+        self.spec = spec
+        self.frozen = {name: value.detach() for name, value in every if not value.requires_grad}
+        self.module = module.to("meta")
+        self.names = tuple(trained)
+        self.parameter_count = sum(value.numel() for value in trained.values())
+        self.pixelwise = isinstance(head, nn.Conv2d)
+        self.feature_count = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
+        self.head_bias = head.bias is not None
+
+    @cached_property
+    def frozen_sha256(self) -> str:
+        """The SHA-256, in hex, of the frozen tensors: names, dtypes, shapes and bytes."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.frozen.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + value.numpy().tobytes())
+        return digest.hexdigest()
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Return logits [B, C], of pixels [B, C, H, W], of x [B, *shape] under `params`."""
+        return self.head(params, self.features(params, x))
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """Return the head's input [B, D], of pixels [B, D, H, W], of x [B, *shape]."""
+        return self._call(self.module.features, {**self._constants(x), **params}, x)
+
+    def _constants(self, x: Tensor) -> Params:
+        """Return the frozen tensors on the device of `x`, those of floating point in its dtype.
+
+        They are moved anew each time where they have to be: what is made inside vmap or grad must not outlive it.
+        """
+        return {n: v.to(x.device, x.dtype if v.is_floating_point() else v.dtype) for n, v in self.frozen.items()}
+
+    @staticmethod
+    def _call(part: nn.Module, params: Params, x: Tensor) -> Tensor:
+        """Return part(x) under those of `params` that are features'."""
+        inner = {n[len("features.") :]: p for n, p in params.items() if n.startswith("features.")}
+        return functional_call(part, inner, (x,))  # type: ignore[no-any-return]
+
+    def flat_features(self, params: Params, x: Tensor) -> Tensor:
+        """Return the output [B, F] of the first Flatten layer: what the convolutions hand to the linear layers.
+
+        Raises:
+            UsageError: the model's features are no Sequential with a Flatten in it.
+        """
+        layers = self.module.features
+        index = [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
+        if True not in index:
+            raise UsageError(f"Model {self.spec.model!r} has no Flatten layer to tap; use phi_tap='head'.")
+        part = layers[: index.index(True) + 1]  # type: ignore[index]  # a Sequential, or the list is empty
+        wanted = {f"features.{name}" for name, _ in [*part.named_parameters(), *part.named_buffers()]}
+        known = {**self._constants(x), **params}
+        return self._call(part, {name: value for name, value in known.items() if name in wanted}, x)
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        """Return logits [B, C] of features [B, D], or [B, C, H, W] of [B, D, H, W]."""
+        bias = params["head.bias"] if self.head_bias else None
+        if self.pixelwise:
+            return nn.functional.conv2d(features, params["head.weight"], bias)
+        return nn.functional.linear(features, params["head.weight"], bias)
+
+
+def _construct(spec: NetSpec) -> Classifier:
+    factory = load("models", spec.model)
+    try:
+        module = factory(spec.shape, spec.classes, **dict(spec.options))
+    except (TypeError, ValueError) as cause:
+        raise UsageError(f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {cause}.") from cause
+    if not isinstance(module, Classifier):
+        raise UsageError(f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier.")
+    if isinstance(module.head, nn.Conv2d) and module.head.kernel_size != (1, 1):
+        raise UsageError(f"Model {spec.model!r} has a head of {module.head.kernel_size}; on maps it must be 1x1.")
+    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
+        raise UsageError(f"Model {spec.model!r} uses one parameter under two names; give each layer its own.")
+    return module
+
+
+@lru_cache
+def build(spec: NetSpec) -> Net:
+    """Return the network that `spec` names.
+
+    Raises:
+        UsageError: unknown model, or one that refuses the shape or an option.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return Net(spec, _construct(spec))
+
+
+def initial(spec: NetSpec, seed: int) -> Params:
+    """Return initial float32 values of the trainable parameters; a function of `spec` and `seed` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return {name: p.detach().clone() for name, p in _construct(spec).named_parameters() if p.requires_grad}

@@ -1,0 +1,1 @@
+"""Reading records: controls, worst case, verdict, claims, comparison, the page."""

@@ -1,0 +1,105 @@
+"""Accepted baselines: which records were accepted when and why, so that an edit by hand is found.
+
+BASELINE/accepted.jsonl   one line a `ppbench baseline accept`, the last one for the records that lie there
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from ppbench.base.errors import UsageError
+from ppbench.records.schema import Record, Strict
+from ppbench.records.store import Store, canonical
+
+HISTORY = "accepted.jsonl"
+
+
+class Moved(Strict):
+    """What accepting changed, in cells: not there before, no longer there, and under the same name with other results.
+
+    A cell's name covers its configuration, so a new version of a defense removes cells and adds others.
+    """
+
+    added: int
+    removed: int
+    changed: int
+
+
+class Accepted(Strict):
+    """One line of accepted.jsonl.
+
+    Attributes:
+        date: UTC, as "2026-05-03T17:04:05Z".
+        reason: why the baseline moved, in the words of who moved it.
+        ppbench: version that accepted it.
+        cells: number of records.
+        digest: over the records, see `records_digest`.
+        moved: what changed against the baseline before.
+    """
+
+    date: str
+    reason: str = Field(min_length=1)
+    ppbench: str
+    cells: int
+    digest: str
+    moved: Moved
+
+
+def records_digest(records: Sequence[Record]) -> str:
+    """Return the SHA-256 over the canonical JSON of `records` by name: how a file is laid out does not count."""
+    found = hashlib.sha256()
+    for record in sorted(records, key=lambda r: r.cell_id):
+        found.update(f"{record.cell_id} {hashlib.sha256(canonical(record)).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
+def history(out: Path) -> list[Accepted]:
+    """Return the lines of a baseline's accepted.jsonl, oldest first; none where `out` is no baseline.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is not one that `ppbench baseline accept` wrote.
+    """
+    path = out / HISTORY
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as cause:
+        raise UsageError(f"{path} cannot be read ({cause}); restore it from version control.") from cause
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(Accepted.model_validate_json(line, strict=True))
+        except ValidationError as cause:
+            raise UsageError(
+                f"{path} line {number} is no entry of `ppbench baseline accept`; restore the file from version control."
+            ) from cause
+    return found
+
+
+def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield what shows that an accepted baseline was not moved by `ppbench baseline accept`; nothing of other folders.
+
+    Args:
+        store: the folder.
+        records: all its records.
+    """
+    try:
+        lines = history(store.out)
+    except UsageError as error:
+        yield str(error)
+        return
+    if not lines:
+        if store.bare:
+            yield f"{HISTORY} is missing, though the marker says that this is an accepted baseline"
+        return
+    last, found = lines[-1], records_digest(records)
+    if found != last.digest:
+        yield (
+            f"the {len(records)} records have the digest {found[:16]}, the last line of {HISTORY} says "
+            f"{last.digest[:16]} of {last.cells}; a baseline is moved by `ppbench baseline accept` alone"
+        )

@@ -1,0 +1,169 @@
+"""Accepted results: the only way in which a baseline moves.
+
+    BASELINE/ppbench.json        the marker; it says that reconstructions were left out
+    BASELINE/records/*.json      the records, as in a results folder
+    BASELINE/leaderboard.csv, worst_case.csv, leaderboard.html   made from these records: the page has no images
+    BASELINE/accepted.jsonl      when, why, and the digest of the records; every move is kept
+
+Neither images (reconstructions are private data), nor caches, nor times go along, so that it can be committed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ppbench import __version__
+from ppbench.base.errors import UsageError
+from ppbench.records.files import unwritable, write_atomic
+from ppbench.records.schema import Record
+from ppbench.records.store import MARKER, Store, canonical, marker_bytes
+from ppbench.report.accepted import HISTORY, Accepted, Moved, history, records_digest
+from ppbench.report.compare.outcome import failed_controls
+from ppbench.report.page.board import claimed, write_board
+from ppbench.report.verify import verify
+
+KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")
+"""What is kept of a board beside the records."""
+_OURS = {MARKER, HISTORY, "records", *KEPT}
+
+
+def accept(new: Path, baseline: Path, reason: str) -> Accepted:
+    """Make the results in `new` the baseline; return the line that says so.
+
+    Everything is written to a folder beside `baseline`, which then takes its place: a failure leaves the old one.
+
+    Args:
+        new: a folder of results without problems.
+        baseline: an accepted baseline, a new or an empty folder.
+        reason: why; must say something.
+
+    Raises:
+        UsageError: no reason, problems, failed cells or failed controls in `new`, a `baseline` that is something else
+            or the current folder, or a disk that is full.
+    """
+    reason = " ".join(reason.split())
+    if not reason:
+        raise UsageError("A baseline moves for a reason; give it, as --reason 'clipping is per example now'.")
+    _check_target(new, baseline)
+    baseline = baseline.resolve()
+    if problems := verify(new, claimed):
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UsageError(f"{new} has problems: {problems[0].rstrip('.')}{more}; nothing was accepted.")
+    records = Store(new).load_all()
+    if not records:
+        raise UsageError(f"{new} holds no records; nothing was accepted.")
+    _check_worth(new, records)
+    lines = history(baseline)
+    line = Accepted(
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        reason=reason,
+        ppbench=__version__,
+        cells=len(records),
+        digest=records_digest(records),
+        moved=_moved(Store(baseline).load_all(), records),
+    )
+    with _replaced(baseline) as folder:
+        _fill(folder, records, [*lines, line])
+    return line
+
+
+def _check_target(new: Path, baseline: Path) -> None:
+    """Refuse a target that holds anything but a baseline: it is about to be replaced (UsageError)."""
+    if not new.is_dir():
+        raise UsageError(f"{new} is no folder; give the --out of an evaluation.")
+    if baseline.exists() and new.resolve() == baseline.resolve():
+        raise UsageError(f"NEW and BASELINE are one folder, {new}; give two.")
+    if not baseline.parent.is_dir():
+        raise UsageError(f"There is no folder {baseline.parent} for the baseline; make it first.")
+    if baseline.is_symlink():
+        raise UsageError(f"{baseline} is a link; give the folder that it leads to.")
+    if Path.cwd().is_relative_to(baseline.resolve()):
+        raise UsageError(
+            f"{baseline} is the current folder or holds it, and a baseline is replaced as a whole; go to another "
+            "folder and name it from there."
+        )
+    store = Store(baseline)
+    if (baseline / MARKER).is_file() and not (store.bare and (baseline / HISTORY).is_file()):
+        raise UsageError(
+            f"{baseline} holds results, not an accepted baseline; give another folder, they would be lost."
+        )
+    foreign = sorted(p.name for p in baseline.iterdir() if p.name not in _OURS) if baseline.is_dir() else []
+    if foreign:
+        raise UsageError(
+            f"{baseline} holds files that are no part of a baseline, such as {foreign[0]!r}; move them out."
+        )
+
+
+def _check_worth(new: Path, records: list[Record]) -> None:
+    """Refuse results that nothing can be judged by, whatever the reason (UsageError).
+
+    A cell that diverged is a result; one that failed would never be compared again, and without controls that hold no
+    figure means anything.
+    """
+    failed = [record for record in records if record.status == "failed"]
+    if failed:
+        first = failed[0].config
+        raise UsageError(
+            f"{len(failed)} of {len(records)} cells in {new} failed, such as {first.defense.id} under "
+            f"{first.attack.id} ({failed[0].reason}); compute them again, nothing was accepted."
+        )
+    if faults := failed_controls(records):
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise UsageError(f"{new}, {faults[0].rstrip('.')}{more}; a baseline needs controls that hold.")
+
+
+def _moved(before: list[Record], after: list[Record]) -> Moved:
+    old, new = ({r.cell_id: canonical(r) for r in some} for some in (before, after))
+    changed = sum(old[name] != new[name] for name in old.keys() & new.keys())
+    return Moved(added=len(new.keys() - old.keys()), removed=len(old.keys() - new.keys()), changed=changed)
+
+
+def _fill(folder: Path, records: list[Record], lines: list[Accepted]) -> None:
+    """Write a baseline into the empty `folder`."""
+    (folder / "records").mkdir()
+    write_atomic(folder / MARKER, marker_bytes(bare=True))
+    for record in records:
+        write_atomic(folder / "records" / f"{record.cell_id}.json", canonical(record))
+    history_text = "".join(line.model_dump_json() + "\n" for line in lines)
+    write_atomic(folder / HISTORY, history_text.encode())
+    write_board(Store(folder))
+    for path in folder.iterdir():
+        if path.name not in _OURS:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def _replaced(target: Path) -> Iterator[Path]:
+    """Give an empty folder beside `target` that takes its place in the end, whole or not at all.
+
+    Two renames: were the machine to stop between them, the old folder is beside, under the name that ends in .old.
+
+    Raises:
+        UsageError: a folder cannot be made or renamed.
+    """
+    fresh, old = (target.with_name(f".{target.name}~{os.getpid()}.{end}") for end in ("new", "old"))
+    try:
+        fresh.mkdir()
+        try:
+            yield fresh
+            if target.exists():
+                target.rename(old)
+            try:
+                fresh.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as cause:
+        raise unwritable(target, 0, cause) from cause
+
+
+__all__ = ["KEPT", "accept"]

@@ -1,0 +1,198 @@
+"""Rules for claims about attacks: each says when such a claim holds, falls, or cannot be told.
+
+A claim of protection falls in any setting in which an attack succeeds; it holds only as far as attacks were tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppbench.base.registry import load, plugins
+from ppbench.records.schema import Record
+from ppbench.report.cap import Cap, series_cap, series_key
+from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
+from ppbench.report.controls import above_chance, best, is_image, value
+from ppbench.report.verdict.fates import members_fate, outputs_fate
+from ppbench.report.verdict.lines import Strongest, attack_of, figure
+from ppbench.report.verdict.uploads import HIDDEN, fate
+
+
+def _asked(case: Case, kind: str, metric: str) -> tuple[list[Record], list[Record]]:
+    """Return the defense's and the undefended cells of a kind, by a client, of what clients train on if asked there."""
+    mine = [r for r in case.mine if r.config.attack.kind == kind and value(r, metric) is not None]
+    mine = [r for r in mine if r.config.threat_model.id == "client/1"] or mine
+    mine = [r for r in mine if r.config.stage == "iterate"] or mine
+    where = {(r.config.stage, r.config.threat_model.id) for r in mine}
+    return mine, [
+        r for r in case.none if r.config.attack.kind == kind and (r.config.stage, r.config.threat_model.id) in where
+    ]
+
+
+def members_stay_hidden(case: Case) -> Finding | str:
+    """The claimed ASR holds where the strongest attack, one that knows the defense among them, is not above chance and
+    below the undefended figure, though the delivered model gives members away: noise so large that nothing is
+    memorized says nothing about hiding. It falls where one lies above chance and above the claim.
+    """
+    mine, undefended = _asked(case, "membership", "asr")
+    if not mine:
+        return "no membership attack was run"
+    sides, none = Strongest.of(mine, "asr"), best(undefended, "asr")
+    worst = sides.worst("asr")
+    assert worst is not None
+    known = none if above_chance(none, "asr", len(undefended)) else None
+    plain, strong = (told(case, r, "asr", ".1%") for r in (sides.plain, worst))
+    delivered = best(
+        [r for r in case.mine if r.config.stage == "final" and r.config.attack.kind == "membership"], "asr"
+    )
+    beside = f"undefended {_bare(none, 'asr')}"
+    if worst.config.stage == "iterate" and delivered is not None:
+        beside += f"; the delivered model, which nothing masks: {_bare(delivered, 'asr')}"
+    cells = cells_of(sides.plain, worst, none, delivered)
+
+    def found(verdict: Verdict, to: str, reason: str) -> Finding:
+        return Finding(verdict, to, f"{reason}; {beside}", plain, strong, cells)
+
+    bad = unreliable(case, worst.config.threat_model.id)
+    outcome, claimed = members_fate(worst, sides.tried, known), case.claim.value or 0.5
+    if known is None:
+        return found("cannot be told", "", "the undefended model is not shown to give members away")
+    if bad is not None:
+        return found("cannot be told", "", bad)
+    if outcome == "found" and (value(worst, "asr") or 0.0) > claimed:
+        return found(
+            "falls", f"to {value(worst, 'asr'):.1%}", "above chance at Bonferroni's level over the cells tried"
+        )
+    if sides.knowing is None:
+        return found("cannot be told", "", "no attack that knows the defense was run")
+    if worst.config.stage == "iterate" and not above_chance(delivered, "asr", 1):
+        return found("cannot be told", "", "the delivered model is not shown to give members away either")
+    if outcome == "hidden":
+        return found("holds", "", "the strongest attack is not above chance, and below the undefended figure")
+    return found("cannot be told", "", "the strongest attack is neither above chance nor below the undefended figure")
+
+
+def _bare(record: Record | None, name: str, form: str = ".1%", unit: str = "") -> str:
+    return "not run" if record is None else figure(record, name, form, unit)
+
+
+def pixels_stay_hidden(case: Case) -> Finding | str:
+    """The claimed PSNR holds where the median image stays below 20 dB, its whole interval, under every attack; it falls
+    where it lies above. Decibels as such depend on the images.
+    """
+    mine = [r for r in case.mine if r.config.attack.kind == "reconstruction" and is_image(r)]
+    mine = [r for r in mine if r.config.threat_model.id == "server/1" and value(r, "psnr_median") is not None]
+    mine = [r for r in mine if r.config.stage == "init"] or mine
+    smallest = min((r.config.batch_size for r in mine), default=1)
+    mine = [r for r in mine if r.config.batch_size == smallest]
+    if not mine:
+        return "no reconstruction of images was run from the server's view"
+    sides = Strongest.of(mine, "psnr_median")
+    worst = sides.worst("psnr_median")
+    same = (mine[0].config.stage, smallest, "server/1")
+    none = best(
+        [r for r in case.none if (r.config.stage, r.config.batch_size, r.config.threat_model.id) == same],
+        "psnr_median",
+    )
+    plain, strong = (told(case, r, "psnr_median", ".1f", " dB") for r in (sides.plain, worst))
+    about = f"batch {smallest}, {'random' if same[0] == 'init' else 'trained'} weights; undefended "
+    about += _bare(none, "psnr_median", ".1f", " dB")
+
+    def found(verdict: Verdict, to: str, reason: str) -> Finding:
+        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells_of(sides.plain, worst, none))
+
+    bad, outcome = unreliable(case, "server/1"), fate(worst)
+    if bad is not None:
+        return found("cannot be told", "", bad)
+    if outcome == "falls":
+        return found("falls", f"to {value(worst, 'psnr_median'):.1f} dB", f"the median image is above {HIDDEN:.0f} dB")
+    if outcome == "undecided":
+        return found("cannot be told", "", f"the interval of the median contains {HIDDEN:.0f} dB")
+    if sides.knowing is None:
+        return found("cannot be told", "", "no attack that knows the defense was run")
+    return found("holds", "", f"the median image stays below {HIDDEN:.0f} dB under every attack tried")
+
+
+def outputs_stay_hidden(case: Case) -> Finding | str:
+    """That clients cannot tell the true model's outputs falls where an attack reads them, all or in part."""
+    mine, _ = _asked(case, "extraction", "output_error")
+    mine = [r for r in mine if r.config.stage == "iterate"]
+    if not mine:
+        return "no extraction attack was run on what clients train on"
+    numbers = mine[0].config.model.classes == 1
+    name, form = ("output_error", ".2g") if numbers else ("agreement", ".1%")
+    sides = Strongest.of(mine, name)
+    worst = sides.worst(name)
+    assert worst is not None
+    plain, strong = (told(case, r, name, form) for r in (sides.plain, worst))
+    what = "relative error" if numbers else "of decisions read"
+    figures = f"{value(worst, name):{form}} {what}" if not numbers else f"{what} {value(worst, name):{form}}"
+    reason = f"relative error of its outputs {figure(worst, 'output_error', '.2g')}"
+    cells, outcome = cells_of(sides.plain, worst), outputs_fate(worst, sides.tried)
+    if outcome in ("found", "part"):
+        return Finding("falls", f"to {figures}", reason, plain, strong, cells)
+    if sides.knowing is None:
+        return Finding("cannot be told", "", "no attack that knows the defense was run", plain, strong, cells)
+    if outcome == "hidden":
+        return Finding("holds", "", f"no attack tried reads them; {reason}", plain, strong, cells)
+    return Finding("cannot be told", "", f"the interval allows both; {reason}", plain, strong, cells)
+
+
+def calibrated(case: Case) -> Finding | str:
+    """A claimed CAP holds where ours, under the strongest attack of its kind, is not below it by its interval. It is
+    the mean over those control values that were run and are in the paper's grid, of which there must be two.
+    """
+    kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
+    cells = [r for r in case.mine if r.config.attack.kind == kind and r.config.batch_size == batch]
+    cells = [r for r in cells if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
+    if not cells:
+        return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
+    grid = _papers_grid(case.mine[0].config.defense.id)
+    kept = [r for r in cells if r.config.defense.control is not None and r.config.defense.control.value in grid]
+    every = _caps(kept)
+    known = [pair for pair in every if pair[0].value is not None]
+    if not known:
+        named = cells_of(*kept)
+        return Finding("cannot be told", "", _no_cap([cap for cap, _ in every], grid), "", "", named)
+    plain, _, _ = _lowest([pair for pair in known if not pair[1][0].config.attack.adaptive])
+    worst, cap, records = _lowest(known)
+    assert cap is not None and cap.value is not None
+    named, claimed = cells_of(*records), case.claim.value or 0.0
+    bad = unreliable(case, "server/1")
+    if bad is not None:
+        return Finding("cannot be told", "", bad, plain, worst, named)
+    reason = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
+    if (cap.value if cap.high is None else cap.high) < claimed:
+        return Finding("falls", f"to {cap.value:.2f}", reason, plain, worst, named)
+    return Finding("holds", "", reason, plain, worst, named)
+
+
+def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
+    """Return why none of these CAPs over values of the paper's grid has a value."""
+    if not grid:
+        return "the grid of the paper is not known"
+    most = max(every, key=lambda cap: cap.n, default=None)
+    found = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
+    return f"{found}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
+
+
+def _papers_grid(defense: str) -> tuple[float, ...]:
+    """Return the control values of a defense's paper; none where the defense is not installed or names none."""
+    known = plugins("defenses")
+    return tuple(dict.fromkeys(load("defenses", defense).grids.get("paper", ()))) if defense in known else ()
+
+
+def _caps(cells: Sequence[Record]) -> list[tuple[Cap, list[Record]]]:
+    """Return the CAP of each series of these cells, with its cells."""
+    series: dict[str, list[Record]] = {}
+    for record in cells:
+        series.setdefault(series_key(record.config), []).append(record)
+    return [(series_cap(some, None), some) for some in series.values()]
+
+
+def _lowest(some: Sequence[tuple[Cap, list[Record]]]) -> tuple[str, Cap | None, list[Record]]:
+    """Return the lowest of some CAPs in words, itself, and its cells."""
+    if not some:
+        return "not run", None, []
+    cap, records = min(some, key=lambda pair: (pair[0].value or 0.0, attack_of(pair[1][0])))
+    ends = "" if cap.low is None else f" [{cap.low:.2f}, {cap.high:.2f}]"
+    return f"{cap.value:.2f}{ends} ({attack_of(records[0])})", cap, records

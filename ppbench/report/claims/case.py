@@ -1,0 +1,77 @@
+"""A claim beside the records of one evaluation, and what they say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ppbench.federation.contract import Claim
+from ppbench.records.schema import Record
+from ppbench.report.controls import check_controls
+from ppbench.report.verdict.lines import attack_of, figure, labels_of
+
+Verdict = Literal["holds", "falls", "cannot be told"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A claim beside one evaluation.
+
+    Attributes:
+        claim: the claim.
+        mine: the defense's cells at the parameters that the claim is for.
+        none: the undefended model's cells.
+        everything: all cells of the evaluation, other defenses' too.
+    """
+
+    claim: Claim
+    mine: Sequence[Record]
+    none: Sequence[Record]
+    everything: Sequence[Record]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an evaluation says about a claim.
+
+    Attributes:
+        verdict: one of three.
+        to: what it falls to, or what is found instead; "" where the verdict says it all.
+        reason: the rule, with its figures.
+        plain, worst: figures of the strongest attack that does not know the defense, and of the strongest of all.
+        cells: names of the cells that they come from.
+    """
+
+    verdict: Verdict
+    to: str
+    reason: str
+    plain: str
+    worst: str
+    cells: tuple[str, ...]
+
+
+Rule = Callable[[Case], Finding | str]
+"""Returns why the claim cannot be checked, as a clause, where the cells that it is about were not run."""
+
+
+def unreliable(case: Case, threat: str) -> str | None:
+    """Return what a control says against the attacks of one adversary in this evaluation, a clause, or None."""
+    scope = [r for r in case.everything if r.config.threat_model.id == threat]
+    bad = next((check.sentence for check in check_controls(scope) if check.ok is not True), None)
+    return None if bad is None else f"a control speaks against the attacks: {bad.rstrip('.')}"
+
+
+def told(case: Case, record: Record | None, name: str, form: str, unit: str = "") -> str:
+    """Return "71.0% [66.3, 75.4] (unmask_regression, kappa=10)"; the control value where there are several."""
+    if record is None:
+        return "not run"
+    label = labels_of(case.mine)
+    several = len(set(label.values())) > 1
+    by = ", ".join(word for word in (attack_of(record), label.get(record.cell_id, "") if several else "") if word)
+    return f"{figure(record, name, form, unit)} ({by})"
+
+
+def cells_of(*records: Record | None) -> tuple[str, ...]:
+    """Return the names of the cells that are there, each once."""
+    return tuple(dict.fromkeys(r.cell_id for r in records if r is not None))

@@ -1,0 +1,184 @@
+"""The table of claims as Markdown: a function of claims, records and benchmark figures alone, byte for byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.federation.contract import Claim
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.report.claims import NO_RECORD, RULES, WORST, Checked, Unchecked, check, claimed_by_all
+from ppbench.report.claims.figures import Benchmark, read_figures, time_is_kept
+
+NOTHING = "-"
+SHORT = 8  # hex digits of a cell's name, as on the page and in `records/`
+_HEADS = (
+    *("Defense", "Source", "Setting of the paper", "Claimed", "Our setting"),
+    *("Plain attack", "Worst case", "Verdict", "Records"),
+)
+FEW = 3  # claims of one table that are written out, where they cannot be checked
+_NAMES = {
+    "asr": "ASR",
+    "psnr_median": "PSNR",
+    "mse": "MSE",
+    "accuracy_top5": "Top-5 accuracy",
+    "dice": "Dice",
+    "bytes_saving": "saved bytes",
+}
+_RATIOS = {
+    "upload_ratio": "times the undefended upload",
+    "memory_ratio": "times an undefended client's peak memory",
+    "client_cost_ratio": "times an undefended client's time",
+    "client_backward_ratio": "times the time of its backward passes",
+}
+
+
+def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
+    """Return the page on all installed defenses from the records in `folders` and the benchmark files `figures`.
+
+    Raises:
+        UsageError: a folder holds no records, or a record or a file of figures cannot be read.
+    """
+    records: list[Record] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
+        found = Store(folder).load_all()
+        if not found:
+            raise UsageError(f"{folder} holds no records; run ppbench evaluate --out {folder} first.")
+        records += found
+    benchmarks = read_figures(figures)
+    return page(check(claimed_by_all(), records, benchmarks), records, benchmarks)
+
+
+def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], benchmarks: Sequence[Benchmark]) -> str:
+    """Return the Markdown: the table of what can be checked, the list of what cannot, and the rules."""
+    checked = [c for c in outcomes if isinstance(c, Checked)]
+    unchecked = [c for c in outcomes if isinstance(c, Unchecked)]
+    parts = [
+        "# What papers claim, and what the records say",
+        _about(records, benchmarks, checked),
+        "## Claims that could be checked",
+        _table(checked) if checked else "None.",
+        "## Claims that could not be checked",
+        _list(unchecked) if unchecked else "None.",
+        "## Rules",
+        _rules(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], checked: Sequence[Checked]) -> str:
+    versions = sorted({record.environment.ppbench for record in records})
+    seeds = sorted({record.config.seed for record in records})
+    source = f"{len({r.cell_id for r in records})} records of ppbench {', '.join(versions)}"
+    source += f", seed {', '.join(map(str, seeds))}"
+    if benchmarks:
+        where = sorted({f"{b.machine}, {b.date}" for b in benchmarks})
+        source += f", and {len(benchmarks)} benchmarks ({'; '.join(where)})"
+    number = {v: sum(c.finding.verdict == v for c in checked) for v in WORST}
+    return (
+        "Written by `ppbench claims`; every figure, verdict and reason is computed, none is typed. "
+        f"From {escape(source)}.\n\n"
+        f"Of {len(checked)} claims that could be checked {number['holds']} hold, {number['falls']} fall, and of "
+        f"{number['cannot be told']} it cannot be told. A protection that falls in any setting has fallen; one that "
+        "holds does so as far as the attacks named were tried."
+    )
+
+
+def _table(checked: Sequence[Checked]) -> str:
+    rows = [_HEADS, ("---",) * len(_HEADS), *(_row(c) for c in checked)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _row(c: Checked) -> tuple[str, ...]:
+    finding = c.finding
+    verdict = f"**{escape(' '.join(word for word in (finding.verdict, finding.to) if word))}**"
+    other = f"other {', '.join(c.differs)} than the paper's" if c.differs else ""
+    worst = f"the worst of {c.evaluations} evaluations" if c.evaluations > 1 else ""
+    reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
+    names = " ".join(f"`{cell[:SHORT]}`" for cell in finding.cells)
+    return (
+        escape(c.defense),
+        escape(c.claim.source),
+        escape(c.claim.setting or "not given"),
+        escape(claimed_text(c.claim)),
+        escape(c.setting),
+        escape(finding.plain) or NOTHING,
+        escape(finding.worst) or NOTHING,
+        f"{verdict}: {reason}" if reason else verdict,
+        names or NOTHING,
+    )
+
+
+def _list(unchecked: Sequence[Unchecked]) -> str:
+    """Return what cannot be checked by defense, source and reason; of a defense without records how much it is."""
+    groups: dict[tuple[str, str, str], list[Unchecked]] = {}
+    for item in unchecked:
+        source = "" if item.unrun else item.claim.source
+        reason = NO_RECORD if item.reason.startswith(NO_RECORD) else item.reason
+        groups.setdefault((item.defense, source, reason), []).append(item)
+    said = []
+    for (defense, source, reason), some in groups.items():
+        where = escape(f"{defense}, {source}" if source else defense)
+        what = _several([item.claim for item in some]) if source else _counted(len(some))
+        if reason == NO_RECORD:
+            reason += "; ".join(dict.fromkeys(item.reason.removeprefix(NO_RECORD) for item in some))
+        verdict = "Not comparable" if source and reason.startswith(NO_RECORD) else "Not checked"
+        said.append(f"- {where}: {escape(what)}. {verdict}: {escape(reason)}.")
+    return "\n".join(said)
+
+
+def _several(claims: Sequence[Claim]) -> str:
+    """Return a few claims in words; of more their number, and the range of each metric."""
+    words = list(dict.fromkeys(claimed_text(claim) for claim in claims))
+    if len(words) <= FEW:
+        return "; ".join(words)
+    ranges = []
+    for metric in dict.fromkeys(claim.metric for claim in claims):
+        values = [claim.value for claim in claims if claim.metric == metric and claim.value is not None]
+        ends = dict.fromkeys(_unit(metric, end) for end in (min(values), max(values))) if values else ()
+        ranges.append(" ".join(word for word in (_NAMES.get(metric, metric), " to ".join(ends)) if word))
+    return f"{_counted(len(claims))} ({'; '.join(ranges)})"
+
+
+def _counted(number: int) -> str:
+    return "1 claim" if number == 1 else f"{number} claims"
+
+
+def _rules() -> str:
+    """Return what the rules say of themselves: the first paragraph of each one's docstring."""
+    rules = dict.fromkeys([*RULES.values(), time_is_kept])
+    texts = [" ".join((rule.__doc__ or "").split("\n\n")[0].split()) for rule in rules]
+    return "\n".join(f"- {escape(text)}" for text in texts if not text.startswith("Return"))
+
+
+def claimed_text(claim: Claim) -> str:
+    """Return what a paper claims, in words: "ASR 50.3% (72.0% undefended)"."""
+    if claim.value is None:
+        return claim.note
+    if claim.metric in _RATIOS:
+        text = f"{claim.value:.3g} {_RATIOS[claim.metric]}"
+    elif claim.metric.startswith("cap_"):
+        about = f"{claim.metric.removeprefix('cap_')}, {claim.dataset}, batch {claim.batch}"
+        text = f"CAP {claim.value:.2f} ({about})"
+    else:
+        text = f"{_NAMES.get(claim.metric, claim.metric)} {_unit(claim.metric, claim.value)}"
+    beside = "" if claim.undefended is None else f" ({_unit(claim.metric, claim.undefended)} undefended)"
+    return text + beside + (f" [{claim.note}]" if claim.note else "")
+
+
+def _unit(metric: str, value: float) -> str:
+    if metric in ("asr", "accuracy", "accuracy_top5", "agreement", "dice", "bytes_saving"):
+        return f"{value:.2%}"
+    return {"psnr_median": f"{value:.2f} dB", "mse": f"{value:.3f}"}.get(metric, f"{value:.4g}")
+
+
+def escape(text: str) -> str:
+    """Return `text` as one line of Markdown that means nothing but itself, also within a table."""
+    flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    flat = re.sub(r"([\\`*\[\]|~])", r"\\\1", flat)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", flat)

@@ -1,0 +1,254 @@
+"""Which cells of two results folders are about the same, and why the others are not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ppbench.base.errors import UsageError
+from ppbench.records.schema import CellConfig, Record
+
+SHOWN = 3
+"""Differing keys that a sentence names; how many more there are is said."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a row is about, whatever its seeds. Versions stand apart: suite and threat are without them.
+
+    control, value: name and value of the control parameter, "" and None without one; parameters: the defense's others,
+    as JSON; follows: the attack whose images are used, "" without.
+    """
+
+    suite: str
+    defense: str
+    control: str
+    value: float | None
+    parameters: str
+    threat: str
+    stage: str
+    batch: int
+    probe: str
+    probe_rounds: int
+    role: str
+    attack: str
+    follows: str
+
+    def order(self) -> tuple[str | int | float, ...]:
+        """Return what rows are sorted by; none of a control value comes first."""
+        value = -math.inf if self.value is None else self.value
+        where = (self.suite, self.defense, self.control, value, self.parameters, self.threat, self.stage, self.batch)
+        return (*where, self.probe, self.probe_rounds, self.role, self.attack, self.follows)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The cells of one row that can be compared: `base` and `new` are complete and in the order of `seeds`.
+
+    note: what a reader of the row must know, "" for nothing: seeds of BASELINE that had failed.
+    """
+
+    where: Where
+    seeds: tuple[int, ...]
+    base: tuple[Record, ...]
+    new: tuple[Record, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Left:
+    """A row that cannot be compared.
+
+    Attributes:
+        where: what it is about.
+        status: "missing" from NEW, "incomparable", "new" (only in NEW), or "unjudged" (not complete in BASELINE).
+        reason: one clause.
+        record: one of its records.
+    """
+
+    where: Where
+    status: Literal["missing", "incomparable", "new", "unjudged"]
+    reason: str
+    record: Record
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rows of two folders."""
+
+    pairs: tuple[Pair, ...]
+    left: tuple[Left, ...]
+
+
+Facts = tuple[tuple[str, str], ...]
+_Rows = dict[tuple[Where, Facts], dict[int, Record]]
+
+
+def where_of(config: CellConfig) -> Where:
+    """Return what a cell is about, its seed and all versions aside."""
+    defense, control, attack = config.defense, config.defense.control, config.attack
+    rest = {name: value for name, value in defense.parameters.items() if control is None or name != control.name}
+    return Where(
+        suite=_unversioned(config.suite),
+        defense=defense.id,
+        control="" if control is None else control.name,
+        value=None if control is None else control.value,
+        parameters=json.dumps(rest, sort_keys=True),
+        threat=_unversioned(config.threat_model.id),
+        stage=config.stage,
+        batch=config.batch_size,
+        probe=config.probe,
+        probe_rounds=config.probe_rounds,
+        role=config.role,
+        attack=attack.id,
+        follows=attack.follows or "",
+    )
+
+
+def _unversioned(name: str) -> str:
+    return name.rpartition("/")[0] or name
+
+
+def facts_of(config: CellConfig) -> Facts:
+    """Return what must be equal for two cells to be compared, as (key, JSON) pairs; the defense's version is not in it.
+
+    The data set counts by its digest, not by its name, which may hold a path; of the threat model the wording does not
+    count; nor does the network of perceptual figures, which are not judged.
+    """
+    threat, attack = config.threat_model, config.attack
+    parts: dict[str, object] = {
+        "schema": config.schema_,
+        "suite": config.suite,
+        "suite_digest": config.suite_digest,
+        "threat_model": {"id": threat.id, "auxiliary": threat.auxiliary, "knows_defense": threat.knows_defense},
+        "attack": {"version": attack.version, "kind": attack.kind, "parameters": attack.parameters},
+        "data": config.data.model_dump(exclude={"name"}),
+        "model": config.model.model_dump(),
+        "federation": config.federation.model_dump(),
+        "victims": config.victims,
+        "tuning": config.tuning,
+        "audit": None if config.audit is None else config.audit.model_dump(),
+    }
+    return tuple(sorted(_flat("", parts)))
+
+
+def _flat(prefix: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), part)
+    else:
+        yield prefix, json.dumps(value, sort_keys=True)
+
+
+def differing(base: Facts, new: Facts) -> list[str]:
+    """Return "key is X, NEW has Y" for each key in which two cells differ, versions first."""
+    one, two = dict(base), dict(new)
+    keys = sorted({k for k in one | two if one.get(k) != two.get(k)}, key=lambda k: ("version" not in k, k))
+    return [f"{key} is {one.get(key, 'absent')}, NEW has {two.get(key, 'absent')}" for key in keys]
+
+
+def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
+    """Return the rows of two folders: those that can be compared, and the others with the reason.
+
+    Oracles, which choose by the truth, are left out. Cells of the same facts meet first; what is left over of one row
+    on both sides meets the cell that differs least, and is incomparable.
+
+    Raises:
+        UsageError: a folder holds one cell twice, under two versions of a defense.
+    """
+    ours, theirs = _rows(base, "BASELINE"), _rows(new, "NEW")
+    pairs: list[Pair] = []
+    left: list[Left] = []
+    for key in sorted(ours.keys() & theirs.keys(), key=_order):
+        found = _paired(key[0], ours[key], theirs[key])
+        pairs += [found] if isinstance(found, Pair) else []
+        left += [found] if isinstance(found, Left) else []
+        extra = sorted(theirs[key].keys() - ours[key].keys())
+        if extra and isinstance(found, Pair):
+            reason = f"seeds {', '.join(map(str, extra))} are only in NEW; the others are compared"
+            left.append(Left(key[0], "new", reason, theirs[key][extra[0]]))
+    spare = defaultdict[Where, list[Facts]](list)
+    for where, facts in sorted(theirs.keys() - ours.keys(), key=_order):
+        spare[where].append(facts)
+    for where, facts in sorted(ours.keys() - theirs.keys(), key=_order):
+        left.append(_unpaired(where, facts, ours[where, facts], spare[where]))
+    for where, some in spare.items():
+        left += [Left(where, "new", "only in NEW", _first(theirs[where, facts])) for facts in some]
+    return Joined(tuple(pairs), tuple(sorted(left, key=lambda found: found.where.order())))
+
+
+def _order(key: tuple[Where, Facts]) -> tuple[tuple[str | int | float, ...], Facts]:
+    return key[0].order(), key[1]
+
+
+def _rows(records: Sequence[Record], side: str) -> _Rows:
+    rows: _Rows = defaultdict(dict)
+    for record in sorted(records, key=lambda r: r.cell_id):
+        config = record.config
+        if config.attack.oracle:
+            continue
+        seeds = rows[where_of(config), facts_of(config)]
+        twin = seeds.setdefault(config.seed, record)
+        versions = twin.config.defense.version, config.defense.version
+        if versions[0] != versions[1]:
+            raise UsageError(
+                f"{side} holds {config.defense.id!r} in versions {versions[0]!r} and {versions[1]!r}; "
+                "give a folder with one of them."
+            )
+    return rows
+
+
+def _first(seeds: dict[int, Record]) -> Record:
+    return seeds[min(seeds)]
+
+
+def _unpaired(where: Where, facts: Facts, seeds: dict[int, Record], spare: list[Facts]) -> Left:
+    """Return why a row of BASELINE has no partner; takes the nearest one out of `spare`."""
+    record = _first(seeds)
+    if all(r.status != "complete" for r in seeds.values()):
+        return Left(where, "unjudged", f"{record.status} in BASELINE, and not in NEW", record)
+    if not spare:
+        return Left(where, "missing", "not in NEW", record)
+    nearest = min(spare, key=lambda other: len(differing(facts, other)))
+    spare.remove(nearest)
+    named = differing(facts, nearest)
+    more = f"; and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    return Left(where, "incomparable", "; ".join(named[:SHOWN]) + more, record)
+
+
+def _paired(where: Where, base: dict[int, Record], new: dict[int, Record]) -> Pair | Left:
+    """Return a row's cells seed by seed, or why they cannot be compared."""
+    first = _first(base)
+    known = sorted(seed for seed, record in base.items() if record.status == "complete")
+    if not known:
+        return Left(where, "unjudged", f"{first.status} in BASELINE", first)
+    if not set(known) & new.keys():
+        seeds = f"seed is {', '.join(map(str, known))}, NEW has {', '.join(map(str, sorted(new)))}"
+        return Left(where, "incomparable", f"{seeds}: another seed asks about other victims", base[known[0]])
+    if absent := [seed for seed in known if seed not in new]:
+        return Left(where, "missing", f"seed {', '.join(map(str, absent))} is not in NEW", base[absent[0]])
+    for seed in known:
+        one, two = base[seed], new[seed]
+        if two.status != "complete":
+            return Left(where, "missing", f"complete in BASELINE, {two.status} in NEW: {two.reason}", one)
+        if reason := _asked(one, two):
+            return Left(where, "incomparable", reason, one)
+    lost = [f"seed {seed} {record.status} in BASELINE" for seed, record in sorted(base.items()) if seed not in known]
+    note = f"{', '.join(lost)}: not judged" if lost else ""
+    return Pair(where, tuple(known), tuple(base[s] for s in known), tuple(new[s] for s in known), note)
+
+
+def _asked(one: Record, two: Record) -> str:
+    """Return why two cells' victims are not the same, "" where they are."""
+    if one.asked is None or two.asked is None:
+        side = "BASELINE" if one.asked is None else "NEW"
+        return f"asked is absent in {side}, whose records are of before it was kept; make it again"
+    if one.asked != two.asked:
+        return f"asked is {one.asked}, NEW has {two.asked}: other victims, candidates or queries"
+    if len(one.victims) != len(two.victims):
+        return f"victims are {len(one.victims)}, NEW has {len(two.victims)}"
+    return ""

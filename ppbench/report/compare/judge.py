@@ -1,0 +1,143 @@
+"""From changes to verdicts: a tolerance, an interval, and Holm's correction over the rows of a defense.
+
+A defense has two families of rows, each corrected for itself: the headlines (the worst case of each point, the model's
+accuracy and guarantee), which few victims can still decide, and all others. One family of hundreds of rows would forbid
+any verdict on a dozen victims, whose p-values cannot be small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from scipy import stats
+
+from ppbench.metrics.intervals import LEVEL
+from ppbench.records.schema import Record
+from ppbench.report.compare.join import Pair, Where
+from ppbench.report.compare.paired import Change
+from ppbench.report.compare.samples import Rule
+
+Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
+ALPHA = 1 - LEVEL
+_Z = float(stats.norm.isf(ALPHA / 2))
+MOST = 10**6
+"""Numbers of victims beyond this are not named: such a row cannot be decided."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison.
+
+    Attributes:
+        where: what it is about; `where.attack` is "worst case of N attacks", or "" for what no attack is needed for.
+        metric: what was compared, "" where the whole cell could not be.
+        subset: of which victims.
+        status: the verdict, see docs/compare.md.
+        change: what changed, None where nothing was compared.
+        tolerance: how much worse counts.
+        adjusted: p-value after Holm's correction over the row's family, None where it took no part.
+        needed: victims with which an inconclusive row could be decided, None where it is decided or cannot be.
+        note: what a reader must know: the reason of no comparison, versions that differ.
+        record: BASELINE's record that the row begins with.
+        headline: whether it is of the defense's first family.
+        family: rows that Holm's correction was over, itself among them.
+        blind: whether it is an undecided headline that so few victims cannot decide among so many rows, whatever
+            happens; `needed` says how many could.
+    """
+
+    where: Where
+    metric: str
+    subset: str
+    status: Status
+    change: Change | None
+    tolerance: float
+    note: str
+    record: Record
+    adjusted: float | None = None
+    needed: int | None = None
+    headline: bool = False
+    family: int = 0
+    blind: bool = False
+
+
+def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
+    """Return a row that is still to be judged; without a change it is missing from NEW. The note names versions."""
+    one, two = pair.base[0].config.defense.version, pair.new[0].config.defense.version
+    notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
+    status: Status = "missing" if found is None else "ok"
+    note = "; ".join(part for part in notes if part)
+    return Row(pair.where, rule.name, rule.subset, status, found, rule.tolerance, note, pair.base[0])
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's step-down method (1979), in the given order."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    adjusted, so_far = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        so_far = max(so_far, min(1.0, (len(values) - rank) * values[place]))
+        adjusted[place] = so_far
+    return adjusted
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """Return `rows`, those with a change with their verdict; Holm's correction is over each family of each defense.
+
+    A row takes part in the correction where something was estimated: equal scores and stated numbers cannot mislead.
+    """
+    families = defaultdict[tuple[str, bool], list[int]](list)
+    for place, row in enumerate(rows):
+        if row.change is not None and not row.change.certain:
+            families[row.where.defense, row.headline].append(place)
+    found = list(rows)
+    for places in families.values():
+        adjusted = holm([change.p for place in places if (change := rows[place].change) is not None])
+        for place, p in zip(places, adjusted, strict=True):
+            found[place] = replace(rows[place], adjusted=p, family=len(places))
+    return [_verdict(row) for row in found]
+
+
+def _verdict(row: Row) -> Row:
+    found = row.change
+    if found is None:
+        return row
+    sure = found.certain or (row.adjusted is not None and row.adjusted < ALPHA)
+    if sure and found.low > 0 and found.worse > row.tolerance:
+        status: Status = "regression"
+    elif sure and found.high < 0 and found.worse < -row.tolerance:
+        status = "improved"
+    else:
+        status = "ok" if found.high < row.tolerance else "inconclusive"
+    if status != "inconclusive":
+        return replace(row, status=status)
+    if row.headline and found.floor * row.family >= ALPHA:
+        return replace(row, status=status, blind=True, needed=_seeing(found, row.family))
+    return replace(row, status=status, needed=_needed(found, row.tolerance, row.adjusted))
+
+
+def _seeing(change: Change, family: int) -> int:
+    """Return with how many victims a blind row's p-value could outlast the correction; each unit more halves it."""
+    more = math.floor(math.log2(change.floor * family / ALPHA)) + 1
+    return math.ceil(change.n * (change.units + more) / change.units)
+
+
+def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
+    """Return how many victims would decide a row, were its change what it seems; None beyond `MOST`.
+
+    Of the interval's half, what is not luck of training shrinks with the root of n. Below the tolerance the upper end
+    must fall under it; above, the p-value must outlast Holm's factor.
+    """
+    shared = _Z * change.luck
+    if change.worse < tolerance:
+        half, wanted = change.high - change.worse, tolerance - change.worse
+    else:
+        times = 1.0 if not adjusted or change.p <= 0 else max(1.0, adjusted / change.p)
+        half = change.worse - change.low
+        wanted = change.worse * _Z / float(stats.norm.isf(ALPHA / times / 2))
+    if wanted <= shared:
+        return None
+    number = change.n * (half**2 - shared**2) / (wanted**2 - shared**2)
+    return None if number > MOST else max(change.n + 1, math.ceil(number))

@@ -1,0 +1,118 @@
+"""A comparison for machines: JUnit XML, annotations of GitHub Actions, JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from ppbench.report.compare.judge import Row
+from ppbench.report.compare.naming import named, point, printable
+from ppbench.report.compare.outcome import Comparison
+from ppbench.report.compare.report import told
+from ppbench.report.controls import CONTROLS
+
+ANNOTATIONS = 10
+"""Annotations of one level that GitHub shows of a step; the summary has all rows."""
+
+
+def junit(result: Comparison) -> bytes:
+    """Return the comparison as JUnit XML: a suite a defense, a case a row; faults and doubts are errors of their own.
+
+    Regressions and missing rows are failures, faults and incomparable rows errors, and what was not decided is skipped.
+    """
+    root = ElementTree.Element("testsuites", name="ppbench compare")
+    for name, lines in (("controls", result.faults), ("undecidable", result.doubts)):
+        if lines:
+            suite = ElementTree.SubElement(root, "testsuite", name=name, tests=str(len(lines)))
+            suite.set("errors", str(len(lines)))
+        for line in lines:
+            case = ElementTree.SubElement(suite, "testcase", classname=name, name=printable(line))
+            ElementTree.SubElement(case, "error", message=printable(line))
+    for defense in sorted({row.where.defense for row in result.rows}):
+        rows = [row for row in result.rows if row.where.defense == defense]
+        suite = ElementTree.SubElement(root, "testsuite", name=printable(defense), tests=str(len(rows)))
+        found = [_case(suite, row) for row in rows]
+        for outcome, total in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+            suite.set(total, str(found.count(outcome)))
+    ElementTree.indent(root, " ")
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _case(suite: ElementTree.Element, row: Row) -> str:
+    """Add a row to a suite; return its outcome, "" of what is fine."""
+    case = ElementTree.SubElement(suite, "testcase", classname=point(row), name=named(row))
+    outcome = {"regression": "failure", "missing": "failure", "incomparable": "error"}.get(row.status, "skipped")
+    if row.where.defense in CONTROLS and row.status == "regression":
+        outcome = "skipped"  # an attack that got stronger: a note
+    if row.status in ("ok", "improved"):
+        return ""
+    ElementTree.SubElement(case, outcome, message=f"{row.status}: {told(row)}")
+    return outcome
+
+
+def workflow_commands(result: Comparison) -> list[str]:
+    """Return GitHub's workflow commands: an error a fault, doubt, regression, missing and incomparable row, then
+    warnings and notices.
+
+    A row's file is the record in BASELINE that it begins with, which is in the repository where the baseline is.
+    """
+    errors = [_command("error", "ppbench: harness fault", line) for line in result.faults]
+    errors += [_command("error", "ppbench: undecidable", line) for line in result.doubts]
+    worse = [*result.regressions, *result.of("missing"), *result.of("incomparable")]
+    errors += [_about(result, "error", row) for row in worse]
+    notices = [_about(result, "notice", row) for row in result.of("improved") if row.where.defense not in CONTROLS]
+    if undecided := result.of("inconclusive"):
+        notices.insert(0, _command("notice", "ppbench: inconclusive", f"{len(undecided)} rows are undecided."))
+    warnings = [_command("warning", "ppbench", line) for line in result.warnings]
+    return [*_capped("error", errors), *_capped("warning", warnings), *_capped("notice", notices)]
+
+
+def _capped(level: str, lines: Sequence[str]) -> list[str]:
+    if len(lines) <= ANNOTATIONS:
+        return list(lines)
+    rest = len(lines) - ANNOTATIONS + 1
+    return [*lines[: ANNOTATIONS - 1], _command(level, "ppbench", f"And {rest} more; the summary of the job has all.")]
+
+
+def _about(result: Comparison, level: str, row: Row) -> str:
+    file = (result.baseline / "records" / f"{row.record.cell_id}.json").as_posix()
+    return _command(level, f"ppbench: {row.status}, {point(row)}", f"{named(row)}: {told(row)}", file)
+
+
+def _command(level: str, title: str, message: str, file: str = "") -> str:
+    options = [f"file={_escaped(printable(file), True)}"] if file else []
+    options.append(f"title={_escaped(printable(title), True)}")
+    return f"::{level} {','.join(options)}::{_escaped(printable(message), False)}"
+
+
+def _escaped(text: str, option: bool) -> str:
+    """Return `text` as workflow commands want it: a name can end neither the command nor an option."""
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if option else text
+
+
+def as_json(result: Comparison) -> str:
+    """Return the comparison as JSON: exit code, verdict, what is said beside it, and every row with its figures."""
+    rows = [
+        {
+            **dataclasses.asdict(row.where),
+            "metric": row.metric,
+            "subset": row.subset,
+            "status": row.status,
+            "tolerance": row.tolerance,
+            "adjusted": row.adjusted,
+            "needed": row.needed,
+            "headline": row.headline,
+            "family": row.family,
+            "blind": row.blind,
+            "note": row.note,
+            "cell_id": row.record.cell_id,
+            "change": None if row.change is None else dataclasses.asdict(row.change),
+        }
+        for row in result.rows
+    ]
+    about = {"exit_code": result.exit_code, "verdict": result.verdict, "faults": result.faults}
+    about |= {"doubts": result.doubts, "warnings": result.warnings, "notes": result.notes}
+    return json.dumps({**about, "rows": rows}, indent=1, allow_nan=False)

@@ -1,0 +1,184 @@
+"""A comparison as a whole: the controls first, then the defenses, one exit code."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.report.accepted import baseline_problems
+from ppbench.report.compare.doubts import doubts_of
+from ppbench.report.compare.join import join
+from ppbench.report.compare.judge import Row, judged
+from ppbench.report.compare.naming import place
+from ppbench.report.compare.rows import rows_of
+from ppbench.report.controls import CONTROLS, check_controls
+from ppbench.run.sources import CODE
+
+OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
+UTILITY = ("accuracy", "dice", "mse", "cap")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What became of a baseline.
+
+    Attributes:
+        baseline, new: the folders.
+        rows: every row, judged; where there are faults, those of defenses are "unjudged".
+        faults: why nothing may be concluded about any defense, in sentences.
+        notes: what a reader should know beside the rows, in sentences.
+        warnings: what makes the figures themselves doubtful, in sentences.
+    """
+
+    baseline: Path
+    new: Path
+    rows: tuple[Row, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def of(self, *statuses: str) -> tuple[Row, ...]:
+        """Return the rows with one of `statuses`."""
+        return tuple(row for row in self.rows if row.status in statuses)
+
+    @property
+    def regressions(self) -> tuple[Row, ...]:
+        """The regressions of defenses; what controls do is a fault or a note."""
+        return tuple(row for row in self.of("regression") if row.where.defense not in CONTROLS)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the absence of a regression among the rows says nothing, in sentences; none where there are faults."""
+        return () if self.faults else tuple(doubts_of(self.rows))
+
+    @property
+    def exit_code(self) -> int:
+        """0 no regression, 1 regression, 3 harness fault, rows incomparable or a doubt, 4 rows missing; the first that
+        holds of fault, regression, incomparable, doubt, missing.
+        """
+        if self.faults:
+            return FAULT
+        if self.regressions:
+            return REGRESSION
+        if self.of("incomparable") or self.doubts:
+            return FAULT
+        return MISSING if self.of("missing") else OK
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a sentence."""
+        if self.faults:
+            return "HARNESS FAULT: a control changed or failed; nothing is concluded about any defense."
+        number = Counter(row.status for row in self.rows if row.where.defense not in CONTROLS)
+        told = [f"{number[s]} {s}" for s in ("improved", "ok", "inconclusive", "unjudged") if number[s]]
+        told += [f"{len(self.of(s))} {s}" for s in ("missing", "incomparable") if self.of(s)]
+        rest = f" ({', '.join(told)})" if told else ""
+        if found := self.regressions:
+            return f"REGRESSION: {len(found)} rows of {', '.join(_defenses(found))} got worse{rest}."
+        if self.of("incomparable"):
+            return f"INCOMPARABLE: some rows cannot be compared{rest}."
+        if self.doubts:
+            return f"UNDECIDABLE: {self.doubts[0].rstrip('.')}{rest}."
+        if self.of("missing"):
+            return f"MISSING: NEW lacks rows that BASELINE has{rest}."
+        return f"No regression was found{rest}."
+
+
+def _defenses(rows: Sequence[Row]) -> list[str]:
+    return sorted({row.where.defense for row in rows})
+
+
+def compare(baseline: Path, new: Path) -> Comparison:
+    """Return what changed from the results in `baseline` to those in `new`.
+
+    Raises:
+        UsageError: a folder is not one of results, is damaged or empty, or is a baseline that was changed by hand.
+    """
+    ours, theirs = _records(baseline, "BASELINE"), _records(new, "NEW")
+    rows = judged(rows_of(join(ours, theirs)))
+    faults = [*(f"NEW, {line}" for line in failed_controls(theirs)), *_changed_controls(rows)]
+    if faults:
+        rows = [_withheld(row) for row in rows]
+    return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)), tuple(_mixed(new)))
+
+
+def _records(folder: Path, side: str) -> list[Record]:
+    if not folder.is_dir():
+        raise UsageError(f"{side}: {folder} is no folder; give the --out of an evaluation or an accepted baseline.")
+    store = Store(folder)
+    records, problems = store.readable()
+    problems += baseline_problems(store, records)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UsageError(f"{side}: {problems[0].rstrip('.')}{more}; `ppbench verify {folder}` names all.")
+    if not records:
+        raise UsageError(f"{side}: {folder} holds no records; give the --out of an evaluation.")
+    return records
+
+
+def _mixed(new: Path) -> list[str]:
+    """Return that the cells of NEW were computed by several states of the code, where its note of them says so."""
+    try:
+        states = json.loads((new / CODE).read_bytes())
+    except (OSError, ValueError):  # a folder of before it was noted, or an accepted baseline, has none
+        return []
+    if not isinstance(states, list) or len(set(map(str, states))) < 2:
+        return []
+    return [
+        f"NEW holds cells of several states of the code ({', '.join(map(str, states))}; {CODE}): some may be of before "
+        "a change. Compute all of them again in another --out."
+    ]
+
+
+def failed_controls(records: Sequence[Record]) -> list[str]:
+    """Return what the controls of a folder say against it, evaluation by evaluation; empty where all hold."""
+    groups = defaultdict[str, list[Record]](list)
+    for record in records:
+        config = record.config
+        parts = [part.model_dump(mode="json") for part in (config.data, config.model, config.federation)]
+        groups[json.dumps([config.suite, config.seed, *parts], sort_keys=True)].append(record)
+    found = [check for some in groups.values() for check in check_controls(some) if check.ok is not True]
+    return list(dict.fromkeys(f"control {check.control}: {check.sentence}" for check in found))
+
+
+def _changed_controls(rows: Sequence[Row]) -> list[str]:
+    """Return where the undefended model got harder to attack, or to train: then the attack or the harness changed."""
+    found = []
+    for row in rows:
+        if row.where.defense != "none" or row.change is None:
+            continue
+        what = f"{row.metric} {row.change.base:.4g} -> {row.change.new:.4g}"
+        if row.metric not in UTILITY and row.status == "improved":
+            found.append(f"The attack got weaker on the undefended model: {row.where.attack}, {place(row)}: {what}.")
+        if row.metric in UTILITY and row.status == "regression":
+            found.append(f"Training of the undefended model got worse: {what}.")
+    return found
+
+
+def _withheld(row: Row) -> Row:
+    if row.where.defense in CONTROLS or row.change is None:
+        return row
+    note = "; ".join(part for part in ("no verdict: a control failed", row.note) if part)
+    return replace(row, status="unjudged", note=note)
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    stronger = [
+        row for row in rows
+        if row.where.defense == "none" and row.status == "regression" and row.metric not in UTILITY
+    ]  # fmt: skip
+    notes = []
+    if stronger:
+        names = ", ".join(sorted({row.where.attack for row in stronger}))
+        notes.append(f"The attack got stronger on the undefended model ({names}): a defense may look worse for that.")
+    if any(row.status == "inconclusive" for row in rows):
+        notes.append("Inconclusive: a worsening beyond the tolerance is neither shown nor ruled out.")
+    if new := sum(row.status == "new" for row in rows):
+        notes.append(f"{new} rows are only in NEW and were not judged.")
+    return notes

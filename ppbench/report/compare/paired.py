@@ -1,0 +1,220 @@
+"""What changed between two cells of one question, with an interval and a p-value, victim by victim.
+
+Decisions (one seed, one victim a unit): McNemar's test, mid-p (Fagerland, Lydersen and Laake 2013), and the interval of
+Bonett and Price (2012) for the difference of paired proportions. Everything else: the bootstrap, seeds resampled first,
+then the units within each (2000 replicates); the p-value is that of the estimate over the bootstrap's standard error
+under Student's law, because a share of 2000 replicates cannot be small enough to outlast Holm's correction, and never
+below 2^(1 - units), the smallest that any exact test of paired signs can give. Models' accuracies are given as a share
+of test images with its interval and not image by image, so their difference is that of independent samples (MOVER,
+Zou and Donner 2008): too wide rather than too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from ppbench.metrics.intervals import LEVEL
+from ppbench.records.schema import Record
+from ppbench.report.compare.samples import Floats, Rule, Sample, counts, sample_of, statistic
+
+REPLICATES = 2000
+_BLOCK = 4_000_000  # resampled values held in memory at a time
+_TAIL = (1 - LEVEL) / 2
+_Z = float(stats.norm.isf(_TAIL))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changed.
+
+    Attributes:
+        base, new: the figure on both sides.
+        worse: the worsening, positive where NEW leaks more (of accuracy and CAP: where it is lower); in the figure's
+            unit, and so are low and high, its 95 % interval.
+        p: two-sided, of no change.
+        n: victims (of an accuracy: test examples), all seeds together.
+        method: of interval and p-value.
+        certain: whether nothing was estimated: equal scores, or a stated number; it takes no part in Holm's correction.
+        luck: standard deviation of `worse` from draws of training that all victims share; low, high and p count it.
+        units: independent units that the p-value is of, all seeds together; 0 where it is of no such test.
+        floor: smallest p that so many units can give, however large the change is.
+    """
+
+    base: float
+    new: float
+    worse: float
+    low: float
+    high: float
+    p: float
+    n: int
+    method: str
+    certain: bool = False
+    luck: float = 0.0
+    units: int = 0
+    floor: float = 0.0
+
+
+def same(value: float, n: int, method: str = "equal scores, victim by victim") -> Change:
+    """Return the change of what is exactly as it was."""
+    return Change(value, value, 0.0, 0.0, 0.0, 1.0, n, method, certain=True)
+
+
+def with_luck(found: Change, luck: float, seeds: int) -> Change:
+    """Return a change that also counts the luck of training: two trainings of one defense differ, too.
+
+    Victims attacked through one model share it, so that no number of them tells this luck from a change of the defense;
+    seeds do. Interval and standard error are widened in quadrature.
+
+    Args:
+        found: what the victims say.
+        luck: standard deviation of the figure over trainings.
+        seeds: trainings a side.
+    """
+    if found.certain or luck == 0:
+        return found
+    spread = luck * math.sqrt(2 / seeds)
+    low = found.worse - math.hypot(found.worse - found.low, _Z * spread)
+    high = found.worse + math.hypot(found.high - found.worse, _Z * spread)
+    toward = low if found.worse > 0 else high
+    z = _Z * abs(found.worse) / abs(found.worse - toward)
+    p = max(found.p, float(2 * stats.norm.sf(z)))
+    method = f"{found.method}; luck of training {luck:g}"
+    return replace(found, low=low, high=high, p=p, luck=spread, method=method)
+
+
+def generator_of(key: str) -> np.random.Generator:
+    """Return the generator of a row's resampling: a function of what the row is about."""
+    return np.random.default_rng(zlib.crc32(key.encode()))
+
+
+def change(base: Sequence[Record], new: Sequence[Record], rule: Rule, key: str) -> Change:
+    """Return what changed in one metric between cells of equal questions, seed by seed.
+
+    Args:
+        base, new: one record a seed, in the same order.
+        rule: the metric.
+        key: of the row, which seeds the resampling.
+    """
+    samples = [sample_of(one, two, rule) for one, two in zip(base, new, strict=True)]
+    n = sum(len(sample.base) for sample in samples)
+    if all(sample.identical for sample in samples):
+        one = np.ones((1, 1))
+        levels = [statistic(s, s.base, rule.form, np.repeat(one, len(s.stratum), axis=1))[0] for s in samples]
+        return same(float(np.mean(levels)), n)
+    if rule.form == "decision" and len(samples) == 1 and samples[0].single:
+        return mcnemar(samples[0], rule.safer)
+    return bootstrapped(samples, rule, key)
+
+
+def mcnemar(sample: Sample, safer: bool) -> Change:
+    """Return the change of a share of yes, each victim deciding on its own."""
+    n = len(sample.base)
+    gained, lost = (int((a > b).sum()) for a, b in ((sample.new, sample.base), (sample.base, sample.new)))
+    sign = -1 if safer else 1
+    b, c = (gained, lost) if sign > 0 else (lost, gained)
+    up, down = (b + 1) / (n + 2), (c + 1) / (n + 2)
+    half = _Z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    low, high = max(up - down - half, -1.0), min(up - down + half, 1.0)
+    base, new = float(sample.base.mean()), float(sample.new.mean())
+    p, method = mid_p(gained, lost), "McNemar, mid-p; Bonett-Price"
+    return Change(base, new, sign * (new - base), low, high, p, n, method, units=n, floor=mid_p(n, 0))
+
+
+def mid_p(gained: int, lost: int) -> float:
+    """Return McNemar's two-sided mid-p of `gained` and `lost` discordant pairs; 1 of none."""
+    fewer, total = min(gained, lost), gained + lost
+    if gained == lost:
+        return 1 - 0.5 * float(stats.binom.pmf(fewer, total, 0.5)) if total else 1.0
+    return float(2 * stats.binom.cdf(fewer, total, 0.5) - stats.binom.pmf(fewer, total, 0.5))
+
+
+def replicated(sample: Sample, rule: Rule, generator: np.random.Generator) -> tuple[Floats, Floats]:
+    """Return a metric of both sides: [1 + REPLICATES], first the sample's, then of resamples drawn for both."""
+    block = max(1, _BLOCK // len(sample.stratum))
+    parts: list[tuple[Floats, Floats]] = []
+    for first in range(0, REPLICATES, block):
+        drawn = counts(sample, min(block, REPLICATES - first), generator)[0 if first == 0 else 1 :]
+        parts.append(
+            (statistic(sample, sample.base, rule.form, drawn), statistic(sample, sample.new, rule.form, drawn))
+        )
+    return np.concatenate([one for one, _ in parts]), np.concatenate([two for _, two in parts])
+
+
+def over_seeds(each: Sequence[Floats], generator: np.random.Generator) -> Floats:
+    """Return the mean over seeds of [1 + REPLICATES] figures a seed; in resamples seeds are drawn, too."""
+    table = np.stack(each)
+    drawn = generator.integers(len(each), size=(REPLICATES, len(each)))
+    picked = np.take_along_axis(table[:, 1:].T, drawn, axis=1)
+    return np.concatenate([[table[:, 0].mean()], picked.mean(axis=1)])
+
+
+def bootstrapped(samples: Sequence[Sample], rule: Rule, key: str) -> Change:
+    """Return the change of a metric by the hierarchical bootstrap over seeds and units."""
+    generator = generator_of(key)
+    found = [replicated(sample, rule, generator) for sample in samples]
+    sign = -1 if rule.safer else 1
+    worse = over_seeds([sign * (two - one) for one, two in found], generator)
+    base, new = (float(np.mean([pair[side][0] for pair in found])) for side in (0, 1))
+    units = sum(len(sample.stratum) for sample in samples)
+    what = "victims" if all(sample.single for sample in samples) else "units"
+    over = f"{len(samples)} seeds and {what}" if len(samples) > 1 else what
+    n = sum(len(sample.base) for sample in samples)
+    return resampled(base, new, worse, units, n, f"paired bootstrap over {over}, {REPLICATES}")
+
+
+def resampled(base: float, new: float, worse: Floats, units: int, n: int, method: str) -> Change:
+    """Return a change from its estimate, worse[0], and its resamples, the rest."""
+    estimate, spread = float(worse[0]), float(worse[1:].std(ddof=1))
+    low, high = np.percentile(worse[1:], (100 * _TAIL, 100 * (1 - _TAIL)))
+    if estimate == 0:
+        p = 1.0
+    elif spread == 0 or units < 2:
+        p = 0.0
+    else:
+        p = float(2 * stats.t.sf(abs(estimate) / spread, units - 1))
+    floor = 2.0 ** (1 - units)
+    p = min(1.0, max(p, floor))
+    return Change(base, new, estimate, float(low), float(high), p, n, method, units=units, floor=floor)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A figure of a model with its 95 % interval, of n test examples."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def unpaired(base: Sequence[Level], new: Sequence[Level], safer: bool) -> Change:
+    """Return the change of the mean over seeds of a figure that both sides give with an interval, as of independent
+    samples.
+
+    The ends are those of MOVER: distances of the figures to the ends of their own intervals, added in quadrature.
+
+    Args:
+        base, new: one a seed.
+        safer: whether a higher figure is the better one.
+    """
+    sign = -1 if safer else 1
+    left, right = (float(np.mean([level.value for level in side])) for side in (base, new))
+
+    def reach(gain: Sequence[Level], loss: Sequence[Level]) -> float:
+        ends = [(v.high - v.value) ** 2 for v in gain] + [(v.value - v.low) ** 2 for v in loss]
+        return math.sqrt(math.fsum(ends)) / len(base)
+
+    up, down = reach(new, base), reach(base, new)
+    worse = sign * (right - left)
+    low, high = (worse - down, worse + up) if sign > 0 else (worse - up, worse + down)
+    toward = low if worse > 0 else high
+    spread = abs(worse - toward) / _Z
+    p = 1.0 if worse == 0 else 0.0 if spread == 0 else float(2 * stats.norm.sf(abs(worse) / spread))
+    n = sum(level.n for level in base)
+    return Change(left, right, worse, low, high, p, n, "independent samples, MOVER")

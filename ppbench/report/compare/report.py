@@ -1,0 +1,142 @@
+"""A comparison for people: a table in the terminal, a page in Markdown. Names are other people's: all are escaped."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ppbench.report.compare.judge import Row, Status
+from ppbench.report.compare.naming import attack_of, figure, metric_of, place, point, printable
+from ppbench.report.compare.outcome import Comparison
+from ppbench.report.controls import CONTROLS
+
+WIDTH = 160  # of what is not a terminal
+FIRST = ("regression", "missing", "incomparable", "improved", "inconclusive", "unjudged", "new", "ok")
+MANY = 20
+"""Rows of one status that the terminal shows; Markdown and JSON have all."""
+_COLORS = {"regression": "bold red", "missing": "red", "incomparable": "red", "improved": "green", "ok": "green"}
+_LINKED = re.compile(r"@|\\#|\bgh(?=\\-\d)|:(?=//)|\bwww(?=\.)|\b(?:mailto|xmpp)(?=:)", re.IGNORECASE)
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
+
+
+def changed(row: Row) -> str:
+    """Return how much worse, with the interval, as "0.53 [-0.41, 1.76]"; "" where nothing was compared."""
+    found = row.change
+    if found is None:
+        return ""
+    if found.low == found.high == 0:
+        return "equal"
+    return f"{figure(row, found.worse)} [{figure(row, found.low)}, {figure(row, found.high)}]"
+
+
+def remarks(row: Row) -> str:
+    """Return what stands beside the figures: tolerance, p-value, n, what an undecided row would take, the note."""
+    parts = []
+    if row.change is not None and changed(row) != "equal":
+        parts.append(f"tolerance {row.tolerance:.3g}")
+        parts += [f"p {row.adjusted:.2g}"] if row.adjusted is not None else []
+        parts.append(f"n {row.change.n}")
+    if row.blind:
+        parts.append(f"too few victims for {row.family} rows, {row.needed} would do")
+    elif row.status == "inconclusive":
+        lucky = row.change is not None and row.change.luck > 0
+        parts.append(f"n {row.needed} would decide" if row.needed else "more seeds" if lucky else "no n would decide")
+    return ", ".join([*parts, *([printable(row.note)] if row.note else [])])
+
+
+def told(row: Row) -> str:
+    """Return what was found, in a line without names."""
+    found = row.change
+    if found is None:
+        return printable(row.note) or row.status
+    levels = f"{figure(row, found.base)} to {figure(row, found.new)}"
+    how = changed(row)
+    return ", ".join(part for part in (levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
+
+
+def ordered(rows: Sequence[Row]) -> Iterator[tuple[Status, list[Row]]]:
+    """Yield the rows by status, what matters most first."""
+    for status in FIRST:
+        if some := [row for row in rows if row.status == status]:
+            yield some[0].status, some
+
+
+def said(status: str, row: Row) -> str:
+    """Return the verdict's word; of an undefended model what happened to the attack."""
+    attacked = row.where.defense == "none" and row.metric not in ("accuracy", "dice", "mse")
+    return {"regression": "stronger", "improved": "weaker"}.get(status, status) if attacked else status
+
+
+def _names(row: Row) -> tuple[str, str, str, str]:
+    return point(row), attack_of(row), printable(place(row)), metric_of(row)
+
+
+def _table(result: Comparison) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("verdict", "defense", "attack", "where", "metric", "BASELINE", "NEW", "worse by [95 %]", ""):
+        shown.add_column(name, no_wrap=name in ("verdict", "metric", "worse by [95 %]"), overflow="fold")
+    for status, rows in ordered(result.rows):
+        for row in rows[:MANY] if status != "ok" else []:
+            levels = ("", "") if row.change is None else (row.change.base, row.change.new)
+            figures = [level if isinstance(level, str) else figure(row, level) for level in levels]
+            words = (*_names(row), *figures, changed(row), remarks(row))
+            color = _COLORS.get(status, "yellow") if row.where.defense not in CONTROLS else "yellow"
+            shown.add_row(f"[{color}]{said(status, row)}[/]", *(escape(word) for word in words))
+        if status != "ok" and len(rows) > MANY:
+            shown.add_row(status, f"and {len(rows) - MANY} more; --markdown and --json have all")
+    return shown
+
+
+def print_report(result: Comparison) -> None:
+    """Print the verdict, the faults and the rows that are not simply as they were."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    shown = _table(result)
+    if shown.row_count:
+        console.print(shown)
+    for line in result.notes:
+        console.print(escape(printable(line)), highlight=False)
+    for line in result.warnings:
+        console.print(f"[yellow]warning:[/] {escape(printable(line))}", highlight=False)
+    for word, lines in (("fault", result.faults), ("undecidable", result.doubts)):
+        for line in lines:
+            console.print(f"[bold red]{word}:[/] {escape(printable(line))}", highlight=False)
+    color = "bold green" if result.exit_code == 0 else "bold red"
+    console.print(f"[{color}]{escape(printable(result.verdict))}[/]", highlight=False)
+
+
+def markdown_text(text: str) -> str:
+    """Return `text` so that Markdown shows it as it is: no markup, no link, no mention of anybody.
+
+    GitHub looks for mentions, issues and addresses after it has made text of entities and backslashes, so that only an
+    empty comment in their middle keeps them apart.
+    """
+    plain = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
+    return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", plain)
+
+
+def markdown(result: Comparison) -> str:
+    """Return the comparison as Markdown: verdict, faults, a table by status; what is as it was is folded."""
+    lines = ["## ppbench compare", "", f"**{markdown_text(result.verdict)}**", ""]
+    lines += [f"BASELINE {markdown_text(str(result.baseline))}, NEW {markdown_text(str(result.new))}", ""]
+    lines += [f"- fault: {markdown_text(line)}" for line in result.faults]
+    lines += [f"- undecidable: {markdown_text(line)}" for line in result.doubts]
+    lines += [f"- warning: {markdown_text(line)}" for line in result.warnings]
+    lines += [f"- {markdown_text(line)}" for line in result.notes]
+    for status, rows in ordered(result.rows):
+        folded = status in ("inconclusive", "unjudged", "new", "ok")
+        head = f"{status} ({len(rows)})"
+        lines += ["", f"<details><summary>{head}</summary>" if folded else f"### {head}", ""]
+        lines += ["| defense | attack | where | metric | BASELINE to NEW |", "| --- | --- | --- | --- | --- |"]
+        for row in rows:
+            words = (*_names(row), told(row))
+            lines.append(f"| {' | '.join(markdown_text(word) for word in words)} |")
+        lines += ["", "</details>"] if folded else []
+    return "\n".join(lines) + "\n"

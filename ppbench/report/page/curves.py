@@ -1,0 +1,252 @@
+"""Two figures of a board: what each attack reaches with how many gradient evaluations, and ROC curves on log scales."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import seaborn
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from ppbench.adversary.flags import reached
+from ppbench.metrics.membership import roc, together
+from ppbench.records.aggregate import BROKEN_DB
+from ppbench.records.members import AVERAGE, halves
+from ppbench.records.schema import ImageScore, MemberScore, Record
+from ppbench.report.controls import best, is_image
+from ppbench.report.page.boards import Board
+from ppbench.report.page.figures import INK, Picture, drawn_svg, finished
+
+PANELS = 6
+"""Rows of a board side by side in one figure; further ones go into another."""
+MARKS = 150
+"""Budgets at which a line is drawn, at most: evenly chosen among those at which something changed."""
+LINES = 10
+"""ROC curves in one figure: as many as there are colors; further rows go into another figure."""
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One attack: gradient evaluations a batch, ascending; share of victims above 20 dB and median PSNR reached."""
+
+    attack: str
+    marks: tuple[int, ...]
+    share: tuple[float, ...]
+    decibels: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Budget curves. panels: a title for each defense setting, and its attacks."""
+
+    title: str
+    panels: tuple[tuple[str, tuple[BudgetLine, ...]], ...]
+
+
+@dataclass(frozen=True)
+class RocLine:
+    """The ROC curve of the strongest attack on one defense setting, its points ascending; members, others: how many."""
+
+    name: str
+    fpr: tuple[float, ...]
+    tpr: tuple[float, ...]
+    members: int
+    others: int
+
+
+@dataclass(frozen=True)
+class Rocs:
+    """ROC curves of a board: of average records and of canaries, each setting under its strongest attack."""
+
+    title: str
+    average: tuple[RocLine, ...]
+    canaries: tuple[RocLine, ...]
+
+
+Curve = Budget | Rocs
+
+
+def curves(board: Board, about: str) -> list[Curve]:
+    """Return the curves of a board; `about` says in words what it attacks. None where there is nothing to draw."""
+    if board.setting.kind == "reconstruction" and board.images:
+        return list(budgets(board, about))
+    return list(rocs(board, about)) if board.setting.kind == "membership" else []
+
+
+def budget_line(record: Record) -> BudgetLine | None:
+    """Return what an attack reached with how many gradient evaluations; None where it searched for nothing.
+
+    At each budget a victim counts with what would have been answered then: along `ImageScore.path` where the attack
+    left one, else 0 dB until its batch was done. Budgets are counted a batch, so 0 stands for a closed form.
+    """
+    scores = [v for v in record.victims if isinstance(v, ImageScore)]
+    marks = sorted({max(1, m) for score in scores for m in (score.evaluations, *(m for m, _ in score.path))})
+    if record.status != "complete" or not marks or marks[-1] <= 1:
+        return None
+    if len(marks) > MARKS:
+        marks = [marks[i] for i in np.unique(np.linspace(0, len(marks) - 1, MARKS).round().astype(int))]
+    values = [[reached(score, mark) for score in scores] for mark in marks]
+    share = tuple(sum(v > BROKEN_DB for v in row) / len(row) for row in values)
+    return BudgetLine(record.config.attack.id, tuple(marks), share, tuple(median(row) for row in values))
+
+
+def budgets(board: Board, about: str) -> list[Budget]:
+    """Return the budget curves of a board of images, PANELS rows a figure; rows of full noise are left out."""
+    panels = []
+    for entry in board.entries:
+        lines = [line for record in entry.records if (line := budget_line(record)) is not None]
+        if lines and entry.defense.id != "full_noise" and is_image(entry.sample):
+            panels.append((entry.name, tuple(sorted(lines, key=lambda line: line.attack))))
+    panels.sort(key=lambda panel: panel[0] != "none")  # the undefended first; else as on the board
+    parts = [tuple(panels[i : i + PANELS]) for i in range(0, len(panels), PANELS)]
+    return [Budget(f"Budget, {about}" + _part(i, len(parts)), part) for i, part in enumerate(parts)]
+
+
+def rocs(board: Board, about: str) -> list[Rocs]:
+    """Return the ROC curves of a membership board, LINES rows a figure."""
+    average = _strongest(board, "auc", canaries=False)
+    canaries = _strongest(board, "canary_auc", canaries=True)
+    count = max(len(average), len(canaries))
+    parts = range(0, count, LINES)
+    return [
+        Rocs(f"ROC, {about}" + _part(i, len(parts)), tuple(average[at : at + LINES]), tuple(canaries[at : at + LINES]))
+        for i, at in enumerate(parts)
+    ]
+
+
+def _part(index: int, parts: int) -> str:
+    return f", part {index + 1}" if parts > 1 else ""
+
+
+def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
+    """Return the ROC curve of the attack with the largest `metric` on each row, one threshold for both halves."""
+    found = []
+    for entry in board.entries:
+        record = best([r for r in entry.records if r.status == "complete"], metric)
+        members = [v for v in record.victims if isinstance(v, MemberScore)] if record is not None else []
+        asked = [v for v in members if (v.family != AVERAGE) == canaries]
+        # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
+        curve = roc(together(halves(asked))) if asked else None
+        if record is not None and curve is not None:
+            name = f"{entry.name}: {record.config.attack.id}"
+            found.append(
+                RocLine(name, tuple(curve.fpr.tolist()), tuple(curve.tpr.tolist()), curve.members, curve.others)
+            )
+    return found
+
+
+def curve_svg(curve: Curve, *, inline: bool = False) -> str:
+    """Return a figure as SVG, see `figures.finished`."""
+    what = "share of victims above 20 dB and median PSNR" if isinstance(curve, Budget) else "ROC curves, log scales"
+    svg = finished(drawn_svg(lambda: _draw(curve), str(curve)), f"{curve.title}: {what}", inline)
+    width = re.search(r'viewBox="0 0 ([\d.]+)', svg)  # in points; figures of many panels are as wide as the page
+    size = f'<svg style="max-width: {1.5 * float(width[1]):.0f}px" ' if width else "<svg "
+    return svg.replace("<svg ", size, 1) if inline else svg
+
+
+def curve_picture(curve: Curve) -> Picture:
+    """Return a figure, drawn."""
+    return Picture(lambda: _draw(curve), str(curve))
+
+
+def curve_png(curve: Curve) -> bytes:
+    """Return a figure as PNG on white."""
+    return curve_picture(curve).png()
+
+
+def _draw(curve: Curve) -> Figure:
+    return _draw_budget(curve) if isinstance(curve, Budget) else _draw_rocs(curve)
+
+
+def _draw_budget(budget: Budget) -> Figure:
+    """Return the figure: a column a panel, the share above, the median PSNR below, one line an attack."""
+    names = sorted({line.attack for _, lines in budget.panels for line in lines})
+    style, count = dict(zip(names, _styles(len(names)), strict=True)), len(budget.panels)
+    columns = max(1, min(4, count + 1, len(names)))
+    figure = _figure(max(4.2, 1.9 * count + 0.7), 4.0, rows=math.ceil(len(names) / columns))
+    grid = figure.subplots(2, count, sharex=True, sharey="row", squeeze=False)
+    figure.subplots_adjust(wspace=0.08, hspace=0.1)
+    top = max(max(line.decibels) for _, lines in budget.panels for line in lines)
+    for column, (title, lines) in enumerate(budget.panels):
+        for line in lines:
+            for axis, values in ((grid[0][column], line.share), (grid[1][column], line.decibels)):
+                marks, shown = (line.marks, values) if len(line.marks) > 1 else (line.marks * 2, values * 2)
+                axis.plot(marks, shown, drawstyle="steps-post", linewidth=1.4, **style[line.attack])
+                axis.plot(marks[-1:], shown[-1:], linestyle="none", marker="o", markersize=4, color=_color(axis))
+        grid[0][column].set_title(title[:32], fontsize=9)
+    grid[0][0].set(xscale="log", ylim=(-0.03, 1.03), ylabel="share above 20 dB")
+    grid[1][0].set(ylim=(0, max(25.0, 1.05 * top)), ylabel="median PSNR, dB")
+    for axis in grid[1]:
+        axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
+        axis.xaxis.set_major_formatter(_plain)
+    for axis in grid.flat:
+        axis.xaxis.set_minor_locator(NullLocator())  # of a dozen panels they take half of the time
+    grid[1][(count - 1) // 2].set_xlabel("gradient evaluations a batch")
+    _legend(figure, columns, names, style)
+    return figure
+
+
+def _plain(value: float, _: int) -> str:
+    """Return the label of a tick of a logarithmic axis, without the formula that matplotlib makes of it."""
+    return f"{value:g}"
+
+
+def _color(axis: Any) -> Any:
+    return axis.lines[-1].get_color()
+
+
+def _styles(count: int) -> list[dict[str, Any]]:
+    """Return colors, and dashes where there are more lines than colors."""
+    palette, dashes = seaborn.color_palette("colorblind"), ("-", "--", ":", "-.")
+    return [{"color": palette[i % 10], "linestyle": dashes[i // 10 % 4]} for i in range(count)]
+
+
+def _legend(figure: Figure, columns: int, names: Sequence[str], style: dict[str, dict[str, Any]]) -> None:
+    handles = [Line2D([], [], linewidth=1.4, label=name[:40], **style[name]) for name in names]
+    figure.legend(handles=handles, loc="lower center", ncols=columns, fontsize=8)
+
+
+def _figure(width: float, height: float, rows: int) -> Figure:
+    """Return a figure of so many inches, more below for a legend of `rows`; laid out by hand, in half the time."""
+    whole = height + 0.2 * rows
+    figure = Figure(figsize=(width, whole))
+    figure.subplots_adjust(
+        left=0.62 / width, right=1 - 0.12 / width, top=1 - 0.3 / whole, bottom=(0.6 + 0.2 * rows) / whole
+    )
+    return figure
+
+
+def _draw_rocs(rocs: Rocs) -> Figure:
+    """Return the figure: average records, and canaries where there are any, on logarithmic scales with chance."""
+    panels = [p for p in (("average records", rocs.average), ("canaries", rocs.canaries)) if p[1]]
+    rows = max(len(lines) for _, lines in panels)
+    figure = _figure(4.1 * len(panels), 3.9, rows=rows + 1)
+    (axes,) = figure.subplots(1, len(panels), squeeze=False)
+    figure.subplots_adjust(wspace=0.25)
+    for axis, (title, lines) in zip(axes, panels, strict=True):
+        floor = 0.5 / max(max(line.others, line.members) for line in lines)
+        for line, style in zip(lines, _styles(len(lines)), strict=True):
+            axis.step(
+                np.maximum(line.fpr, floor),
+                np.maximum(line.tpr, floor),
+                where="post",
+                linewidth=1.4,
+                label=f"{line.name[:48]} (n = {line.members} + {line.others})",
+                **style,
+            )
+        axis.plot([floor, 1], [floor, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="chance")
+        axis.set_title(title, fontsize=10)
+        axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05))
+        axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter(_plain)
+            side.set_minor_locator(NullLocator())
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7.5)
+    return figure

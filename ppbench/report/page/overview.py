@@ -1,0 +1,159 @@
+"""The head of a page of several defenses: a table for each evaluation, one row a defense, a verdict in a few words.
+
+A row tells of one control value: of those that hide what is attacked the one with the best model, else, of the useful
+ones, the one that hides most from attackers who do not know of it. Judged is the worst case at the smallest batch, at
+initialization where that was attacked, over all adversaries and roles. Nothing is concluded where controls fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ppbench.records.schema import Record
+from ppbench.report.controls import BROKEN, Check, best, leak, rebuilt_share
+from ppbench.report.page.boards import Board, Entry
+from ppbench.report.page.cost_rows import CostRow
+from ppbench.report.page.evaluations import Judged, evaluation_of
+from ppbench.report.page.sections import weights
+from ppbench.report.page.standing import Standing, Value, standing
+
+Rows = list[tuple[Board, Entry]]
+AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One evaluation.
+
+    Attributes:
+        about, checks, reliable: as of `Judged`.
+        headline: the metric of the worst case, "" where nothing was to be rebuilt.
+        asked: where the worst case is taken from, in words.
+        rows: the undefended, then the defenses by name; columns are those questions that some row has an answer to.
+    """
+
+    about: str
+    checks: tuple[Check, ...]
+    reliable: bool
+    headline: str
+    asked: str
+    rows: tuple[Standing, ...]
+
+    @property
+    def members(self) -> bool:
+        """Whether members were looked for."""
+        return any(row.value.members is not None for row in self.rows)
+
+    @property
+    def canaries(self) -> bool:
+        """Whether canaries were looked for."""
+        return any(row.value.canaries is not None for row in self.rows)
+
+    @property
+    def outputs(self) -> bool:
+        """Whether the true model's outputs were looked for in the one that clients train on."""
+        return any(row.value.outputs is not None for row in self.rows)
+
+    @property
+    def labels(self) -> bool:
+        """Whether labels were looked for."""
+        return any(row.value.labels is not None for row in self.rows)
+
+
+def overviews(found: Sequence[Board], judged: Sequence[Judged], costs: Sequence[CostRow]) -> list[Overview]:
+    """Return a table for each evaluation that has a defense, in the order of `judged`.
+
+    Args:
+        found: the boards of all records.
+        judged: the evaluations that the same records are of.
+        costs: the rows of the table of costs.
+    """
+    rows: dict[str, Rows] = {}
+    for board in found:
+        for entry in board.entries:
+            rows.setdefault(evaluation_of(entry.sample), []).append((board, entry))
+    paid = {(evaluation_of(row.entry.sample), _defense(row.entry)): row for row in costs}
+    tables = [_overview(one, rows[one.key], paid) for one in judged if one.key in rows]
+    return [table for table in tables if any(row.role == "compared" for row in table.rows)]
+
+
+def _defense(entry: Entry) -> str:
+    return entry.defense.model_dump_json()
+
+
+def _overview(one: Judged, rows: Rows, paid: dict[tuple[str, str], CostRow]) -> Overview:
+    main, broken = _main(rows), [board for board, entry in rows if _breaks(entry)]
+    settings: dict[str, Rows] = {}
+    for board, entry in rows:
+        if entry.defense.id != "full_noise":
+            settings.setdefault(_defense(entry), []).append((board, entry))
+    values: dict[str, list[Value]] = {}
+    for defense in sorted(settings):
+        value = _value(settings[defense], main, broken, paid.get((one.key, defense)))
+        values.setdefault(value.entry.defense.id, []).append(value)
+    none = values.pop("none", [None])[0]
+    told = [standing(some, none, one.reliable) for _, some in sorted(values.items())]
+    undefended = [] if none is None else [Standing("undefended", "info", none, (none,), None)]
+    headline = next((board.headline for board, entry in rows if board in main and entry.worst is not None), "")
+    setting = main[0].setting if main and headline else None
+    asked = "" if setting is None else f"batch {setting.batch}, {weights(setting)}"
+    return Overview(one.about, one.checks, one.reliable, headline, asked, (*undefended, *told))
+
+
+def _main(rows: Rows) -> list[Board]:
+    """Return the boards that are judged: uploads at the smallest batch, at initialization where that was attacked."""
+    uploads = [b for b, _ in rows if b.setting.kind == "reconstruction"]
+    uploads = [b for b in uploads if b.setting.stage == "init"] or uploads
+    smallest = min((b.setting.batch for b in uploads), default=0)
+    return list({id(b): b for b in uploads if b.setting.batch == smallest}.values())
+
+
+def _breaks(entry: Entry) -> bool:
+    """Return whether a row is of the undefended model, and half of its victims are rebuilt."""
+    share = rebuilt_share(entry.worst) if entry.defense.id == "none" and entry.worst is not None else None
+    return share is not None and (share.value or 0.0) >= BROKEN
+
+
+def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: CostRow | None) -> Value:
+    """Return what all questions gave of one setting of a defense.
+
+    Args:
+        rows: its rows on all boards.
+        main: the boards that are judged.
+        broken: the boards on which the undefended model of the same evaluation falls.
+        cost: its row of the table of costs.
+    """
+    judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
+    told = [(board, entry) for board, entry in judged if entry.worst is not None]
+    _, entry = max(told or judged or rows, key=_leaking)
+    members, extracted = (
+        [r for b, e in rows if b.setting.kind == kind for r in e.records] for kind in ("membership", "extraction")
+    )
+    outputs = [r for r in extracted if r.config.stage == "iterate"]
+    return Value(
+        entry=entry,
+        worst=entry.worst if told else None,
+        labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
+        members=best([r for r in members if r.config.stage != "audit"], ASR),
+        canaries=best([r for r in members if r.config.stage == "audit"], TPR),
+        found=tuple(_most(members, (ASR, AUC))),
+        outputs=best(outputs, "agreement") or best(outputs, "output_error"),
+        tried=len(members),
+        reliable=all(any(b is one for one in broken) for b, _ in told),
+        lacking=any(r.status != "complete" for _, e in judged or rows for r in e.records),
+        cost=cost,
+    )
+
+
+def _most(records: Sequence[Record], names: Sequence[str]) -> Iterable[tuple[str, Record]]:
+    for name in names:
+        top = best(records, name)
+        if top is not None:
+            yield name, top
+
+
+def _leaking(pair: tuple[Board, Entry]) -> float:
+    board, entry = pair
+    metric = entry.worst.metric(board.headline) if entry.worst is not None else None
+    return -float("inf") if metric is None or metric.value is None else leak(metric)

@@ -1,0 +1,145 @@
+"""What stands on the page for each board, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppbench.adversary.attack import RECORD_KINDS
+from ppbench.records.schema import Metric, Record
+from ppbench.report.controls import NEAR, best, rebuilt_share
+from ppbench.report.page.boards import Board, Entry, Setting
+from ppbench.report.page.evaluations import ALONE
+
+if TYPE_CHECKING:
+    from ppbench.report.page.drawings import Chart, Drawing
+
+TITLES = {
+    "reconstruction": "Reconstruction and label recovery",
+    "membership": "Membership inference",
+    "extraction": "Extraction of the true model's outputs",
+    "tracing": "Tracing",
+}
+# The figures of a worst case, by a board's headline; boards of images have a table of their own.
+COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
+    "psnr_median": (),
+    "rmse_mean": (("rmse_mean", "Relative error"), ("share_rebuilt", f"Within {NEAR:.0%}")),
+    "auc": (
+        *(("auc", "AUC"), ("asr", "ASR")),
+        *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
+    ),
+    "canary_auc": (("canary_auc", "Canaries, AUC"), ("canary_tpr_at_1pct_fpr", "Canaries, TPR at 1 % FPR")),
+    "agreement": (("agreement", "Decisions read"), ("output_error", "Relative error")),
+    "output_error": (("output_error", "Relative error"),),
+    "tracing_accuracy": (("tracing_accuracy", "Traced to the owner"),),
+}
+
+AUDITED = (
+    *(("auc", "Average, AUC"), ("tpr_at_1pct_fpr", "Average, TPR at 1 % FPR")),
+    ("epsilon_lower", "ε at least"),
+)
+"""Further figures of audits: each by the attack that is strongest in it, which may be another than the worst case."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One board with what is drawn for it.
+
+    Attributes:
+        board: the board.
+        anchor: its place on the page.
+        strips: data URIs by row, None where a row has no images.
+        drawings: PPC figures.
+        curves: budget or ROC curves.
+    """
+
+    board: Board
+    anchor: str
+    strips: tuple[str | None, ...]
+    drawings: tuple[Drawing, ...]
+    curves: tuple[Chart, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What the board is about."""
+        return TITLES[self.board.setting.kind]
+
+    @property
+    def short(self) -> str:
+        """What the board is about in a few words, for links and rows: "Reconstruction, server/1, random weights"."""
+        setting = self.board.setting
+        return ", ".join(word for word in (setting.kind.capitalize(), setting.threat, self.weights, self.batch) if word)
+
+    @property
+    def group(self) -> str:
+        """Suite, data and network: boards of one group stand together."""
+        setting = self.board.setting
+        return f"{setting.suite}: {setting.data}, {setting.train} examples, {setting.network}"
+
+    @property
+    def menu(self) -> str:
+        """The group in few words: the suite, or where nobody's suite asked the data and the network."""
+        setting = self.board.setting
+        return f"{setting.data}, {setting.network}" if setting.suite == ALONE else setting.suite
+
+    @property
+    def weights(self) -> str:
+        """Which model is attacked."""
+        return weights(self.board.setting)
+
+    @property
+    def probes(self) -> bool:
+        """Whether batches of victims were probed; else records were asked about."""
+        return self.board.setting.kind not in RECORD_KINDS
+
+    @property
+    def batch(self) -> str:
+        """What a probed client held and did, in words; "" where no client was probed."""
+        setting = self.board.setting
+        if not self.probes:
+            return ""
+        what = "" if setting.probe == "gradient" else ", local training"
+        return f"batch {setting.batch}{what}" + (f", {setting.probe_rounds} rounds" if setting.probe_rounds > 1 else "")
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
+        own, given = (
+            COLUMNS[self.board.headline],
+            {m.name for e in self.board.entries for r in e.records for m in r.metrics},
+        )
+        return own + tuple(c for c in AUDITED if self._audited and c[0] in given and c not in own)
+
+    @property
+    def _audited(self) -> bool:
+        return self.board.setting.kind == "membership" and self.board.setting.stage == "audit"
+
+    def shown(self, entry: Entry, name: str) -> Record | None:
+        """Return the record whose metric `name` stands in the row: of an audit's, the strongest in it."""
+        return best(entry.records, name) if self._audited and name in dict(AUDITED) else entry.worst
+
+    @property
+    def utility(self) -> str:
+        """What the column of the model's use is called."""
+        numbers = [entry.sample.utility for entry in self.board.entries]
+        return "Error" if any(u.accuracy is None and u.mse is not None for u in numbers) else "Accuracy"
+
+
+def weights(setting: Setting) -> str:
+    """Return which model a board attacks, in words."""
+    if setting.stage == "audit":
+        return "an audited training"
+    if setting.kind in RECORD_KINDS:
+        return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
+    return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)
+
+
+def metric_of(record: Record, name: str) -> Metric | None:
+    """Return a record's metric, or the share of its victims that are rebuilt."""
+    return rebuilt_share(record) if name == "share_rebuilt" else record.metric(name)
+
+
+def about(setting: Setting) -> str:
+    """Return what a board attacks, in words: the adversary, the model and the batch."""
+    batch = "" if setting.kind in RECORD_KINDS else f", batch {setting.batch}"
+    return f"{setting.threat}, {weights(setting)}{batch}"

@@ -1,0 +1,100 @@
+"""The worst case as a table: one row a defense, control value, stage and batch size, over all attacks that were run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+from ppbench.records.schema import Metric, Record
+from ppbench.report.controls import value
+from ppbench.report.page.boards import Board, Entry
+
+
+@dataclass(frozen=True)
+class WorstRow:
+    """One row of a reconstruction board; the fields are the columns of worst_case.csv, in order.
+
+    plain, worst: the attack that is best on most victims, "portfolio (NAME)" where no single one is best on all; their
+    figures take each victim by the attack that is best on it (`ppbench.report.portfolio`). attacks: of how many images.
+    reliable: whether the controls hold on this board.
+    """
+
+    dataset: str
+    model: str
+    threat_model: str
+    stage: str
+    batch_size: int
+    probe: str
+    defense: str
+    control: str
+    role: str
+    rank: str
+    reliable: bool
+    accuracy: float | None
+    attacks: int
+    n: int
+    plain: str | None
+    plain_psnr_median: float | None
+    plain_rmse_mean: float | None
+    worst: str | None
+    worst_psnr_median: float | None
+    worst_psnr_median_low: float | None
+    worst_psnr_median_high: float | None
+    worst_psnr_worst_decile: float | None
+    worst_rmse_mean: float | None
+    worst_share_above_20db: float | None
+    worst_ssim_mean: float | None
+    worst_lpips_mean: float | None
+
+
+def worst_rows(boards: Sequence[Board]) -> list[WorstRow]:
+    """Return the rows of the reconstruction boards, in their order."""
+    return [_row(board, entry) for board in boards if board.setting.kind == "reconstruction" for entry in board.entries]
+
+
+def _row(board: Board, entry: Entry) -> WorstRow:
+    setting, worst, plain = board.setting, entry.worst, entry.plain
+    median, control = _metric(worst, "psnr_median"), entry.defense.control
+    return WorstRow(
+        dataset=setting.data,
+        model=setting.network,
+        threat_model=setting.threat,
+        stage=setting.stage,
+        batch_size=setting.batch,
+        probe=setting.probe,
+        defense=entry.defense.id,
+        control="" if control is None else f"{control.name}={control.value:g}",
+        role=entry.sample.config.role,
+        rank=entry.rank,
+        reliable=board.reliable,
+        accuracy=entry.sample.utility.accuracy,
+        attacks=sum(r.config.attack.kind == "reconstruction" and r.status == "complete" for r in entry.records),
+        n=0 if worst is None else len(worst.victims),
+        plain=None if plain is None else plain.config.attack.id,
+        plain_psnr_median=value(plain, "psnr_median"),
+        plain_rmse_mean=value(plain, "rmse_mean"),
+        worst=None if worst is None else worst.config.attack.id,
+        worst_psnr_median=value(worst, "psnr_median"),
+        worst_psnr_median_low=None if median is None else median.low,
+        worst_psnr_median_high=None if median is None else median.high,
+        worst_psnr_worst_decile=value(worst, "psnr_worst_decile"),
+        worst_rmse_mean=value(worst, "rmse_mean"),
+        worst_share_above_20db=value(worst, "share_above_20db"),
+        worst_ssim_mean=value(worst, "ssim_mean"),
+        worst_lpips_mean=value(worst, "lpips_mean"),
+    )
+
+
+def _metric(record: Record | None, name: str) -> Metric | None:
+    return None if record is None else record.metric(name)
+
+
+def worst_csv(boards: Sequence[Board]) -> str:
+    """Return worst_case.csv."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([field.name for field in fields(WorstRow)])
+    writer.writerows(astuple(row) for row in worst_rows(boards))
+    return text.getvalue()

@@ -1,0 +1,140 @@
+"""What audits say, in rows and sentences: members among canaries and among average records, owners, epsilon at least.
+
+An audit trains anew with canaries: records that nobody would miss and that a model must memorize to fit. They show the
+worst case; average records show the rest. Each is told beside the same attack's figure on the undefended model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppbench.records.schema import Record, Utility
+from ppbench.report.controls import above_chance, best, value
+from ppbench.report.verdict.lines import Key, attack_of, figure, grouped
+
+CANARIES = "canary_auc"
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One defense at one control value, to one adversary: its strongest cells, and how many were tried of each kind.
+
+    Attributes:
+        members: by the AUC on average records.
+        canaries: by the AUC on canaries.
+        owners: of tracing.
+        epsilon: with the largest lower bound on epsilon.
+        claimed: the epsilon of the formal guarantee, or None.
+        tried: membership cells.
+    """
+
+    defense: str
+    control: str
+    threat: str
+    utility: Utility
+    members: Record | None
+    canaries: Record | None
+    owners: Record | None
+    epsilon: Record | None
+    claimed: float | None
+    tried: int
+
+
+def audits(records: Sequence[Record]) -> list[Audited]:
+    """Return the rows of all audits in `records`, controls first."""
+    return [_audited(key, some) for key, some in grouped(records, lambda r: r.config.stage == "audit")]
+
+
+def _audited(key: Key, records: Sequence[Record]) -> Audited:
+    asked = [r for r in records if r.config.attack.kind == "membership"]
+    return Audited(
+        key.defense,
+        key.control,
+        key.threat,
+        records[0].utility,
+        best(asked, "auc"),
+        best(asked, CANARIES),
+        best([r for r in records if r.config.attack.kind == "tracing"], "tracing_accuracy"),
+        best(asked, "epsilon_lower"),
+        records[0].privacy.epsilon,
+        len(asked),
+    )
+
+
+def what_audits_tell(defense: str, records: Sequence[Record]) -> list[str]:
+    """Return the sentences on the audits of `defense`, adversary by adversary."""
+    rows, said = audits(records), []
+    for threat in sorted({row.threat for row in rows if row.defense == defense}):
+        mine = [row for row in rows if (row.defense, row.threat) == (defense, threat)]
+        none = next((row for row in rows if (row.defense, row.threat) == ("none", threat)), None)
+        none = None if defense == "none" else none
+        said += [f"[{threat}] {sentence}" for sentence in [*_members(mine, none), *_owners(mine, none)]]
+        said += [f"[{threat}] {sentence}" for row in mine if (sentence := _epsilon(row))]
+    return said
+
+
+def _members(rows: Sequence[Audited], none: Audited | None) -> list[str]:
+    """Return who is found over the whole grid: the sentence names the attack and control value that find most.
+
+    Whether it is found at all is judged at the level of all that were tried; the figures are those of the largest.
+    """
+    told = [row for row in rows if row.canaries is not None]
+    if not told:
+        return _average(rows, none)
+    top = max(told, key=lambda row: value(row.canaries, CANARIES) or 0.0)
+    tried = sum(row.tried for row in rows)
+    found = above_chance(top.canaries, CANARIES, tried)
+    verb = "Canaries are told from those left out" if found else "Canaries are not shown to be found"
+    beside = "" if none is None else f"; undefended {_canaries(none.canaries)}"
+    at = ", ".join(word for word in (attack_of(top.canaries), top.control) if word)
+    average = max(told, key=lambda row: value(row.members, "auc") or 0.0)
+    also = ", ".join(word for word in (attack_of(average.members), average.control) if word)
+    few = "at most " if len(told) > 1 or tried > 1 else ""
+    return [
+        f"In an audit: {verb} ({at}: {few}{_canaries(top.canaries)}{beside}); average records: {few}AUC "
+        f"{figure(average.members, 'auc', '.2f')} ({also})."
+    ]
+
+
+def _average(rows: Sequence[Audited], none: Audited | None) -> list[str]:
+    """Return who is found in an audit without canaries."""
+    told = [row for row in rows if row.members is not None]
+    if not told:
+        return []
+    top = max(told, key=lambda row: value(row.members, "auc") or 0.0)
+    found = above_chance(top.members, "auc", sum(row.tried for row in rows))
+    verb = "Members are told from others" if found else "Members are not shown to be found"
+    at = ", ".join(word for word in (attack_of(top.members), top.control) if word)
+    beside = "" if none is None else f"; undefended AUC {figure(none.members, 'auc', '.2f')}"
+    return [f"In an audit without canaries: {verb} ({at}: AUC {figure(top.members, 'auc', '.2f')}{beside})."]
+
+
+def _canaries(record: Record | None) -> str:
+    rate = figure(record, "canary_tpr_at_1pct_fpr", ".0%")
+    return f"AUC {figure(record, CANARIES, '.2f')}" + ("" if rate == "-" else f", {rate} of members at 1% false ones")
+
+
+def _owners(rows: Sequence[Audited], none: Audited | None) -> list[str]:
+    told = [row for row in rows if row.owners is not None]
+    if not told:
+        return []
+    top = max(told, key=lambda row: value(row.owners, "tracing_accuracy") or 0.0)
+    beside = "" if none is None else f", undefended {figure(none.owners, 'tracing_accuracy', '.0%')}"
+    metric = top.owners.metric("tracing_accuracy") if top.owners is not None else None
+    chance = "" if metric is None or metric.chance is None else f", chance {metric.chance:.0%}"
+    few = "at most " if len(told) > 1 else ""
+    share = figure(top.owners, "tracing_accuracy", ".0%")
+    return [f"In an audit, records are traced to their owner in {few}{share} of cases{beside}{chance}."]
+
+
+def _epsilon(row: Audited) -> str:
+    """Return what one run shows of epsilon where the defense claims one, or shows a positive bound."""
+    bound = value(row.epsilon, "epsilon_lower")
+    if bound is None or (row.claimed is None and bound <= 0):
+        return ""
+    at = f" at {row.control}" if row.control else ""
+    claim = "" if row.claimed is None else f", {row.claimed:.3g} is guaranteed"
+    above = row.claimed is not None and bound > row.claimed
+    refuted = "; the guarantee is REFUTED, unless this is the one such bound in twenty that errs" if above else ""
+    return f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(row.epsilon)}, 95 %){claim}{refuted}."

@@ -1,0 +1,231 @@
+"""What a model gives away to who holds it, in sentences: members of the training data, and the true model's outputs.
+
+A masking defense has clients train on another model than it delivers. Both are judged, and who takes a model as it is
+apart from who knows of the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppbench.records.schema import Record
+from ppbench.report.controls import above_chance, best, value
+from ppbench.report.verdict.fates import Fate, members_fate, outputs_fate, same_outputs
+from ppbench.report.verdict.lines import Held, Strongest, attack_of, extraction_metric, figure, held, listed
+
+CLIENT = "client/1"
+
+
+@dataclass(frozen=True)
+class Members:
+    """The question for members. undefended: the strongest cell on the undefended model, one of `tried`, or None."""
+
+    undefended: Record | None
+    tried: int
+    noun: str = "members"
+    metric: str = "asr"
+
+    def of(self, row: Held) -> Strongest:
+        """Return the row's cells."""
+        return row.members
+
+    def fate(self, record: Record, tried: int) -> Fate:
+        """Return what an attack came to, as the strongest of `tried`."""
+        known = self.undefended if above_chance(self.undefended, "asr", self.tried) else None
+        return members_fate(record, tried, known)
+
+    def figures(self, record: Record, few: str = "") -> str:
+        """Return "ASR 50.1% [47.0, 53.2]"."""
+        return f"ASR {few}{figure(record, 'asr', '.1%')}"
+
+    @property
+    def beside(self) -> str:
+        """What the undefended model gives away, to stand beside."""
+        if self.undefended is None:
+            return ", undefended: not asked"
+        weak = "" if above_chance(self.undefended, "asr", self.tried) else ", not above chance itself"
+        return f", undefended {figure(self.undefended, 'asr', '.1%')}{weak}"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The question for the true model's outputs: its decisions, or the numbers that it predicts."""
+
+    metric: str
+    beside: str = ""
+
+    @property
+    def noun(self) -> str:
+        """What is looked for."""
+        return "the true model's decisions" if self.metric == "agreement" else "the true model's predictions"
+
+    def of(self, row: Held) -> Strongest:
+        """Return the row's cells."""
+        return row.outputs
+
+    def fate(self, record: Record, tried: int) -> Fate:
+        """Return what an attack came to."""
+        return outputs_fate(record, tried)
+
+    def figures(self, record: Record, few: str = "") -> str:
+        """Return "agrees with it on 99.8% [99.1, 100.0] of queries, relative error 1.2% [1.1, 1.3]"."""
+        wrong = value(record, "output_error")
+        form = "-" if wrong is None else ".1%" if wrong < 10 else ".0f"
+        error = (
+            "-" if wrong is None else figure(record, "output_error", form, "" if wrong < 10 else " times their size")
+        )
+        if self.metric == "output_error":
+            return f"relative error {error}"
+        return f"agrees with it on {few}{figure(record, 'agreement', '.1%')} of queries, relative error {error}"
+
+
+Question = Members | Outputs
+
+
+def what_models_tell(defense: str, records: Sequence[Record]) -> list[str]:
+    """Return the sentences on members and true outputs, adversary by adversary."""
+    everything = held(records)
+    masked = any(row.stage == "iterate" and row.defense == defense for row in everything)
+    outputs = Outputs(extraction_metric(records))
+    said: list[str] = []
+    for threat in sorted({row.threat for row in everything if row.defense == defense}):
+        prefix = "" if threat == CLIENT else f"[{threat}] "
+        mine = [row for row in everything if row.defense == defense and row.threat == threat]
+        trained_on, delivered = ([r for r in mine if r.stage == stage] for stage in ("iterate", "final"))
+        if threat != CLIENT and any((r.defense, r.stage, r.threat) == (defense, "final", CLIENT) for r in everything):
+            delivered = []  # it is the model that clients are sent, and told of there
+        members = [_undefended(everything, threat, stage, defense) for stage in ("iterate", "final")]
+        found = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]
+        found += _delivered(delivered, members[1]) if masked else _queried(delivered, members[1])
+        said += [f"{prefix}{sentence}" for sentence in [*found, *_answers(delivered, outputs)]]
+    return said
+
+
+def _undefended(rows: Sequence[Held], threat: str, stage: str, defense: str) -> Members:
+    """Return the question for members beside what `none` gives away at the same stage; nothing else compares."""
+    some = [r for r in rows if r.defense == "none" and r.stage == stage and r.members.tried and defense != "none"]
+    some = [r for r in some if r.threat == threat] or some
+    found = best([r for row in some if (r := row.members.worst("asr")) is not None], "asr")
+    return Members(found, sum(row.members.tried for row in some))
+
+
+# -- the model that clients train on ---------------------------------------------------------------------------------
+def _judged(rows: Sequence[Held], question: Question) -> list[str]:
+    """Return a sentence for each set of control values that fare alike."""
+    cells = [question.of(row) for row in rows]
+    tried = sum(c.plain_tried for c in cells), sum(c.knowing_tried for c in cells)
+    groups: dict[tuple[Fate | None, Fate | None], list[Held]] = {}
+    for row, cell in zip(rows, cells, strict=True):
+        plain, knowing = (
+            None if record is None else question.fate(record, n)
+            for record, n in zip((cell.plain, cell.knowing), tried, strict=True)
+        )
+        if plain is not None or knowing is not None:
+            groups.setdefault((plain, knowing), []).append(row)
+    said = []
+    for (plain, knowing), some in groups.items():
+        labels = [row.control for row in some if row.control]
+        where = f" at {listed(labels)}" if labels and len(groups) > 1 else ""
+        first = _told([question.of(row).plain for row in some], some, question)
+        second = _told([question.of(row).knowing for row in some], some, question)
+        said.append(f"What clients train on{where} {_clauses(question, plain, first, knowing, second)}.")
+    return said
+
+
+def _told(found: Sequence[Record | None], rows: Sequence[Held], question: Question) -> str:
+    """Return the strongest of a grid with its figures: "mia_loss, kappa=1: ASR at most 54.0% [49.0, 58.9]"."""
+    top = best([r for r in found if r is not None], question.metric)
+    if top is None:
+        return ""
+    control = next(row.control for row, record in zip(rows, found, strict=True) if record is top)
+    several = _differ(found, question)
+    at = f"{attack_of(top)}, {control}" if several and control else attack_of(top)
+    return f"{at}: {question.figures(top, 'at most ' if several else '')}"
+
+
+def _differ(found: Sequence[Record | None], question: Question) -> bool:
+    """Return whether figures of a grid differ as printed, so that the strongest is not that of all."""
+    return len({f"{value(record, question.metric):.3f}" for record in found if record is not None}) > 1
+
+
+def _clauses(question: Question, plain: Fate | None, first: str, knowing: Fate | None, second: str) -> str:
+    """Return what becomes of who takes the model as it is, then of who un-masks it."""
+    noun, knower = question.noun, "from one who un-masks it"
+    if plain is None:
+        return f"{_opening(knowing or 'undecided', noun, knower)} ({second}{question.beside})"
+    opening = f"{_opening(plain, noun, 'from who takes it as it is')} ({first}{question.beside})"
+    if knowing is None:
+        return opening + ("" if plain == "found" else "; no attack that un-masks it was tried")
+    if plain == "hidden":
+        closing = {
+            "found": f" but not {knower}",
+            "part": f" but only in part {knower}",
+            "hidden": f" and {knower}, as far as tried here",
+            "undecided": f"; whether {knower} is undecided",
+        }
+    else:
+        closing = {
+            "found": f"; it does not hide them {knower}",
+            "part": f"; it hides them only in part {knower}",
+            "hidden": "; un-masking it finds none",
+            "undecided": f"; whether {knower} is undecided",
+        }
+    return f"{opening}{closing[knowing]} ({second})"
+
+
+def _opening(fate: Fate, noun: str, who: str) -> str:
+    return {
+        "hidden": f"hides {noun} {who}",
+        "found": f"does not hide {noun}, even {who}" if "takes" in who else f"does not hide {noun} {who}",
+        "part": f"hides {noun} only in part {who}",
+        "undecided": f"leaves it undecided whether {noun} are hidden {who}",
+    }[fate]
+
+
+# -- the delivered model ---------------------------------------------------------------------------------------------
+def _strongest(rows: Sequence[Held], question: Question) -> tuple[Record | None, int, str]:
+    """Return the strongest cell of a grid, how many were tried, and "at most " where others stay below it."""
+    found = [r for row in rows if (r := question.of(row).worst(question.metric)) is not None]
+    tried = sum(question.of(row).tried for row in rows)
+    return best(found, question.metric), tried, "at most " if _differ(found, question) else ""
+
+
+def _delivered(rows: Sequence[Held], question: Members) -> list[str]:
+    """Return how many members the model that a masking defense delivers gives away."""
+    top, tried, few = _strongest(rows, question)
+    if top is None:
+        return []
+    text = f"{attack_of(top)}: {question.figures(top, few)}{question.beside}"
+    fate = question.fate(top, tried)
+    if fate == "hidden":
+        return [f"The delivered model hides members from the attacks tried here ({text})."]
+    if fate != "found":
+        return [f"The delivered model is not shown to give members away, nor to hide them ({text})."]
+    metric, none = top.metric("asr"), value(question.undefended, "asr")
+    known = above_chance(question.undefended, "asr", question.tried)
+    if none is None or not known or metric is None or metric.low is None or metric.high is None:
+        return [f"The delivered model gives members away ({text})."]
+    as_much = "as" if metric.low <= none <= metric.high else "more than" if metric.low > none else "less than"
+    return [f"The delivered model gives members away {as_much} the undefended one does ({text})."]
+
+
+def _queried(rows: Sequence[Held], question: Members) -> list[str]:
+    """Return how many members a defense that masks nothing gives away to who queries its model."""
+    top, tried, _ = _strongest(rows, question)
+    if top is None:
+        return []
+    shown = above_chance(top, "asr", tried)
+    verb = "tells members from others" if shown else "is not shown to find members"
+    beside = question.beside if question.undefended is not None else ""
+    text = f"{attack_of(top)}: {question.figures(top, 'at most ')}{beside}"
+    return [f"A client who queries the delivered model {verb} ({text})."]
+
+
+def _answers(rows: Sequence[Held], question: Outputs) -> list[str]:
+    """Return whether the delivered model answers as the true one."""
+    top, tried, few = _strongest(rows, question)
+    if top is None:
+        return []
+    does = "answers" if same_outputs(top, tried) else "does not answer"
+    return [f"The delivered model {does} as the true one does ({attack_of(top)}: {question.figures(top, few)})."]

@@ -1,0 +1,173 @@
+"""`ppbench verify`: recompute everything in a results folder that can be recomputed, and name what
+differs.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import Record
+from ppbench.records.store import MARKER, Store
+from ppbench.report.accepted import baseline_problems
+from ppbench.report.page.boards import boards
+from ppbench.report.page.table import Claims, csv_text, no_claims
+from ppbench.report.page.worst import worst_csv
+
+_CLOSE = 1e-9
+_NAME = re.compile(r"[\w .:+=(),/-]+")
+
+
+def verify(out: Path, claims: Claims | None = None) -> list[str]:
+    """Return what is wrong with the results in `out`, one sentence each; empty when all is right.
+
+    Recomputed: each cell's name from its configuration, each metric from the per-victim scores (exactly), the
+    accuracy's interval, the digest of each artifact, the digest of an accepted baseline, and the tables from the
+    records. A damaged record is named and the rest checked; the tables are checked where all records are sound, since
+    they would only repeat what is wrong with one.
+
+    Args:
+        out: a results folder.
+        claims: what the harness writes into the column `claimed`; None leaves that column unchecked.
+
+    Raises:
+        UsageError: `out` is not a results folder of this ppbench.
+    """
+    store = Store(out)
+    if not (store.out / MARKER).is_file():
+        raise UsageError(f"{out} holds no ppbench results (no {MARKER} in it); give a finished run's folder.")
+    records, problems = store.readable()
+    for record in records:
+        problems += [f"{record.cell_id}.json: {problem}" for problem in record_problems(record)]
+    sound = not problems
+    for record in () if store.bare else records:
+        problems += [f"{record.cell_id}.json: {problem}" for problem in _artifact_problems(store, record)]
+    problems += _strays(store)
+    problems += baseline_problems(store, records)
+    if sound and store.csv_path.is_file():
+        problems += _csv_problems(store.csv_path, records, claims)
+    if sound and (store.out / "worst_case.csv").is_file():
+        problems += _worst_problems(store.out / "worst_case.csv", records)
+    return problems
+
+
+def record_problems(record: Record) -> Iterator[str]:
+    """Yield what a record says that its own configuration and scores do not bear out."""
+    config = record.config
+    if record.cell_id != config.cell_id():
+        yield f"its configuration has the name {config.cell_id()}; the configuration was changed"
+    for what, name in (("defense", config.defense.id), ("attack", config.attack.id)):
+        if not _NAME.fullmatch(name):
+            yield f"{what} {name!r} has a name that no plugin can have"
+    if (record.status == "complete") != (record.reason is None):
+        yield f"status {record.status!r} has reason {record.reason!r}; only what is not complete has one"
+    if record.status == "complete" and not record.victims:
+        yield "status 'complete' without any victim's score"
+    try:
+        expected = aggregate(record.victims, classes=config.model.classes, seed=config.seed, delta=record.privacy.delta)
+    except (UsageError, ValueError) as error:
+        yield f"its metrics cannot be recomputed: {error}"
+        return
+    stated = {metric.name: metric for metric in record.metrics}
+    if list(stated) != [metric.name for metric in expected] or len(stated) != len(record.metrics):
+        yield f"metrics {', '.join(stated)} where the scores give {', '.join(m.name for m in expected)}"
+    for metric in expected:
+        other = stated.get(metric.name)
+        if other is not None and other != metric:
+            field = next(k for k in type(metric).model_fields if getattr(metric, k) != getattr(other, k))
+            right = getattr(metric, field)
+            yield f"{metric.name}.{field} is {getattr(other, field)}, the scores give {right}"
+    yield from _utility_problems(record)
+
+
+def _utility_problems(record: Record) -> Iterator[str]:
+    utility = record.utility
+    if utility.accuracy is None:
+        if utility.reason is None:
+            yield "utility.accuracy is null without a reason"
+        return
+    if utility.dice is not None:  # masks: both intervals resample images, which a record does not keep
+        for name, ends in (
+            ("accuracy", (utility.low, utility.accuracy, utility.high)),
+            ("dice", (utility.dice_low, utility.dice, utility.dice_high)),
+        ):
+            told = [0.0, *(end for end in ends if end is not None), 1.0]
+            if told != sorted(told):
+                yield f"utility.{name} and its interval {ends} are not in order within [0, 1]"
+        return
+    hits = round(utility.accuracy * utility.n)
+    if utility.n < 1 or not 0 <= hits <= utility.n or abs(hits / utility.n - utility.accuracy) > _CLOSE:
+        yield f"utility.accuracy {utility.accuracy} is no share of {utility.n} test examples"
+        return
+    interval = clopper_pearson(hits, utility.n)
+    for name, stated, expected in (("low", utility.low, interval.low), ("high", utility.high, interval.high)):
+        if stated is None or expected is None or abs(stated - expected) > _CLOSE:
+            yield f"utility.{name} is {stated}, {hits} of {utility.n} give {expected}"
+
+
+def _artifact_problems(store: Store, record: Record) -> Iterator[str]:
+    for artifact in record.artifacts:
+        if artifact.path != f"{record.cell_id}.safetensors":
+            yield f"artifact {artifact.path!r} is not the cell's own file"
+            continue
+        path = store.folder / artifact.path
+        if not path.is_file():
+            yield f"artifact {artifact.path} is missing"
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != artifact.sha256:
+            yield f"artifact {artifact.path} is not the file that was scored (its SHA-256 differs)"
+        elif path.stat().st_size != artifact.bytes:
+            yield f"artifact {artifact.path} has {path.stat().st_size} bytes, not {artifact.bytes} as recorded"
+
+
+def _strays(store: Store) -> Iterator[str]:
+    """Yield JSON files that look like records and are not named like cells, which nothing would ever read."""
+    known = set(store.ids())
+    for path in sorted(store.folder.glob("*.json")) if store.folder.is_dir() else ():
+        if path.stem.removesuffix(".timing") not in known:
+            yield f"{path.name}: not a file of any finished cell"
+
+
+def _csv_problems(path: Path, records: list[Record], claims: Claims | None) -> Iterator[str]:
+    expected = csv_text(records, claims or no_claims)
+    yield from _differences(path, expected, () if claims is not None else ("claimed",))
+
+
+def _worst_problems(path: Path, records: list[Record]) -> list[str]:
+    """Return what differs in the table of worst cases.
+
+    Ranks were withheld if the harness's canaries stood when it was written; both forms are what the records give.
+    """
+    found = []
+    for sound in (True, False):
+        found.append(list(_differences(path, worst_csv(boards(records, no_claims, sound)))))
+        if not found[-1]:
+            return []
+    return found[0]
+
+
+def _differences(path: Path, text: str, unchecked: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield where the table at `path` differs from `text`, but for columns `unchecked`."""
+    try:
+        stated = list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
+    except (UnicodeDecodeError, csv.Error) as cause:
+        yield f"{path.name} cannot be read as CSV ({cause})"
+        return
+    expected = list(csv.DictReader(io.StringIO(text, newline="")))
+    if len(stated) != len(expected):
+        yield f"{path.name} has {len(stated)} rows, the records give {len(expected)}; write it again"
+        return
+    columns = list(expected[0]) if expected else []
+    # New columns go last, so a table whose head is the beginning of today's was written before them.
+    absent = columns[len(stated[0]) :] if stated and list(stated[0]) == columns[: len(stated[0])] else []
+    for number, (have, want) in enumerate(zip(stated, expected, strict=True), start=2):
+        for column in [*want, *(key for key in have if key not in want)]:
+            if column not in (*absent, *unchecked) and have.get(column) != want.get(column):
+                found, right = have.get(column), want.get(column)
+                yield f"{path.name} line {number}: {column} is {found!r}, the records give {right!r}"

@@ -1,0 +1,1 @@
+"""Running: from a configuration to records: tasks, cells, training, attacks, jobs and where they run."""

@@ -1,0 +1,234 @@
+"""Who is in which run of an audit: candidates, canaries, coins, and the records that all runs share.
+
+The truth about the target, row 0 of `keep`, stays with the harness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge
+from ppbench.adversary.victims import Candidates
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.federation.contract import Defense
+from ppbench.federation.plan import Data, Plan
+from ppbench.run.audit.canaries import AVERAGE, FAMILIES, canaries
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.task import Task
+
+ADVERSARY = 0
+"""The curious client: it holds no candidate."""
+POPULATION = 2500
+"""Records of the population at most (`mia_rmia` compares with them)."""
+MOST_REFERENCES = 1024
+
+
+@dataclass(frozen=True)
+class Population:
+    """The records of an audit and who is trained on which.
+
+    Attributes:
+        candidates: what is asked about: average records of clients other than 0 and canaries, in an order that tells
+            nothing; who is a member is row 0 of `keep`.
+        owner: [Q] int64, the client of the target that holds a candidate if it is kept.
+        keep: [1 + R, Q] bool, which candidates a run is trained on. Row 0 is the target: exactly half of the average
+            records, a coin for each canary; rows 1 and 2, 3 and 4, ... are complements, so that each candidate is in
+            exactly half of the references.
+        base: by client, what the target's clients have beside candidates, in random order.
+        auxiliary: the same of the references: public records in shards of like size, or `base` itself.
+        public: whether `auxiliary` is public, so that the adversary need not know other clients' records; then it does
+            not know who owns a candidate either, and deals them out anew in every run.
+        sizes: by client, how many examples its shard of the evaluation has.
+        others: Z records that no run is trained on, from the public split and the test part.
+        level: whether shards are kept in proportion to those of the evaluation, see `levelled`; only a defense that
+            needs equal shards asks for it. Otherwise a candidate that is kept is added, and nothing else changes: what
+            a bound on epsilon is about.
+    """
+
+    candidates: Candidates
+    owner: Tensor
+    keep: Tensor
+    base: dict[int, Data]
+    auxiliary: dict[int, Data]
+    public: bool
+    sizes: dict[int, int]
+    others: Data
+    seeds: Seeds
+    level: bool = False
+
+    def shards(self, run: int) -> dict[int, Data]:
+        """Return what each client holds in `run`: 0 is the target, 1 and on are references."""
+        base = self.auxiliary if run else self.base
+        owner = dealt(len(self.owner), sorted(base), self.seeds, run) if run and self.public else self.owner
+        mine = {client: self.keep[run] & (owner == client) for client in base}
+        kept, beside = {c: int(m.sum()) for c, m in mine.items()}, {c: len(d.x) for c, d in base.items()}
+        sizes = levelled(self.sizes, beside, kept) if self.level else {c: beside[c] + kept[c] for c in base}
+        found = {}
+        for client, data in base.items():
+            x, y, rest = self.candidates.x, self.candidates.labels, sizes[client] - int(mine[client].sum())
+            found[client] = Data(
+                torch.cat([data.x[:rest], x[mine[client]]]), torch.cat([data.y[:rest], y[mine[client]]])
+            )
+        return found
+
+    def tracing(self) -> tuple[Challenge, Tensor]:
+        """Return the question who holds each member, and the owners [members] int64, which only the scorer gets."""
+        inside = self.keep[0]
+        x, labels = self.candidates.x[inside], self.candidates.labels[inside]
+        return Challenge((), 1, x=x, labels=labels), self.owner[inside]
+
+
+def populate(task: Task, config: EvaluateConfig) -> Population:
+    """Return the population of an audit; it depends on task, candidates, canaries and master seed.
+
+    More references leave those that were there as they are.
+
+    Raises:
+        UsageError: too few clients, records or test examples, or an odd number of references.
+    """
+    check_numbers(config)
+    if config.clients < 2:
+        raise UsageError("An audit asks about other clients' records; use at least 2 clients.")
+    seeds = Seeds(task.seeds.seed("audit"))
+    chosen, base = _apart(task, config.candidates, seeds)
+    made, families, used = canaries(task, config.canaries, seeds)
+    x, y = (torch.cat([getattr(data, part) for data in [*chosen.values(), made]]) for part in ("x", "y"))
+    average = torch.cat([torch.full((len(data.x),), client) for client, data in chosen.items()])
+    owner = torch.cat([average, dealt(len(made.x), sorted(base), seeds, 0)])
+    words = (AVERAGE,) * len(average) + families
+    order = torch.randperm(len(x), generator=seeds.generator("order"))
+    x, y, owner = x[order], y[order], owner[order]
+    words = tuple(words[i] for i in order.tolist())
+    code = torch.tensor([(AVERAGE, *FAMILIES).index(word) for word in words])
+    keep = _coins(code, config.references, seeds)
+    half = halved(2 * code + keep[0].long(), seeds.generator("half")).long()
+    rest = torch.ones(len(task.test.x), dtype=torch.bool)
+    rest[used] = False
+    auxiliary, others = _auxiliary(task, base, Data(task.test.x[rest], task.test.y[rest]), seeds)
+    candidates = Candidates(x, y, keep[0], half, words)
+    sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
+    return Population(candidates, owner, keep, base, auxiliary or base, bool(auxiliary), sizes, others, seeds)
+
+
+def check_numbers(config: EvaluateConfig) -> None:
+    """Refuse a number of references that no audit can have (UsageError)."""
+    if config.references % 2 or config.references > MOST_REFERENCES:
+        raise UsageError(
+            f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
+            f"runs, so give an even number up to {MOST_REFERENCES}."
+        )
+
+
+def halved(groups: Tensor, generator: torch.Generator) -> Tensor:
+    """Return [n] bool, true for a random half of each group of `groups` [n] int64; a coin decides over an odd one."""
+    chosen = torch.zeros(len(groups), dtype=torch.bool)
+    for group in groups.unique():
+        places = (groups == group).nonzero()[:, 0]
+        odd = int(torch.randint(0, 2, (1,), generator=generator)) * (len(places) % 2)
+        order = torch.randperm(len(places), generator=generator)
+        chosen[places[order[: len(places) // 2 + odd]]] = True
+    return chosen
+
+
+def dealt(count: int, clients: list[int], seeds: Seeds, run: int) -> Tensor:
+    """Return [count] int64: clients other than the adversary, dealt out evenly in random order."""
+    others = torch.tensor([client for client in clients if client != ADVERSARY])
+    order = torch.randperm(count, generator=seeds.generator("dealt", run))
+    return others[order % len(others)]
+
+
+def needs_level(defense: Defense, plan: Plan, sizes: Sequence[int]) -> bool:
+    """Return whether `defense` takes shards of these sizes, but not where one client has twice as many examples."""
+    uneven = [size * (1 + (client == 0)) for client, size in enumerate(sizes)]
+    try:
+        defense.check_data(plan, uneven)
+    except UsageError:
+        return True
+    return False
+
+
+def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) -> dict[int, int]:
+    """Return how many records each client holds: one share, the largest possible, of what its shard has.
+
+    Where some client has more candidates than that, everybody holds all it has.
+
+    Args:
+        sizes: examples of each client's shard.
+        base: what each has beside candidates.
+        kept: the candidates that it must hold.
+    """
+    most = {client: base[client] + kept[client] for client in sizes}
+    tight = min(sizes, key=lambda client: most[client] / sizes[client])
+    found = {client: size * most[tight] // sizes[tight] for client, size in sizes.items()}
+    return found if all(found[client] >= max(1, kept[client]) for client in found) else most
+
+
+def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
+    """Return `Population.keep`; `code` [Q] int64 numbers the families, 0 being average records.
+
+    The target has a coin for each canary, independent of the others, as a bound on epsilon needs, and exactly half of
+    the average records. References have half of each family, and a run beside them the other half.
+    """
+    generator = seeds.generator("keep")
+    coins = torch.randint(0, 2, (len(code),), generator=generator) == 1
+    rows = [torch.where(code == 0, halved(code, generator), coins)]
+    for pair in range(references // 2):
+        row = halved(code, seeds.generator("keep", pair))
+        rows += [row, ~row]
+    return torch.stack(rows)
+
+
+def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
+    """Return by client which records become candidates and which stay, one or more with every client.
+
+    Twice `wanted` records are drawn from all clients but the adversary, or as many as there are.
+    """
+    sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
+    orders = {c: torch.randperm(n, generator=seeds.generator("apart", c)) for c, n in sizes.items()}
+    pool = torch.cat([torch.full((n - 1,), c) for c, n in sizes.items() if c != ADVERSARY])
+    if len(pool) < 4:
+        raise UsageError(
+            f"An audit needs 4 or more records that clients other than the first can spare, and there are {len(pool)}; "
+            "use more --train or fewer --clients."
+        )
+    count = min(2 * wanted, len(pool)) // 2 * 2
+    taken = pool[torch.randperm(len(pool), generator=seeds.generator("average"))[:count]].bincount(minlength=len(sizes))
+    chosen, base = {}, {}
+    for client, order in orders.items():
+        shard, cut = task.shards[client], int(taken[client])
+        mine, stay = order[:cut], order[cut:]
+        base[client] = Data(shard.x[stay], shard.y[stay])
+        if client != ADVERSARY:
+            chosen[client] = Data(shard.x[mine], shard.y[mine])
+    return chosen, base
+
+
+def _auxiliary(task: Task, base: dict[int, Data], test: Data, seeds: Seeds) -> tuple[dict[int, Data], Data]:
+    """Return the references' base by client, empty where nothing is public, and the population of other records.
+
+    Public records fill shards as large as the target's, all smaller by one share where there are too few; what is left
+    of them, then `test`, is the population.
+    """
+    auxiliary: dict[int, Data] = {}
+    left = Data(test.x[:0], test.y[:0])
+    if task.public is not None:
+        size, total = len(task.public.x), sum(len(data.x) for data in base.values())
+        share = min(1.0, size / total)
+        counts = [max(1, int(share * len(data.x))) for data in base.values()]
+        if sum(counts) > size:
+            raise UsageError(
+                f"The public split has {size} examples, too few for reference runs of {len(base)} clients; give a "
+                "larger --public."
+            )
+        order = torch.randperm(size, generator=seeds.generator("auxiliary"))
+        parts = order.split([*counts, size - sum(counts)])
+        auxiliary = {c: Data(task.public.x[p], task.public.y[p]) for c, p in zip(base, parts, strict=False)}
+        left = Data(task.public.x[parts[-1]], task.public.y[parts[-1]])
+    order = torch.randperm(len(test.x), generator=seeds.generator("others"))
+    x, y = torch.cat([left.x, test.x[order]]), torch.cat([left.y, test.y[order]])
+    return auxiliary, Data(x[:POPULATION].clone(), y[:POPULATION].clone())

@@ -1,0 +1,98 @@
+"""What attacks see of an audit and are asked in it: views of the target, and challenges with references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from ppbench.adversary.attack import Challenge, References
+from ppbench.adversary.victims import Candidates
+from ppbench.federation.view import View
+from ppbench.records.schema import Flag
+from ppbench.run.audit.population import ADVERSARY
+from ppbench.run.audit.rounds import recorded
+from ppbench.run.audit.runs import Audit, Refused
+
+PUBLIC = "the reference runs were trained on public examples and the kept candidates"
+SAME = (
+    "the reference runs were trained on the target's own other records and the kept candidates: the adversary knows all"
+)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of an audit that is complete."""
+
+    audit: Audit
+
+    @property
+    def candidates(self) -> Candidates:
+        """The truth about the candidates, for the scorer."""
+        return self.audit.population.candidates
+
+    def view(self, threat: str) -> View:
+        """Return what the adversary of `threat` has: a client the model delivered, others the mail of all kept rounds.
+
+        The mail ends with the delivered model, as one more broadcast.
+
+        Raises:
+            Refused: the view of colluding clients, whose states are not kept.
+            UsageError: the files cannot be read.
+        """
+        audit = self.audit
+        if threat.startswith("collusion/"):
+            raise Refused(f"An audit keeps no clients' states, so it has no view of {threat}; leave it out.")
+        fed = audit.restored()
+        if threat.startswith("client/"):
+            transcript = fed.release()
+            view = transcript.view(threat, ADVERSARY, own=((-1, audit.population.shards(0)[ADVERSARY]),))
+        else:
+            view = recorded(fed, audit.target_folder / "rounds.safetensors").view(threat)
+        return replace(view, public=audit.task.public)
+
+    @cached_property
+    def references(self) -> tuple[References | None, int]:
+        """The reference runs, None where there are none, and how many were left out.
+
+        A run that diverged is left out with its complement, so that each candidate stays in half of the runs.
+        """
+        found, population = self.audit.answers(), self.audit.population
+        if not found:
+            return None, 0
+        pairs = found["finished"].view(-1, 2).all(1).repeat_interleave(2)
+        dropped = int((~pairs).sum())
+        if not pairs.any():
+            return None, dropped
+        keep = population.keep[1:][pairs]
+        outputs, answers = found["outputs"][pairs], found["population"][pairs]
+        others = population.others
+        return References(keep, outputs, others.y.clone(), others.x.clone(), answers), dropped
+
+    def challenges(self) -> list[Challenge]:
+        """Return the membership questions about either half, with the references."""
+        references, _ = self.references
+        return [self.candidates.challenge(half, references) for half in (0, 1)]
+
+    def tracing(self) -> tuple[Challenge, Tensor]:
+        """Return the question who holds each member, and the owners, for the scorer."""
+        return self.audit.population.tracing()
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return what a reader must know about the audit."""
+        audit, found = self.audit, []
+        references, dropped = self.references
+        if references is not None:
+            code, detail = ("references_public", PUBLIC) if audit.population.public else ("references_same_base", SAME)
+            found.append(Flag(code=code, severity="info", detail=detail))
+        if dropped:
+            detail = (
+                f"{dropped} of {audit.config.references} reference runs were left out: they or their pairs diverged"
+            )
+            found.append(Flag(code="references_diverged", severity="warning", detail=detail))
+        target = audit.target
+        if target is not None and 0 < len(target.rounds) < audit.config.rounds:
+            detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {audit.config.rounds} was kept"
+            found.append(Flag(code="rounds_thinned", severity="info", detail=detail))
+        return tuple(found)

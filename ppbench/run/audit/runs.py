@@ -1,0 +1,257 @@
+"""The trainings of an audit at one point, its target and its reference runs: done once, kept by content.
+
+    OUT/cache/audit-<hash>/target/                       checkpoint, trained.json, and rounds.safetensors: all its mail
+    OUT/cache/audit-<hash>/references-1-8.safetensors    what the models of runs 1 to 8 answer
+
+Each appears whole or not at all, so that an evaluation that was killed goes on with the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from ppbench import __version__
+from ppbench.adversary.augment import augmentations
+from ppbench.base.errors import Overflow, UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import nbytes
+from ppbench.federation.client_map import choose
+from ppbench.federation.engine import Federation, run_many
+from ppbench.federation.wire import session_of
+from ppbench.records.files import unwritable, write_atomic
+from ppbench.records.schema import Strict
+from ppbench.run.audit.population import Population, needs_level, populate
+from ppbench.run.audit.rounds import Recorder
+from ppbench.run.choice import Point
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.cost import client_of, peak_memory
+from ppbench.run.task import Task, describe
+from ppbench.run.train import Trained, curve_figure, figures_of
+
+AUGMENTATIONS = 2
+"""Copies of each candidate that references are asked about: itself and its mirror image."""
+MEMORY = 2**30
+"""Bytes that reference runs at once may take on a CPU, each process; on a GPU half of its memory."""
+MOST_AT_ONCE = {"cpu": 8, "cuda": 64}
+"""Reference runs at once at most: so many are lost when a run is killed."""
+TARGET = range(1)
+
+
+class Refused(UsageError):
+    """An audit that cannot be made: the defense does not take its shards, or there is no such view."""
+
+
+class Target(Strict):
+    """What training the target gave. at_once: reference runs that go together; rounds: those whose mail is kept."""
+
+    trained: Trained
+    at_once: int
+    rounds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """An audit of one point.
+
+    Attributes:
+        task, point, config: the evaluation's.
+        home: folder of what was computed.
+    """
+
+    task: Task
+    point: Point
+    config: EvaluateConfig
+    home: Path
+
+    @staticmethod
+    def of(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> Audit:
+        """Return the audit of `point`, kept under `cache` by the hash of everything that determines it."""
+        defense = point.defense
+        parts = [part.model_dump(mode="json") for part in describe(task, config)]
+        about = [__version__, defense.name, defense.version, asdict(defense), *parts, config.seed]
+        text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS], sort_keys=True)
+        home = cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        return Audit(task, point, config, home)
+
+    @cached_property
+    def population(self) -> Population:
+        """Who is in which run; the same at every point, but for defenses that need equal shards."""
+        found = populate(self.task, self.config)
+        level = needs_level(self.point.defense, self.task.plan, list(found.sizes.values()))
+        return replace(found, level=level)
+
+    @property
+    def target_folder(self) -> Path:
+        """Where the finished target is."""
+        return self.home / "target"
+
+    @property
+    def target(self) -> Target | None:
+        """What training the target gave, or None where that is still to be done."""
+        try:
+            return Target.model_validate_json((self.target_folder / "target.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def federation(self, run: int) -> Federation:
+        """Return the federation of a run, not yet started: 0 is the target, 1 and on are references.
+
+        Its draws depend on the run's number and on no other run; masks derive from the session of a kept transcript.
+        """
+        master = self.task.seeds.seed("reference", run) if run else self.task.seeds.seed("audited")
+        device, shards = torch.device(self.config.device), self.population.shards(run)
+        session = "real" if run else session_of(-1)
+        defense, backend = self.point.defense, self.config.backend
+        return Federation(defense, self.task.plan, shards, Seeds(master), device, backend, session=session)
+
+    def started(self, run: int) -> Federation:
+        """Return the federation of a run after set-up. Raises Refused where the defense does not take its shards."""
+        fed = self.federation(run)
+        try:
+            fed.start(self.task.params)
+        except UsageError as cause:
+            raise Refused(f"The audit cannot train {self.point.label}: {cause}") from cause
+        return fed
+
+    def parts(self) -> list[range]:
+        """Return the reference runs in the parts that are run together; the target must be there."""
+        target, last = self.target, self.config.references
+        if target is None:
+            return []
+        return [range(first, min(first + target.at_once, last + 1)) for first in range(1, last + 1, target.at_once)]
+
+    def path(self, part: range) -> Path:
+        """Return the file of a part of the references."""
+        return self.home / f"references-{part.start}-{part.stop - 1}.safetensors"
+
+    def missing(self) -> list[range]:
+        """Return the parts that are still to be run: `TARGET` alone, or those of the references; [] at the end.
+
+        A target that diverged has no references.
+        """
+        target = self.target
+        if target is None:
+            return [TARGET]
+        return [] if target.trained.diverged else [part for part in self.parts() if not self.path(part).is_file()]
+
+    def run(self, part: range, after: Callable[[int], None] | None = None) -> None:
+        """Train a part that is missing and keep what it gave; `after` is called with each round of each run."""
+        if part == TARGET:
+            _train_target(self, after)
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path(part), to_bytes(_train_references(self, part, after)))
+
+    def complete(self) -> Target:
+        """Run all that is missing and return what the target gave. Raises Refused, or UsageError of a full disk."""
+        while missing := self.missing():
+            self.run(missing[0])
+        target = self.target
+        assert target is not None  # or it would be missing
+        return target
+
+    def restored(self) -> Federation:
+        """Return the trained target. Raises UsageError where its checkpoint cannot be read."""
+        fed = self.federation(0)
+        fed.restore(self.target_folder)
+        return fed
+
+    def answers(self) -> dict[str, Tensor]:
+        """Return of all references what `_train_references` does, run by run, or {} where there are none."""
+        found = []
+        for part in self.parts():
+            try:
+                found.append(load_file(self.path(part)))
+            except (SafetensorError, OSError):
+                self.path(part).unlink(missing_ok=True)  # a damaged one is done again
+                self.run(part)
+                found.append(load_file(self.path(part)))
+        return {name: torch.cat([one[name] for one in found]) for name in found[0]} if found else {}
+
+
+def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
+    """Train the target with all its mail kept, and write it."""
+    fed, task, last = audit.started(0), audit.task, audit.config.rounds
+    peak, at_once = _room(audit, fed)
+    recorder = Recorder(fed, last)
+
+    def watch(round_: int) -> None:
+        recorder(round_)
+        if after is not None:
+            after(round_)
+
+    finished = fed.run(last, watch)
+    figure = curve_figure(fed, task) if finished else math.nan
+    trained = figures_of(fed, task, [(fed.round, figure)] if math.isfinite(figure) else [], finished, peak)
+    target = Target(trained=trained, at_once=at_once, rounds=recorder.rounds)
+    _keep(audit, recorder, target)
+
+
+def _keep(audit: Audit, recorder: Recorder, target: Target) -> None:
+    """Write the finished target, whole or not at all. Raises UsageError where it cannot be written."""
+    home = audit.target_folder
+    try:
+        audit.home.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".target-", dir=audit.home))
+        try:
+            recorder.federation.save(draft)
+            if not target.trained.diverged:
+                recorder.save(draft / "rounds.safetensors")
+            write_atomic(draft / "target.json", target.model_dump_json().encode())
+            shutil.rmtree(home, ignore_errors=True)
+            draft.rename(home)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except (OSError, SafetensorError) as cause:
+        raise unwritable(home, 0, cause if isinstance(cause, OSError) else OSError(str(cause))) from cause
+
+
+def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
+    """Return the peak memory of a client's computation, None where round 1 is out of range, and the runs at once."""
+    kind = fed.device.type
+    if choose(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":
+        try:
+            return peak_memory(client_of(fed)), 1
+        except Overflow:
+            return None, 1
+    try:
+        client = client_of(fed, max(fed.shards, key=lambda c: len(fed.shards[c].x)))
+        peak = peak_memory(client)
+    except Overflow:
+        return None, 1
+    clients = 1 if fed.plan.schedule == "round_robin" else fed.plan.clients
+    each = clients * (peak + max((nbytes(job) for job in client.jobs()), default=0)) + nbytes(dict(fed.shards))
+    bound = MEMORY if kind == "cpu" else torch.cuda.get_device_properties(fed.device).total_memory // 2
+    return peak, max(1, min(MOST_AT_ONCE[kind], bound // max(1, each)))
+
+
+def _train_references(audit: Audit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
+    """Train reference runs together.
+
+    Returns:
+        "finished" [R] bool, "outputs" [R, A, Q, C] and "population" [R, Z, C] float64, NaN of runs that diverged.
+    """
+    candidates, others = augmentations(audit.population.candidates.x, AUGMENTATIONS), audit.population.others.x
+    runs = [audit.started(run) for run in part]
+    finished = run_many(runs, audit.config.rounds, after)
+    outputs = [fed.outputs(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2]) for fed in runs]
+    population = [fed.outputs(others) for fed in runs]
+    good = torch.tensor([end and bool(own.isfinite().all()) for end, own in zip(finished, outputs, strict=True)])
+    found = {"outputs": torch.stack(outputs), "population": torch.stack(population)}
+    for answers in found.values():
+        answers[~good] = torch.nan
+    return {"finished": good, **found}

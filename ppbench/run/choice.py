@@ -1,0 +1,173 @@
+"""Which plugins an evaluation is about: points (a defense at one control value) and attacks, with their parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ppbench.adversary.attack import Attack
+from ppbench.base.errors import UsageError, unknown
+from ppbench.base.registry import load, load_all
+from ppbench.federation.contract import Defense
+from ppbench.records.schema import Scalar
+from ppbench.report.controls import CONTROLS
+from ppbench.run.config import EvaluateConfig
+
+WHOLE = ("standard", "all")
+"""Words that stand for many attacks."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defense at one value of its control parameter."""
+
+    defense: Defense
+
+    @property
+    def value(self) -> float | None:
+        """The control parameter's value, or None for a defense without one."""
+        name = self.defense.control
+        return None if name is None else float(getattr(self.defense, name))
+
+    @property
+    def label(self) -> str:
+        """For people: "spn alpha2=0.1"."""
+        return self.defense.name if self.value is None else f"{self.defense.name} {self.defense.control}={self.value:g}"
+
+
+@cache
+def _adapter(factory: type) -> TypeAdapter[Any]:
+    """Return what checks a dataclass's parameters; building it takes longer than using it a hundred times."""
+    return TypeAdapter(factory)
+
+
+def _instance(kind: str, factory: Any, name: str, parameters: Mapping[str, Scalar]) -> Any:
+    """Build a plugin's dataclass from `parameters`, with their types checked and converted."""
+    if not (isinstance(factory, type) and dataclasses.is_dataclass(factory)):
+        raise UsageError(f"The {kind} {name!r} is no dataclass of its parameters; make it one.")
+    known = [field.name for field in dataclasses.fields(factory)]
+    for key in parameters:
+        if key not in known:
+            raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
+    try:
+        return _adapter(factory).validate_python(dict(parameters))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].lower()
+        raise UsageError(f"The {kind} {name!r} refuses {where}={first['input']!r}: {message}.") from error
+
+
+def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> Defense:
+    """Return the defense called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
+    made = _instance("defense", load("defenses", name), name, parameters or {})
+    if not isinstance(made, Defense):
+        raise UsageError(f"The plugin {name!r} is no Defense; subclass ppbench.Defense.")
+    return made
+
+
+def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> Attack:
+    """Return the attack called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
+    attack = _instance("attack", load("attacks", name), name, parameters or {})
+    if not isinstance(attack, Attack):
+        raise UsageError(f"The plugin {name!r} is no Attack; subclass ppbench.Attack.")
+    attack.check()
+    return attack
+
+
+def built_for(attack: Attack, defense: str) -> bool:
+    """Return whether an attack may be run on a defense: it is built for it, or for no defense in particular."""
+    return attack.targets is None or defense in attack.targets or attack.general
+
+
+def points(config: EvaluateConfig) -> list[Point]:
+    """Return the points of an evaluation: the controls first, then the defense over its grid.
+
+    Raises:
+        UsageError: unknown defense or parameter, a grid for a defense without control parameter, or none given.
+    """
+    own = {key: value for key, value in config.settings.items() if "." not in key}
+    base = make_defense(config.defense, own)
+    if base.control is None:
+        if not isinstance(config.grid, str):
+            raise UsageError(f"Defense {base.name!r} has no control parameter; leave out --grid.")
+        grid = [Point(base)]
+    else:
+        values = base.grids.get(config.grid, ()) if isinstance(config.grid, str) else config.grid
+        if base.control in own and config.grid == "quick":
+            values = (float(getattr(base, base.control)),)  # --set of the control parameter is a grid of one
+        if not values:
+            raise UsageError(f"Defense {base.name!r} declares no {config.grid!r} grid; give values, as --grid 0.1,1.")
+        grid = [Point(make_defense(config.defense, {**own, base.control: v})) for v in values]
+    names = {point.defense.name for point in grid}
+    return [Point(make_defense(name)) for name in CONTROLS if name not in names] + grid
+
+
+def attacks(config: EvaluateConfig) -> list[Attack]:
+    """Return the attacks of an evaluation, each with its parameters.
+
+    "standard" and "all" are those that can be imported and apply to the defense; a named one must exist. Tracing needs
+    reconstructions, so a reconstruction attack must be among them.
+
+    Raises:
+        UsageError: unknown attack or parameter, an attack built for another defense, or tracing alone.
+    """
+    for key in config.settings:
+        if "." in key:
+            _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
+    many = {n: f for n, f in load_all("attacks").items() if _meant(config, f)} if set(config.attacks) & {*WHOLE} else {}
+    asked = [name for name in config.attacks if name not in WHOLE]
+    chosen = []
+    for name in dict.fromkeys([*many, *asked]):
+        attack = _attack(config, name)
+        if not built_for(attack, config.defense):
+            if name in asked:
+                targets = ", ".join(sorted(attack.targets or ()))
+                raise UsageError(f"Attack {name!r} is built for {targets}, not for {config.defense!r}; leave it out.")
+            continue
+        if attack.audit and not _audited(config, attack, named=name in asked):
+            continue
+        if attack.needs_public and not config.public:
+            if name in asked:
+                raise UsageError(f"Attack {name!r} learns from public examples; set some apart, as --public 0.5.")
+            continue
+        chosen.append(attack)
+    kinds = {attack.kind for attack in chosen}
+    if any(a.kind == "tracing" and not a.audit for a in chosen) and "reconstruction" not in kinds:
+        raise UsageError("Tracing needs reconstructions; add a reconstruction attack, as --attack dlg,tracing.")
+    return chosen
+
+
+def _meant(config: EvaluateConfig, factory: Any) -> bool:
+    """Return whether "standard" or "all" means this plugin: an audit that is asked for comes with its own attacks."""
+    audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
+    return "all" in config.attacks or audited or bool(getattr(factory, "standard", True))
+
+
+def _attack(config: EvaluateConfig, name: str) -> Attack:
+    """Return the attack called `name` with the parameters that `config` gives it."""
+    prefix, factory = f"{name}.", load("attacks", name)
+    own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
+    if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
+        own = {"budget": config.budget, **own}
+    return make_attack(name, own)
+
+
+def _audited(config: EvaluateConfig, attack: Attack, named: bool) -> bool:
+    """Return whether the evaluation has what an attack needs of an audit; raises UsageError where it was `named`."""
+    if named and "audit" not in config.stages:
+        raise UsageError(f"Attack {attack.name!r} is asked in audits; add --stage audit.")
+    if named and attack.audit == "references" and not config.references:
+        raise UsageError(f"Attack {attack.name!r} learns from reference runs; add --references 16.")
+    return "audit" in config.stages and (attack.audit != "references" or config.references > 0)
+
+
+def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:
+    """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own."""
+    asked = [threat for threat in config.threats if threat in attack.threats]
+    yield from asked or attack.threats

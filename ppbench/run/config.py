@@ -1,0 +1,174 @@
+"""What the user asks for: one evaluation, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from ppbench.base.errors import UsageError, unknown
+from ppbench.base.registry import load
+from ppbench.federation.contract import Defense
+from ppbench.federation.view import THREATS
+from ppbench.nets.losses import LossName
+from ppbench.records.schema import Scalar, Strict
+
+Stage = Literal["init", "iterate", "final", "audit"]
+
+
+class EvaluateConfig(Strict):
+    """One evaluation, as `ppbench evaluate` or `ppbench.evaluate` is told it.
+
+    Attributes:
+        defense: a name in `ppbench list defenses`.
+        dataset: NAME or NAME:ARGUMENT, see `ppbench list datasets`.
+        model, model_options: a name in `ppbench list models` and its options.
+        attacks: names, or "standard" (the quick portfolio) or "all", of the attacks that apply to the defense.
+        grid: "quick" or "paper" (the defense's own grids), or values of its control parameter.
+        settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
+        train: training examples that the clients share, drawn by seed; None for all. Few are easily memorized.
+        public: share of the training part that is set apart first: no client holds it, every adversary may use it.
+        clients, rounds, local_epochs, batch_size: the federation.
+        schedule: "round_robin" (the SPN paper's for DLNet) or "parallel".
+        loss: "cross_entropy", "squared" (half the squared distance to one-hot labels or numbers) or "bce" (masks).
+        upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
+        optimizer, lr, momentum, beta2, decay_at, decay: of who steps: every client ("delta") or the server
+            ("gradient"); the rate is multiplied by `decay` at those rounds.
+        partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
+        attack_batch: sizes of the victims' batches.
+        victims: victim images a cell (rounded up to whole batches); candidates: members and non-members of each kind.
+        tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; 0: an
+            attack's own settings are taken.
+        budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
+        references: reference runs of an audit, which its membership attacks may learn from.
+        canaries: canaries of each family in an audit; a coin decides for each whether it is a member.
+        probe: what a probed client does with the victim's batch: "gradient" (uploads one gradient of it) or "local"
+            (its local part of a round, as in training).
+        probe_rounds: rounds that a probed client holds the batch, all seen by the adversary.
+        stages: "init" (random weights), "final" (after training; membership: the delivered model) and "iterate" (what
+            clients train on in the next round, where that is not the delivered model; only membership and extraction
+            are asked there) and "audit" (membership in trainings of their own: canaries, reference runs, all rounds).
+        threats: threat models of reconstruction, label and tracing attacks.
+        weights: file of AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, else the cache of
+            torchvision, else these figures are null.
+        seed: master seed.
+        device: "cpu" or "cuda"; backend: "auto", "loop" or "vmap".
+        suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share; a single
+            evaluation has no digest.
+    """
+
+    defense: str
+    dataset: str = "digits"
+    model: str = "dlnet"
+    model_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    attacks: tuple[str, ...] = ("standard",)
+    grid: Literal["quick", "paper"] | tuple[float, ...] = "quick"
+    settings: dict[str, Scalar] = Field(default_factory=dict)
+    train: int | None = Field(default=None, ge=1)
+    public: float = Field(default=0.0, ge=0, lt=1)
+    clients: int = Field(default=10, ge=1)
+    rounds: int = Field(default=40, ge=1)
+    local_epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    schedule: Literal["round_robin", "parallel"] = "round_robin"
+    loss: LossName = "cross_entropy"
+    upload: Literal["delta", "gradient"] = "delta"
+    optimizer: Literal["sgd", "adam"] = "adam"
+    lr: float = Field(default=5e-3, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    beta2: float = Field(default=0.999, gt=0, lt=1)
+    decay_at: tuple[int, ...] = (20, 32)
+    decay: float = Field(default=0.5, gt=0, le=1)
+    partition: str = "iid"
+    attack_batch: tuple[int, ...] = Field(default=(1, 4, 8), min_length=1)
+    probe: Literal["gradient", "local"] = "gradient"
+    probe_rounds: int = Field(default=1, ge=1, le=100)
+    victims: int = Field(default=20, ge=1)
+    candidates: int = Field(default=200, ge=4)
+    tuning: int = Field(default=4, ge=0)
+    budget: int | None = Field(default=None, ge=1)
+    references: int = Field(default=0, ge=0)
+    canaries: int = Field(default=80, ge=0)
+    stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
+    threats: tuple[str, ...] = ("server/1",)
+    weights: str | None = None
+    seed: int = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+    backend: Literal["auto", "loop", "vmap"] = "auto"
+    suite: str = "evaluate/1"
+    suite_digest: str = ""
+
+
+SEARCHES = ("dlg", "idlg", "fedavg_inversion")
+PRESETS: dict[str, dict[str, Any]] = {
+    # One start a victim, and no tuning: on two cores the whole has to end within a few minutes.
+    "quick": {"settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},
+    # The whole arsenal: half of the training part public, as in the MP-DP paper, for generators and reference runs.
+    "portfolio": {
+        "attacks": ("all",),
+        "public": 0.5,
+        "references": 16,
+        "budget": 1800,
+        "stages": ("init", "iterate", "final", "audit"),
+    },
+    "paper": {
+        "attacks": ("all",),
+        "grid": "paper",
+        "rounds": 300,
+        "lr": 1e-3,
+        "decay_at": (),
+        "victims": 1000,
+        "candidates": 1000,
+    },
+}
+
+
+def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
+    """Return the configuration of `preset` with `options` laid over it.
+
+    Raises:
+        UsageError: an unknown preset, option, threat model or stage, or a value out of range.
+    """
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    base = {**PRESETS[preset], **_setting(preset, options)}
+    settings = {**base.get("settings", {}), **(options.get("settings") or {})}
+    model = {**base.get("model_options", {}), **(options.get("model_options") or {})}
+    for name in ("attacks", "attack_batch", "stages", "threats", "grid"):
+        if isinstance(options.get(name), tuple | list):
+            options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
+    _check_finite({**settings, "grid": options.get("grid")})
+    try:
+        config = EvaluateConfig(**{**base, **options, "model_options": model, "settings": settings})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][:1])
+        raise UsageError(f"Option {where}={first['input']!r} cannot be used: {first['msg'].lower()}.") from error
+    for threat in config.threats:
+        if threat not in THREATS:
+            raise unknown("threat model", threat, THREATS)
+    if not config.attacks:
+        raise UsageError("No attack was named; give names, as --attack dlg,tracing, or all.")
+    if any(size < 1 for size in config.attack_batch):
+        raise UsageError(f"Option attack_batch={config.attack_batch} cannot be used: a batch has at least 1 image.")
+    return config
+
+
+def _check_finite(values: Mapping[str, Any]) -> None:
+    """Raise UsageError at a parameter, or a value of a grid, that is infinite or no number."""
+    for name, value in values.items():
+        for one in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(one, float) and not math.isfinite(one):
+                raise UsageError(f"Option {name}={one} cannot be used: it must be a finite number.")
+
+
+def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the federation that the defense's paper needs, less what belongs to another network than the asked."""
+    name = options.get("defense")
+    factory = load("defenses", name) if isinstance(name, str) else Defense
+    setting = dict(getattr(factory, "setting", {}).get("quick" if preset == "portfolio" else preset, {}))
+    if options.get("model", setting.get("model")) != setting.get("model"):
+        setting.pop("model_options", None)
+    return setting

@@ -1,0 +1,224 @@
+"""What a defense costs a client: the peak memory of its computation, and its time beside an undefended client's.
+
+One client's part of the first round is run again, alone and in a loop, as a real client would run it. Memory is counted
+from the allocator's events, so it is the same on every run and belongs to the record. Time is not: it is measured in
+pairs with an undefended client of the same plan, in turn, so that what else the machine does hits both; it is kept
+beside the records.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from scipy.stats import binom
+
+from ppbench.base.errors import Overflow
+from ppbench.base.tree import Params, Tree, moved, tree_map
+from ppbench.federation.client_map import channels_last, client_map
+from ppbench.federation.contract import Defense, Job
+from ppbench.federation.drive import Drive, Parties
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data
+from ppbench.federation.wire import SERVER, Wire
+from ppbench.records.times import ClientTime
+
+# The profiler's backend announces every start and stop on stderr, amid progress bars; it reads this when first used.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+STEPS = 2
+"""Local steps that memory is measured over: from the second on, all of an optimizer's state is there."""
+PAIRS = 9
+"""Pairs of times at least; the second smallest and the second largest of nine bound the median at 96 %."""
+ENOUGH_S = 0.3
+"""Seconds that pairs of very short times are gone on with."""
+BUDGET_S = 5.0
+"""Seconds after which no further pair is begun, nine or not; one is always measured."""
+UNDEFENDED = Defense()
+"""FedAvg or FedSGD, what `none` is."""
+
+
+@dataclass(frozen=True)
+class ClientCost:
+    """What a client's part of a round takes. None where the first round leaves the range of what can be sent.
+
+    Attributes:
+        memory_peak: most bytes at a time that one `compute` allocates, see `peak_memory`.
+        time: beside an undefended client's.
+    """
+
+    memory_peak: int | None
+    time: ClientTime | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message that a client answers in a round: in which step, and its state before it."""
+
+    step: int
+    state: Tree
+    message: Tree
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client of a federation, ready to do its part of the next round again and again; nothing real moves.
+
+    Attributes:
+        index: which client.
+        data: its examples.
+        turns: the messages that it gets in the round.
+        drive: where it got them; gives the contexts, with fresh generators each time.
+    """
+
+    index: int
+    data: Data
+    turns: tuple[Turn, ...]
+    drive: Drive
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield what the client computes in the round, drawn anew."""
+        for turn in self.turns:
+            job = self._prepared(turn)
+            if job is not None:
+                yield job
+
+    def act(self) -> None:
+        """Do the client's whole part of the round: prepare, compute and reply."""
+        for turn in self.turns:
+            job = self._prepared(turn)
+            result = () if job is None else self.computed(job)
+            context = self.drive.context(self.index, turn.step)
+            self.drive.defense.reply(context, turn.state, turn.message, result, self.data)
+
+    def computed(self, job: Job) -> Tree:
+        """Return what the client computes of `job`."""
+        return client_map("loop", self.drive.defense, self.drive.plan, {self.index: job})[self.index]
+
+    def _prepared(self, turn: Turn) -> Job | None:
+        fed, context = self.drive, self.drive.context(self.index, turn.step)
+        job = fed.defense.prepare(context, turn.state, turn.message, self.data)
+        return None if job is None else moved(job, fed.device)
+
+
+def client_of(fed: Federation, index: int = 0) -> Client:
+    """Return a client of a started federation with all that it gets in the next round, which is forked for it.
+
+    To spare time the others hold one batch of their examples each: their part is theirs, not what is measured.
+    """
+    size = fed.plan.local.batch
+    data = {c: shard if c == index else Data(shard.x[:size], shard.y[:size]) for c, shard in fed.shards.items()}
+    wire, parties = Wire(keep=True), Parties(fed.parties.server, list(fed.parties.clients))
+    drive = fed.drive(fed.plan, "cost", -1, fed.round + 1, wire, parties, data)
+    drive.run(fed.defense.round(drive.context(SERVER, 0), parties.server, range(fed.plan.clients)))
+    states = {record.step: record.state for record in drive.states if record.party == index}
+    turns = tuple(Turn(m.step, states[m.step], m.message) for m in wire.mail if m.receiver == index)
+    return Client(index, data[index], turns, drive)
+
+
+def peak_memory(client: Client, steps: int = STEPS) -> int:
+    """Return the most bytes that the client's `compute` holds at a time beyond its inputs, its result included.
+
+    Inputs (weights, examples, noise drawn ahead) were there before and are not counted. Of local training the first
+    `steps` steps are run: the others hold as much at a time. 0 where a client computes nothing.
+    """
+    device, peak = client.drive.device, 0
+    for job in client.jobs():
+        part = channels_last(cut(job, steps))  # laid out before: no client lays its own examples out anew
+        peak = max(peak, peak_bytes(partial(client.computed, part), device))
+    return peak
+
+
+def cut(job: Job, steps: int) -> Job:
+    """Return the first `steps` local steps of `job`."""
+    batches, noise = (tree_map(lambda leaf: leaf[:steps], tree) for tree in (job.batches, job.noise))
+    return replace(job, batches=batches, noise=noise)
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """Return the most bytes that `call` allocates at a time on `device`, over what was allocated before it.
+
+    On a CPU the running sum of all that torch allocates and frees, kernels' own workspaces too; what a call keeps from
+    an earlier one is not seen. On a GPU the caching allocator's peak; `call` runs twice, because libraries take their
+    workspaces at first use.
+    """
+    if device.type == "cuda":
+        call()
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    collecting = gc.isenabled()
+    gc.disable()  # when cycles are collected, older ones too, would depend on what ran before
+    try:
+        with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+            call()
+    finally:
+        if collecting:
+            gc.enable()
+    events = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def relative_time(client: Client, beside: Client) -> ClientTime:
+    """Return how long `client` takes for its part of a round, over how long `beside` takes: the median of ratios.
+
+    The interval is that of the median by order statistics, of at least 95 %, as wide as few pairs make it; None below
+    six pairs. The first pair warms up and does not count where there are others.
+    """
+    pairs: list[tuple[float, float]] = []
+    began = time.perf_counter()
+    while not pairs or time.perf_counter() - began < (BUDGET_S if len(pairs) <= PAIRS else ENOUGH_S):
+        pairs.append((_seconds(client), _seconds(beside)))
+    counted = pairs[1:] or pairs
+    ratios = sorted(mine / other for mine, other in counted)
+    low, high = median_interval(ratios)
+    device = client.drive.device
+    return ClientTime(
+        ratio=statistics.median(ratios),
+        low=low,
+        high=high,
+        pairs=len(ratios),
+        seconds=statistics.median(mine for mine, _ in counted),
+        undefended_seconds=statistics.median(other for _, other in counted),
+        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _seconds(client: Client) -> float:
+    began = time.perf_counter()
+    client.act()
+    if client.drive.device.type == "cuda":
+        torch.cuda.synchronize(client.drive.device)
+    return time.perf_counter() - began
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the order statistics that bound the median of the population with 95 % or more; (None, None) below six."""
+    rank = int(binom.ppf(0.025, len(ordered), 0.5))
+    return (ordered[rank - 1], ordered[-rank]) if rank else (None, None)
+
+
+def client_cost(fed: Federation, params: Params, index: int = 0) -> ClientCost:
+    """Return what the first round takes a client of `fed`, a federation just started from `params`; it stays so."""
+    plain = Federation(UNDEFENDED, fed.plan, fed.shards, fed.seeds, fed.device, fed.backend)
+    plain.start(params)
+    try:
+        client, beside = client_of(fed, index), client_of(plain, index)
+        return ClientCost(peak_memory(client), relative_time(client, beside))
+    except Overflow:
+        return ClientCost(None, None)

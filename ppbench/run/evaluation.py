@@ -1,0 +1,173 @@
+"""The line that all data take, on one page: task, federation, transcript, view, attack, guess, score, record, board.
+
+`schedule` and `bench` hold the middle of it (`train`, `Federation.probe`, `Transcript.view`, `Attack.run`, `score`);
+this module checks what is asked, has what is missing done, and says what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ppbench.adversary.victims import choose_candidates
+from ppbench.base.errors import UsageError
+from ppbench.metrics.perceptual import check_weights
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.report.controls import Check, check_controls
+from ppbench.report.page.board import up_to_date, write_board
+from ppbench.report.verdict import sentences
+from ppbench.run.audit.population import populate
+from ppbench.run.cells import fitting, groups
+from ppbench.run.choice import attacks, points
+from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.executors import Engine, check_workers, default_workers
+from ppbench.run.executors.make import make_engine
+from ppbench.run.group import victims_of
+from ppbench.run.schedule import Progress, Schedule, Silent, Wanted, missing, size, strands, wanted
+from ppbench.run.selftest import harness_check
+from ppbench.run.sources import tell_changed
+from ppbench.run.task import Task, make_task
+from ppbench.run.tuning import tuning_victims
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation gave.
+
+    Attributes:
+        config: what was asked.
+        records: the cells, controls included.
+        checks: what the controls and the harness's own canaries say; the result is unreliable unless all hold.
+        verdict: what was found, in sentences.
+        out: folder with records, leaderboard.csv, leaderboard.html and figures.
+        computed: how many cells were run now; the others were found finished.
+    """
+
+    config: EvaluateConfig
+    records: tuple[Record, ...]
+    checks: tuple[Check, ...]
+    verdict: tuple[str, ...]
+    out: Path
+    computed: int
+
+    @property
+    def reliable(self) -> bool:
+        """Whether both controls ran and held, and the canaries fell."""
+        return all(check.ok is True for check in self.checks)
+
+
+def evaluate(
+    config: EvaluateConfig | None = None,
+    *,
+    out: Path | str = "ppbench-results",
+    workers: int | None = None,
+    progress: Progress | None = None,
+    preset: str = "quick",
+    **options: object,
+) -> Evaluation:
+    """Evaluate a defense: train it and the controls, attack what each party saw, score, record, write the board.
+
+    A cell that `out` already holds is not computed again; a run that was killed goes on where it was.
+
+    Args:
+        config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords.
+        out: folder of results, new or made by ppbench.
+        workers: processes; by default one a core, and one where a GPU is used.
+        progress: told how far the work is.
+        preset: "quick", "portfolio" or "paper".
+        **options: fields of `EvaluateConfig`, e.g. defense="spn".
+
+    Raises:
+        UsageError: something asked for cannot be used; nothing has been trained then.
+    """
+    asked = config if config is not None else configure(preset, **options)
+    check_workers(workers)
+    store = Store(Path(out))
+    check(asked)
+    store.prepare()
+    plan = wanted([asked])
+    todo = missing(plan, store)
+    told = progress or Silent()
+    compute(plan, todo, store, _engine(asked, workers, told), told, strict=True)
+    records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
+    checks = (*check_controls(records), harness_check())
+    verdict = tuple(sentences(asked.defense, records))
+    if todo or not up_to_date(store):
+        write_board(store)
+    return Evaluation(asked, records, checks, verdict, store.out, size(todo))
+
+
+def _check_device(config: EvaluateConfig) -> None:
+    """Refuse a GPU that is not there (UsageError)."""
+    if config.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
+
+
+def check(config: EvaluateConfig) -> Task:
+    """Return the task, after everything that can be refused was asked for: before anything is written.
+
+    Raises:
+        UsageError: something that is asked for cannot be used.
+    """
+    _check_device(config)
+    all_points = points(config)
+    attacks(config)  # an unknown attack is told before any data is read
+    task = make_task(config)
+    check_weights(config.weights, task.plan.spec.shape)
+    every = list(groups(task, config))
+    if not every:
+        raise UsageError(
+            "There is nothing to evaluate: membership and extraction attacks need --stage final, and gradient attacks "
+            "on a defense that perturbs the model need another --threat than client/1."
+        )
+    for point in all_points:
+        point.defense.check(task.plan)
+        point.defense.check_data(task.plan, [len(task.shards[c].x) for c in range(config.clients)])
+    if task.dataset.data_range[0] == task.dataset.data_range[1]:
+        raise UsageError(
+            f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
+        )
+    held = {client: shard.x for client, shard in task.shards.items()}
+    fit = fitting(task, config)
+    for attack in fit:
+        attack.check_held(held)
+    rehearsed = config.tuning and any(len(attack.variants()) > 1 for attack in fit)
+    if any(group.stage == "audit" for group in every):
+        populate(task, config)
+    for group in every:
+        if group.stage == "audit":
+            continue
+        if group.records:
+            choose_candidates(task.shards, task.test, config.candidates, task.seeds)
+        else:
+            victims_of(task, config, group)
+            if rehearsed:
+                tuning_victims(all_points[group.point].defense, task, config, group)
+    return task
+
+
+def _engine(config: EvaluateConfig, workers: int | None, progress: Progress) -> Engine:
+    """Return the engine of one evaluation: a single worker is this process."""
+    count = workers or default_workers(config.device)
+    return make_engine("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+
+
+def compute(
+    asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, engine: Engine, progress: Progress, strict: bool
+) -> None:
+    """Train what missing cells need, and run them.
+
+    Args:
+        asked: all cells that are asked for; where finished ones are of other code than today's, a warning says so.
+        todo: those of them that are missing.
+        store, engine, progress, strict: as `Schedule`.
+    """
+    tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
+    if todo:
+        Schedule(store, engine, progress, strict).run(strands(todo, store.out))

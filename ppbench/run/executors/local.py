@@ -1,0 +1,190 @@
+"""Jobs on this machine: spawned processes of one torch thread each, or this process itself."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
+from concurrent.futures import wait as first_of
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
+from types import TracebackType
+
+import torch
+
+from ppbench.run.executors import Done, WorkerDied
+from ppbench.run.executors.failure import Failure, attempt
+from ppbench.run.jobs import Job, Tell, work
+
+_rounds: SimpleQueue[int] | None = None
+PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its parent dies
+
+
+def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
+    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone or says so.
+
+    A worker that outlived its parent would write cells that the next run computes too. Linux ends it with its parent;
+    elsewhere it looks twice a second. An interrupt is the parent's business: it says halt.
+    """
+    global _rounds
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _rounds = queue
+
+    def watch() -> None:
+        while os.getppid() == parent and not halt.is_set():
+            time.sleep(0.5)
+        os._exit(1)  # nobody waits for this worker any more; what it has finished is on disk
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _run(job: Job) -> Failure | None:
+    """Do a job in a worker; return what it raised."""
+    queue = _rounds
+    return attempt(job, None if queue is None else queue.put)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run the body with one torch thread: the number of threads may change the last bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Inline:
+    """Runs jobs in this process, one after another: for one worker, and to debug. A crash takes the run with it."""
+
+    capacity = 1
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._jobs = tell, deque[Job]()
+
+    def __enter__(self) -> Inline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._jobs.clear()
+
+    def submit(self, job: Job) -> None:
+        """Remember `job`; it runs when it is waited for."""
+        self._jobs.append(job)
+
+    def wait(self) -> Done:
+        """Do the job that was submitted first."""
+        job = self._jobs.popleft()
+        try:
+            with one_thread():
+                work(job, self._tell)
+        except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
+            return Done(job, cause)
+        return Done(job)
+
+
+class Local:
+    """Runs jobs on processes of this machine.
+
+    Each worker is a pool of its own with one process: in a common pool one process that dies takes the jobs of all
+    others with it. For the same reason it has a queue and an event of its own: a process that is killed while it holds
+    the lock of a common one would stop all others.
+    """
+
+    def __init__(self, workers: int, tell: Tell) -> None:
+        """Start nothing yet; a process starts with the first job that it gets."""
+        self._free: list[ProcessPoolExecutor | None] = [None] * workers
+        self._busy: dict[Future[Failure | None], tuple[Job, ProcessPoolExecutor]] = {}
+        self._lines: dict[ProcessPoolExecutor, tuple[SimpleQueue[int], Event]] = {}
+        self._waiting = deque[Job]()
+        self._tell, self.capacity = tell, workers
+        self._context = multiprocessing.get_context("spawn")
+        self._stop = threading.Event()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Local:
+        self._listener.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, halt in self._lines.values() if error is not None else ():
+            halt.set()
+        for pool in [*self._free, *(pool for _, pool in self._busy.values())]:
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
+        self._stop.set()
+        self._listener.join(timeout=1)  # half a message of a killed worker would keep it for ever
+
+    def submit(self, job: Job) -> None:
+        """Have a free worker do `job`, else the next that becomes free."""
+        if not self._free:
+            self._waiting.append(job)
+            return
+        started = [pool for pool in self._free if pool is not None]
+        pool = started[0] if started else None
+        self._free.remove(pool)
+        pool = pool or self._start()
+        try:
+            future = pool.submit(_run, job)
+        except BrokenProcessPool:  # it was killed while it had nothing to do
+            pool = self._replaced(pool)
+            future = pool.submit(_run, job)
+        self._busy[future] = (job, pool)
+
+    def wait(self) -> Done:
+        """Return the next job that ends. A worker that dies is replaced."""
+        ended, _ = first_of(self._busy, return_when=FIRST_COMPLETED)
+        future = next(iter(ended))
+        job, pool = self._busy.pop(future)
+        raised = future.exception()
+        error: Exception | None = None
+        if isinstance(raised, BrokenProcessPool):
+            pool = self._replaced(pool)
+            error = WorkerDied("its worker process was killed, probably for lack of memory")
+        elif raised is not None:  # an exit of a plugin's own
+            error = WorkerDied(f"its worker raised {type(raised).__name__}: {raised}")
+        elif (failure := future.result()) is not None:
+            error = failure.revived()
+        self._free.append(pool)
+        while self._waiting and self._free:
+            self.submit(self._waiting.popleft())
+        return Done(job, error)
+
+    def _start(self) -> ProcessPoolExecutor:
+        """Return a worker, whose process starts with its first job."""
+        line = self._context.SimpleQueue(), self._context.Event()
+        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=(*line, os.getpid()))
+        self._lines[pool] = line
+        return pool
+
+    def _replaced(self, pool: ProcessPoolExecutor) -> ProcessPoolExecutor:
+        """Return a worker in the place of one whose process was killed."""
+        pool.shutdown(wait=False)
+        del self._lines[pool]
+        return self._start()
+
+    def _listen(self) -> None:
+        """Hear of rounds until the end."""
+        ending = False
+        while not ending:
+            ending = self._stop.wait(0.1)  # once more after the end: the last rounds are told before it
+            for queue, _ in list(self._lines.values()):
+                while not queue.empty():
+                    self._tell(queue.get())

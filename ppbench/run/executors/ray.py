@@ -1,0 +1,244 @@
+"""Jobs on a cluster of Ray: an optional package, `ppbench[ray]`, that is imported when an engine is made.
+
+Ray's own retries are off. It would start a cell anew without end that the memory monitor ends each time, and could not
+tell a node that went away from a cell that kills its worker. Here a job whose node went away is submitted again; a
+worker that died is the scheduler's to judge, as on one machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ppbench import __version__
+from ppbench.base.errors import UsageError
+from ppbench.records.store import MARKER
+from ppbench.run.executors import Done, WorkerDied
+from ppbench.run.executors.failure import Failure, attempt
+from ppbench.run.jobs import Job, Tell
+
+CONNECT_S = 20.0
+"""Seconds after which no cluster is expected to answer any more; it takes 3 to 5 where one does."""
+POLL_S = 1.0
+"""Seconds between two looks at Ctrl-C while nothing ends."""
+NODES_LOST = 3
+"""Times that a job is submitted again because its node went away; then the scheduler hears of it."""
+STORE_BYTES = 100 * 2**20
+"""Memory that Ray's object store may take, near the least that it accepts: results go through the folder."""
+QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job as it travels to a node, and what must hold there.
+
+    Attributes:
+        job: the job, its folder absolute.
+        version: ppbench's at the driver.
+        marker: `marker_of` the folder at the driver.
+        cwd: the driver's working folder, to which names of data files may be relative.
+    """
+
+    job: Job
+    version: str
+    marker: str
+    cwd: str
+
+
+def marker_of(out: Path) -> str:
+    """Return what tells one folder of results from another of the same path: its marker, and when that was written.
+
+    Raises:
+        OSError: there is no marker.
+    """
+    path = out / MARKER
+    return f"{path.stat().st_mtime:.0f} {path.read_text(encoding='utf-8')}"
+
+
+def unfit(order: Order) -> str | None:
+    """Return why this node cannot do a job, in one sentence, or None if it can."""
+    node, out = platform.node(), order.job.out
+    if __version__ != order.version:
+        return f"Node {node} has ppbench {__version__}, and this is {order.version}; install the same on every node."
+    try:
+        seen = marker_of(out)
+    except OSError:
+        seen = ""
+    if seen != order.marker:
+        return (
+            f"Node {node} does not see the folder {out} of this machine (its {MARKER} is another or not there); "
+            "give an --out that all nodes share, under one path."
+        )
+    return None
+
+
+def do(order: Order) -> Failure | str | None:
+    """Do a job on a node; return what it raised, or in one sentence why no job can be done there."""
+    import torch
+
+    torch.set_num_threads(1)  # the number of threads may change the last bits of a sum
+    reason = unfit(order)
+    if reason is not None:
+        return reason
+    if os.path.isdir(order.cwd):
+        os.chdir(order.cwd)
+    return attempt(order.job)
+
+
+class RayEngine:
+    """Runs jobs on a Ray cluster, each on one CPU, or on its share of a GPU."""
+
+    def __init__(
+        self, workers: int | None, address: str | None = None, device: str = "cpu", tell: Tell | None = None
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            workers: jobs at the same time; None: as many as the cluster has CPUs, or GPUs. On GPUs they share evenly:
+                8 workers on 2 GPUs are 4 on each.
+            address: of a cluster that runs, HOST:PORT or "auto"; None: one of this machine's own, which ends with the
+                engine. A process that is already connected stays where it is.
+            device: "cpu" or "cuda".
+            tell: called with the rounds of a training when it has ended; on the way nothing is heard of them.
+
+        Raises:
+            UsageError: Ray is not installed.
+        """
+        try:
+            self._ray: Any = importlib.import_module("ray")
+        except ImportError as cause:
+            raise UsageError("Engine 'ray' needs the package ray; install ppbench[ray].") from cause
+        self._workers, self._address, self._device, self._tell = workers, address, device, tell
+        self._jobs: dict[Any, Job] = {}
+        self._lost: dict[Job, int] = {}
+        self._markers: dict[Path, str] = {}
+        self._ours, self._remote, self.capacity = False, None, workers or 1
+
+    def __enter__(self) -> RayEngine:
+        """Start or join the cluster.
+
+        Raises:
+            UsageError: no cluster answers at the address, or it has no GPU where one is asked for.
+        """
+        ray = self._ray
+        if not ray.is_initialized():
+            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+            self._connect()
+            self._ours = True
+        try:
+            held = ray.cluster_resources()
+            gpus = int(held.get("GPU", 0)) if self._device == "cuda" else 0
+            if self._device == "cuda" and not gpus:
+                raise UsageError("Device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu.")
+            self.capacity = self._workers or gpus or int(held.get("CPU", 1))
+            share = gpu_share(self.capacity, gpus)
+            self._remote = ray.remote(num_cpus=1, num_gpus=share, max_retries=0)(do)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for ref in self._jobs:
+            self._ray.cancel(ref, force=True)
+        self._jobs.clear()
+        self._leave()
+
+    def submit(self, job: Job) -> None:
+        """Have Ray run `job` on a node that is free. Raises UsageError where its folder was not prepared."""
+        out = job.out.absolute()
+        if out not in self._markers:
+            try:
+                self._markers[out] = marker_of(out)
+            except OSError as cause:
+                raise UsageError(f"{out} has no {MARKER}; jobs need a folder that ppbench made.") from cause
+        order = Order(replace(job, out=out), __version__, self._markers[out], os.getcwd())
+        assert self._remote is not None, "submit is for the inside of a with block"
+        self._jobs[self._remote.remote(order)] = job
+
+    def wait(self) -> Done:
+        """Return the next job that ends; one whose node went away is submitted again.
+
+        Raises:
+            UsageError: a node that cannot work, whatever the job: it would swallow them all.
+        """
+        while True:
+            ended, _ = self._ray.wait(list(self._jobs), num_returns=1, timeout=POLL_S)
+            done = self._ended(ended[0]) if ended else None
+            if done is not None:
+                return done
+
+    def _ended(self, ref: Any) -> Done | None:
+        """Return how a job ended, None where it was submitted again."""
+        job, errors = self._jobs.pop(ref), self._ray.exceptions
+        try:
+            failure: Failure | str | None = self._ray.get(ref)
+        except errors.RayTaskError as cause:  # `do` raises nothing: it could not even be loaded
+            raise self._unable(cause) from cause
+        except errors.NodeDiedError:
+            self._lost[job] = self._lost.get(job, 0) + 1
+            if self._lost[job] > NODES_LOST:
+                return Done(job, WorkerDied(f"the node that ran it went away, {self._lost[job]} times"))
+            self.submit(job)
+            return None
+        except errors.RayError:
+            return Done(job, WorkerDied("its worker process was killed, probably for lack of memory"))
+        if isinstance(failure, str):
+            raise UsageError(failure)
+        if failure is None and self._tell is not None and job.rounds:
+            self._tell(job.rounds)
+        return Done(job, None if failure is None else failure.revived())
+
+    def _connect(self) -> None:
+        """Start a cluster on this machine, or join the one at the address."""
+        if self._address is None:
+            self._ray.init(
+                address="local",
+                num_cpus=self._workers,
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                **QUIET,
+            )
+            return
+        # Ray tries for minutes where nothing answers, and may abort the process; so a child tries first.
+        code = f"import ray, sys; ray.init(address=sys.argv[1], **{QUIET!r})"
+        try:
+            child = subprocess.run([sys.executable, "-c", code, self._address], capture_output=True, timeout=CONNECT_S)
+            said = child.stderr.decode(errors="replace").strip().splitlines() if child.returncode else None
+        except subprocess.TimeoutExpired:
+            said = [f"nothing within {CONNECT_S:.0f} s"]
+        if said is not None:
+            self._nobody(said[-1] if said else "it ended without a word")
+        self._ray.init(address=self._address, **QUIET)
+
+    def _nobody(self, why: str) -> NoReturn:
+        raise UsageError(
+            f"No Ray cluster answers at {self._address!r} ({why}); give the HOST:PORT that `ray start --head` printed, "
+            "or leave --address out to use this machine alone."
+        )
+
+    def _unable(self, cause: Any) -> UsageError:
+        why = str(cause).strip().splitlines()[-1]
+        return UsageError(
+            f"Node {getattr(cause, 'ip', '?')} cannot run ppbench ({why}); install ppbench {__version__} on every node."
+        )
+
+    def _leave(self) -> None:
+        if self._ours:
+            self._ray.shutdown()
+            self._ours = False
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """Return the share of a GPU that each of `workers` jobs gets when they share `gpus` evenly; 0 without any."""
+    return 1 / math.ceil(workers / gpus) if gpus else 0.0

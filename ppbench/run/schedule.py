@@ -1,0 +1,256 @@
+"""Which cells are wanted, and the order in which they are made: trainings first, once each, then what attacks them.
+
+The same for a single evaluation and for a sweep over many: what two evaluations share (the controls, mostly) is one
+training and one set of cells.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from ppbench.base.errors import Unwritable, UsageError
+from ppbench.records.store import Store
+from ppbench.run.audit.runs import TARGET, Audit, Refused
+from ppbench.run.cells import Cell, Group, cells, finished, groups
+from ppbench.run.choice import points
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.executors import Done, Engine, WorkerDied
+from ppbench.run.group import keep_failed
+from ppbench.run.jobs import Job
+from ppbench.run.task import make_task
+from ppbench.run.train import home_of, trained
+
+
+class Progress(Protocol):
+    """Told how far the work is. phase: "training" (steps are rounds) or "attacking" (steps are cells)."""
+
+    def expect(self, phase: str, steps: int) -> None:
+        """Learn of so many more steps of a phase."""
+
+    def advance(self, phase: str, steps: int) -> None:
+        """Hear that `steps` more steps of a phase are done."""
+
+    def cell(self, status: str) -> None:
+        """Hear how a cell ended: "complete", "diverged" or "failed"."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Progress that nobody watches."""
+
+    def expect(self, phase: str, steps: int) -> None:
+        """Ignore."""
+
+    def advance(self, phase: str, steps: int) -> None:
+        """Ignore."""
+
+    def cell(self, status: str) -> None:
+        """Ignore."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Cells of one group of one evaluation that are asked for."""
+
+    config: EvaluateConfig
+    group: Group
+    cells: tuple[Cell, ...]
+
+
+def wanted(
+    configs: Sequence[EvaluateConfig], before: Callable[[EvaluateConfig], object] = lambda _: None
+) -> list[Wanted]:
+    """Return the cells of all `configs`, each once: with the first evaluation that has it.
+
+    Args:
+        configs: the evaluations.
+        before: called with each evaluation before its cells are looked for; may raise.
+    """
+    seen: set[str] = set()
+    found = []
+    for config in configs:
+        before(config)
+        task = make_task(config)
+        for group in groups(task, config):
+            new = [c for c in cells(task, config, group) if c.id not in seen]
+            seen.update(c.id for c in new)
+            if new:
+                found.append(Wanted(config, group, tuple(new)))
+    return found
+
+
+def missing(asked: Sequence[Wanted], store: Store) -> list[Wanted]:
+    """Return what of `asked` the store does not hold finished; a failed cell is missing."""
+    left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in asked]
+    return [w for w in left if w.cells]
+
+
+def size(asked: Sequence[Wanted]) -> int:
+    """Return how many cells are asked for."""
+    return sum(len(one.cells) for one in asked)
+
+
+@dataclass
+class Strand:
+    """The work around one training: its jobs come in steps, each of which waits for the one before.
+
+    Attributes:
+        out: the folder of results.
+        asked: the cells that attack the training.
+        open: jobs of the current step that have not ended.
+        lost: whether the training failed, and all cells with it.
+    """
+
+    out: Path
+    asked: list[Wanted] = field(default_factory=list)
+    open: int = 0
+    lost: bool = False
+
+    def __post_init__(self) -> None:
+        self._left = self._steps()
+
+    def step(self) -> list[Job]:
+        """Return the jobs of the next step that has any, [] after the last one or when the training is lost."""
+        return [] if self.lost else next((jobs for jobs in self._left if jobs), [])
+
+    def _steps(self) -> Iterator[list[Job]]:
+        """Yield the steps; what is missing is looked up when a step's turn comes."""
+        first = self.asked[0]
+        config, point, text = first.config, first.group.point, first.config.model_dump_json()
+        task, place = make_task(config), points(config)[point]
+        if first.group.stage == "audit":
+            audit = Audit.of(task, place, config, self.out / "cache")
+            yield [Job(text, self.out, point, runs=part) for part in audit.missing() if part == TARGET]
+            # How many references go together is known by their target; one that was refused says so in its cells.
+            yield [Job(text, self.out, point, runs=part) for part in audit.missing() if part != TARGET]
+        elif not trained(task, place, config, self.out / "cache"):
+            yield [Job(text, self.out, point)]
+        yield [
+            Job(w.config.model_dump_json(), self.out, w.group.point, w.group, tuple(c.id for c in w.cells))
+            for w in self.asked
+        ]
+
+
+def strands(asked: Sequence[Wanted], out: Path) -> list[Strand]:
+    """Return what is asked by the training that it needs, in the order in which trainings are first asked for."""
+    found: dict[Path, Strand] = {}
+    for one in asked:
+        task, point, cache = make_task(one.config), points(one.config)[one.group.point], out / "cache"
+        audited = one.group.stage == "audit"
+        home = Audit.of(task, point, one.config, cache).home if audited else home_of(task, point, one.config, cache)
+        found.setdefault(home, Strand(out)).asked.append(one)
+    return list(found.values())
+
+
+@dataclass
+class Schedule:
+    """One run of an engine over strands.
+
+    Attributes:
+        store: where cells land.
+        engine: who does the jobs.
+        progress: told how far the work is.
+        strict: whether an error of a training or a worker ends the run, and is raised; else the cells that need it
+            are kept as failed with the cause, and the rest goes on. Where nothing can be written, all ends.
+    """
+
+    store: Store
+    engine: Engine
+    progress: Progress
+    strict: bool
+    _ready: list[tuple[int, int, Job]] = field(default_factory=list)
+    _owner: dict[Job, Strand] = field(default_factory=dict)
+    _lost: set[Job] = field(default_factory=set)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+    _running: int = 0
+
+    def run(self, asked: Sequence[Strand]) -> None:
+        """Do everything that is asked for.
+
+        Raises:
+            UsageError: nothing can be written; if `strict`, whatever a training raised, or that a worker died.
+        """
+        self.progress.expect("attacking", sum(len(w.cells) for strand in asked for w in strand.asked))
+        with self.engine as engine:
+            for strand in asked:
+                self._next(strand)
+            while self._fill():
+                self._running -= 1
+                self._ended(engine.wait())
+
+    def _fill(self) -> bool:
+        """Give free workers the most urgent jobs; return whether anything runs."""
+        while self._ready and self._running < self.engine.capacity:
+            self.engine.submit(heapq.heappop(self._ready)[2])
+            self._running += 1
+        return self._running > 0
+
+    def _next(self, strand: Strand) -> None:
+        """Make the jobs of a strand's next step ready."""
+        jobs = strand.step()
+        self.progress.expect("training", sum(job.rounds for job in jobs))
+        for job in jobs:
+            self._push(strand, job)
+
+    def _push(self, strand: Strand, job: Job) -> None:
+        # Trainings first: cells wait for them. Then large batches: they take longest, and the last job decides.
+        urgency = 0 if job.group is None else 1_000_000 - job.group.batch
+        heapq.heappush(self._ready, (urgency, next(self._order), job))
+        self._owner[job] = strand
+        strand.open += 1
+
+    def _ended(self, done: Done) -> None:
+        job, strand = done.job, self._owner.pop(done.job)
+        strand.open -= 1
+        if done.error is not None and not (isinstance(done.error, Refused) and job.group is None):
+            self._failed(strand, job, done.error)
+        elif job.group is not None:
+            self._told(job)
+        if not strand.open:
+            self._next(strand)
+
+    def _told(self, job: Job) -> None:
+        """Tell the progress how the cells of a job ended."""
+        for cell in job.cells:
+            self.progress.cell(self.store.load(cell).status)
+        self.progress.advance("attacking", len(job.cells))
+
+    def _failed(self, strand: Strand, job: Job, error: Exception) -> None:
+        """Try again what may succeed in another worker, keep as failed what will not."""
+        if isinstance(error, Unwritable):
+            raise error
+        if self.strict and isinstance(error, WorkerDied):
+            raise UsageError(
+                "A worker process was killed, probably for lack of memory; use fewer --workers: the same command "
+                "goes on from what is finished."
+            ) from error
+        if self.strict:
+            raise error
+        if isinstance(error, WorkerDied) and len(job.cells) > 1:
+            # One of them did it. What was finished before stays, the others run one by one, so that only it fails.
+            for cell in job.cells:
+                self._push(strand, replace(job, cells=(cell,)))
+        elif isinstance(error, WorkerDied) and job not in self._lost:
+            self._lost.add(job)
+            self._push(strand, job)
+        else:
+            self._give_up(strand, job, error)
+
+    def _give_up(self, strand: Strand, job: Job, error: Exception) -> None:
+        """Keep the cells that a job was to compute, or that wait for its training, as failed."""
+        what = "its training" if job.group is None else "the cell"
+        reason = f"{what}: {type(error).__name__}: {error}"
+        if strand.lost:
+            return  # another job of the training failed before, and all cells with it
+        strand.lost = job.group is None
+        for one in strand.asked:
+            gone = [c for c in one.cells if (strand.lost or c.id in job.cells) and not finished(self.store, c)]
+            keep_failed(one.config, one.group, gone, self.store, reason)
+            for _ in gone:
+                self.progress.cell("failed")
+            self.progress.advance("attacking", len(gone))

@@ -1,0 +1,267 @@
+"""Suites: what is evaluated together, as a TOML file with a version and a digest; the shipped ones and anyone's own.
+
+    schema = "ppbench.run.suite/1"      id, version, title, base, seeds
+    [task] [federation] [questions] fields of `EvaluateConfig`; what is left out is the base preset's
+    [attack.NAME]                   parameters of an attack
+    [[defense]]                     id, grid, set (its parameters), and own [task], [federation], [questions]
+    [preset.NAME]                   changes to all of it, entries too; the suite is then called ID@NAME, so that none
+                                    mistakes them
+
+A suite expands to one evaluation a defense and seed, so a cell of a suite is what `ppbench evaluate` would compute,
+under another name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from ppbench.base.errors import UsageError, unknown
+from ppbench.base.toml_lines import Loc, Source
+from ppbench.records.schema import Scalar, Strict
+from ppbench.run.choice import WHOLE, attacks, built_for, make_attack, points
+from ppbench.run.config import EvaluateConfig, configure
+from ppbench.suites import shipped, tomllib
+from ppbench.task.dataset import default_root
+
+SCHEMA = "ppbench.run.suite/1"
+
+
+def _section(name: str, *fields: str) -> type[BaseModel]:
+    """Return a model of some fields of `EvaluateConfig`, with its checks, none of them required."""
+    every = EvaluateConfig.model_fields
+    return create_model(name, __base__=Strict, **{f: (every[f].annotation, every[f]) for f in fields})  # type: ignore[call-overload, no-any-return]
+
+
+TaskPart = _section("TaskPart", "dataset", "model", "model_options", "loss", "train", "public", "partition", "clients")
+FederationPart = _section(
+    "FederationPart",
+    *("rounds", "local_epochs", "batch_size", "schedule", "upload"),
+    *("optimizer", "lr", "momentum", "beta2", "decay_at", "decay"),
+)
+QuestionsPart = _section(
+    "QuestionsPart",
+    *("attacks", "attack_batch", "probe", "probe_rounds", "victims", "candidates", "tuning", "budget"),
+    *("references", "canaries", "stages", "threats"),
+)
+
+SECTIONS: dict[str, type[BaseModel]] = {"task": TaskPart, "federation": FederationPart, "questions": QuestionsPart}
+
+
+class Parts(Strict):
+    """What a suite, a preset of it and a defense in it may each say."""
+
+    task: TaskPart = Field(default_factory=TaskPart)  # type: ignore[valid-type]
+    federation: FederationPart = Field(default_factory=FederationPart)  # type: ignore[valid-type]
+    questions: QuestionsPart = Field(default_factory=QuestionsPart)  # type: ignore[valid-type]
+
+    def said(self) -> dict[str, Any]:
+        """Return the fields of `EvaluateConfig` that are said here."""
+        parts: Sequence[BaseModel] = (self.task, self.federation, self.questions)
+        return {name: value for part in parts for name, value in part.model_dump(exclude_unset=True).items()}
+
+
+class DefensePart(Parts):
+    """A defense with its grid ("quick", "paper" or values), its parameters, and what it needs other than the rest."""
+
+    id: str
+    grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1)] = "quick"
+    set: dict[str, Scalar] = Field(default_factory=dict)
+
+
+class PresetPart(Parts):
+    """Changes to a suite. defenses: those that stay; grids: other values, by defense."""
+
+    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
+    defenses: tuple[str, ...] | None = Field(default=None, min_length=1)
+    grids: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    attack: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
+
+
+class SuiteFile(Parts):
+    """A suite as it is written."""
+
+    schema_: Literal["ppbench.run.suite/1"] = Field(alias="schema")
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    version: int = Field(ge=1)
+    title: str
+    base: Literal["quick", "portfolio", "paper"] = "quick"
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    attack: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
+    defense: tuple[DefensePart, ...] = Field(min_length=1)
+    preset: dict[str, PresetPart] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite, ready to be swept.
+
+    Attributes:
+        id: with the preset, as "mnist-dlnet@two-cores".
+        version: of the file; to be raised whenever figures of before cannot be compared any more.
+        title: one line.
+        digest: hash of what all cells share, but for the place of the data: cells know their data by content. Lists of
+            defenses, attacks and seeds are not in it, so that a suite can grow.
+        configs: one evaluation a defense and seed.
+        places: where each of them stands, as "FILE, line 12, key defense.2", for errors that only the data show.
+    """
+
+    id: str
+    version: int
+    title: str
+    digest: str
+    configs: tuple[EvaluateConfig, ...]
+    places: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What records call it: "mnist-dlnet@two-cores/1"."""
+        return f"{self.id}/{self.version}"
+
+
+def load_suite(
+    suite: str | Path,
+    preset: str = "",
+    *,
+    add: Sequence[str] = (),
+    dataset: str | None = None,
+    device: str = "cpu",
+    weights: str | None = None,
+) -> Suite:
+    """Return a suite.
+
+    Args:
+        suite: the name of a shipped one, or a TOML file.
+        preset: one of its presets, or "".
+        add: defenses that it does not list, each over its quick grid.
+        dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
+        device: "cpu" or "cuda".
+        weights: file for LPIPS, as `EvaluateConfig.weights`.
+
+    Raises:
+        UsageError: no such suite or preset, or a wrong one; the sentence names file, line and key.
+    """
+    path = _path(suite)
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as cause:
+        raise UsageError(f"{path} cannot be read as a suite ({cause}).") from cause
+    except tomllib.TOMLDecodeError as cause:
+        raise UsageError(f"{path} is no TOML: {cause}.") from cause
+    source = Source(path, text, raw)
+    file = _validated(source)
+    if preset and preset not in file.preset:
+        raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
+    here = {"dataset": dataset, "weights": weights, "device": device}
+    return _expanded(source, file, preset, add, {name: value for name, value in here.items() if value is not None})
+
+
+def _validated(source: Source) -> SuiteFile:
+    """Return the suite that a file holds, by form; raises UsageError with line and key."""
+    try:
+        return SuiteFile.model_validate(source.raw)
+    except ValidationError as error:
+        # Of a choice between words and numbers, what is wrong with the numbers is told where numbers were given.
+        listed = (
+            e for e in error.errors() if any("tuple" in str(part) for part in e["loc"]) and e["type"] != "tuple_type"
+        )
+        first = next(listed, error.errors()[0])
+        loc = first["loc"]
+        if first["type"] == "extra_forbidden":
+            models: dict[str, type[BaseModel]] = {"defense": DefensePart, "preset": PresetPart, **SECTIONS}
+            holder = next((models[p] for p in reversed(loc[:-1]) if isinstance(p, str) and p in models), SuiteFile)
+            known = [field.alias or name for name, field in holder.model_fields.items()]
+            raise source.error(loc, str(unknown("key", str(loc[-1]), known))) from error
+        raise source.error(loc, f"{first['msg']}, not {first['input']!r}.") from error
+
+
+def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:
+    """Return the evaluations of a suite; raises UsageError where one of them cannot be."""
+    changes = file.preset[preset] if preset else PresetPart()
+    said = {**file.said(), **changes.said()}
+    id_ = f"{file.id}@{preset}" if preset else file.id
+    shared = {name: value for name, value in said.items() if name not in ("attacks", "dataset")}
+    text = json.dumps([SCHEMA, id_, file.version, file.base, shared], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    own = {"suite": f"{id_}/{file.version}", "suite_digest": digest}
+    settings = _settings(source, file, changes, preset)
+    configs, places = [], []
+    for loc, part in _defenses(source, file, changes, preset, add):
+        for seed in changes.seeds or file.seeds:
+            options = {**here, **file.said(), **part.said(), **changes.said(), **own, "seed": seed}
+            if "dataset" in here and "dataset" not in part.said():
+                options["dataset"] = here["dataset"]
+            options["grid"] = changes.grids.get(part.id, part.grid)
+            if "attacks" in said and "attacks" not in part.said():
+                options["attacks"] = _meant(source, said["attacks"], part.id)
+            if isinstance(place := options.get("dataset"), str):
+                options["dataset"] = place.replace("{data}", str(default_root()))
+            try:
+                config = configure(file.base, defense=part.id, settings={**settings, **part.set}, **options)
+                points(config)
+                attacks(config)
+            except UsageError as cause:
+                if not loc:
+                    raise UsageError(f"Option --add {part.id} cannot be used: {cause}") from cause
+                raise source.error(loc, str(cause)) from cause
+            configs.append(config)
+            places.append(source.place(loc) if loc else f"Option --add {part.id}")
+    return Suite(id_, file.version, file.title, digest, tuple(configs), tuple(places))
+
+
+def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...]:
+    """Return those of the suite's attacks that are not built for other defenses."""
+    if not names:
+        raise source.error(("questions", "attacks"), 'No attack is named; give names, or ["standard"].')
+    try:
+        return tuple(name for name in names if name in WHOLE or built_for(make_attack(name), defense))
+    except UsageError as cause:
+        raise source.error(("questions", "attacks"), str(cause)) from cause
+
+
+def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str) -> dict[str, Scalar]:
+    """Return the parameters of all attacks as `EvaluateConfig.settings` has them."""
+    found: dict[str, Scalar] = {}
+    for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
+        for name, values in told.items():
+            try:
+                make_attack(name, values)
+            except UsageError as cause:
+                raise source.error((*at, name), str(cause)) from cause
+            found |= {f"{name}.{key}": value for key, value in values.items()}
+    return found
+
+
+def _defenses(
+    source: Source, file: SuiteFile, changes: PresetPart, preset: str, add: Sequence[str]
+) -> list[tuple[Loc, DefensePart]]:
+    """Return the defenses that are swept, with their places in the file; added ones have none."""
+    listed = {part.id for part in file.defense}
+    for key, told in (("defenses", changes.defenses or ()), ("grids", changes.grids)):
+        for name in told:
+            if name not in listed:
+                raise source.error(("preset", preset, key), str(unknown("defense of the suite", name, listed)))
+    kept = changes.defenses or listed
+    found: list[tuple[Loc, DefensePart]] = [
+        (("defense", index), part) for index, part in enumerate(file.defense) if part.id in kept
+    ]
+    return found + [((), DefensePart(id=name)) for name in add if name not in {part.id for _, part in found}]
+
+
+def _path(suite: str | Path) -> Path:
+    """Return the file of a suite, shipped or not."""
+    path, known = Path(suite), shipped()
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise UsageError(f"There is no suite file {path}; give a TOML file or one of {', '.join(known)}.")
+        return path
+    if str(suite) not in known:
+        raise unknown("suite", str(suite), known)
+    return known[str(suite)]

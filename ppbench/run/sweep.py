@@ -1,0 +1,219 @@
+"""Sweeps: every cell of a suite that a folder does not hold yet, on one machine or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from ppbench.base.errors import UsageError, unknown
+from ppbench.records.schema import CellConfig, Record
+from ppbench.records.store import Store
+from ppbench.report.controls import CONTROLS, Check
+from ppbench.report.page.board import up_to_date, write_board
+from ppbench.report.page.evaluations import concluded as conclude
+from ppbench.report.page.evaluations import judged
+from ppbench.run.cells import Cell
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.evaluation import check, compute
+from ppbench.run.executors.make import make_engine
+from ppbench.run.schedule import Progress, Silent, Wanted, missing, size, strands, wanted
+from ppbench.run.selftest import harness_check
+from ppbench.run.suite import Suite, load_suite
+from ppbench.run.task import task_key
+
+EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
+FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
+    "defense": lambda c: c.defense.id,
+    "control": lambda c: "" if c.defense.control is None else f"{c.defense.control.value:g}",
+    "attack": lambda c: c.attack.id,
+    "kind": lambda c: c.attack.kind,
+    "threat": lambda c: c.threat_model.id,
+    "stage": lambda c: c.stage,
+    "batch": lambda c: str(c.batch_size),
+    "seed": lambda c: str(c.seed),
+}
+"""What cells may be chosen by, and where it stands in a cell's configuration."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep gave.
+
+    Attributes:
+        suite: what was swept.
+        records: the suite's cells that were asked for, controls included.
+        checks: what the controls say, of each data set, network and federation, and the harness's canaries.
+        verdict: what was found, in sentences; nothing is concluded where a control failed.
+        out: folder with records, tables, page and figures.
+        computed: how many cells were run now; the others were found finished.
+    """
+
+    suite: Suite
+    records: tuple[Record, ...]
+    checks: tuple[Check, ...]
+    verdict: tuple[str, ...]
+    out: Path
+    computed: int
+
+    @property
+    def reliable(self) -> bool:
+        """Whether all controls ran and held, and the canaries fell."""
+        return all(check.ok is True for check in self.checks)
+
+    @property
+    def failed(self) -> tuple[Record, ...]:
+        """The cells that failed; each says why, and the next sweep tries them again."""
+        return tuple(record for record in self.records if record.status == "failed")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a sweep is going to do.
+
+    Attributes:
+        suite: what is swept.
+        store: where to.
+        asked: all cells that were asked for.
+        todo: those of them that are not finished.
+        trainings: how many federations `todo` needs, trained or not.
+    """
+
+    suite: Suite
+    store: Store
+    asked: tuple[Wanted, ...]
+    todo: tuple[Wanted, ...]
+    trainings: int
+
+
+def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
+    """Return what a sweep would do; nothing is written.
+
+    Raises:
+        UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
+    """
+    for key in only:
+        if key not in FILTERS:
+            raise unknown("filter", key, FILTERS)
+    store = Store(Path(out))
+    named = set(only.get("defense", ())) - {*CONTROLS}
+    only = {key: [_number(v) for v in values] if key == "control" else values for key, values in only.items()}
+    placed = [(c, p) for c, p in zip(suite.configs, suite.places, strict=True) if not named or c.defense in named]
+    placed = [(c, p) for c, p in placed if str(c.seed) in only.get("seed", (str(c.seed),))]
+    if not placed:
+        for key in ("defense", "seed"):
+            _refuse(suite, key, only, {str(getattr(c, key)) for c in suite.configs})
+    every = _checked(placed)
+    for key in only:
+        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells} - {""})
+    kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in every]
+    asked = [one for one in kept if one.cells]
+    if not any(c.config.defense.id not in CONTROLS for one in asked for c in one.cells):
+        told = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
+        why = f"is left by --only {told}; take one of these away." if only else "is of a defense; list one."
+        raise UsageError(f"No cell of suite {suite.id!r} {why}")
+    todo = missing(asked, store)
+    return Planned(suite, store, tuple(asked), tuple(todo), len(strands(todo, store.out)))
+
+
+def _checked(placed: Sequence[tuple[EvaluateConfig, str]]) -> list[Wanted]:
+    """Return the cells of evaluations after everything that can be refused was asked for, with its place in the suite.
+
+    Evaluations of one task go together: making one copies its data.
+    """
+    places = {config.model_dump_json(): place for config, place in placed}
+
+    def checked(config: EvaluateConfig) -> None:
+        try:
+            check(config)
+        except UsageError as cause:
+            raise UsageError(f"{places[config.model_dump_json()]}: {cause}") from cause
+
+    return wanted(sorted((config for config, _ in placed), key=task_key), before=checked)
+
+
+def _number(word: str) -> str:
+    """Return a control value as cells show it: "1e-3" as "0.001"."""
+    try:
+        return f"{float(word):g}"
+    except ValueError:
+        return word
+
+
+def _refuse(suite: Suite, key: str, only: Mapping[str, Sequence[str]], known: set[str]) -> None:
+    """Raise UsageError at the first value of a filter that the suite does not have."""
+    for value in only.get(key, ()):
+        if value not in known and not (key == "defense" and value in CONTROLS):
+            raise unknown(f"{key} in suite {suite.id!r}", value, known)
+
+
+def _meant(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether filters leave a cell. The controls stay whatever defense is asked for: they vouch for the rest."""
+    config: CellConfig = cell.config
+    free = ("defense", "control") if config.defense.id in CONTROLS else ()
+    return all(key in free or FILTERS[key](config) in values for key, values in only.items())
+
+
+def sweep(
+    suite: Suite | str | Path,
+    *,
+    out: Path | str | None = None,
+    preset: str = "",
+    engine: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    only: Mapping[str, Sequence[str]] = EVERYTHING,
+    add: Sequence[str] = (),
+    dataset: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Swept:
+    """Compute every cell of a suite that `out` does not hold, and write the board.
+
+    A federation is trained once for all attacks on it. Whatever is interrupted (Ctrl-C, SIGKILL, a node that goes away)
+    loses only the cells in flight; the same call goes on. Two sweeps at once into one folder do no harm, but each
+    computes all cells. A cell that fails is a record with its cause, and the others are computed.
+
+    Args:
+        suite: a suite, the name of a shipped one, or a TOML file.
+        out: folder of results; by default `default_out`.
+        preset: of the suite, where a name or file is given.
+        engine: "local" (processes), "inline" (this process) or "ray".
+        workers: cells at the same time; None: one a core, one where a GPU is used, what a cluster has room for.
+        address: of a Ray cluster.
+        only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
+        add: installed defenses that the suite does not list, over their quick grids.
+        dataset: where the suite's data lie here, as "parquet:FOLDER".
+        device: "cpu" or "cuda".
+        progress: told how far the work is.
+
+    Raises:
+        UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
+    """
+    asked = suite if isinstance(suite, Suite) else load_suite(suite, preset, add=add, dataset=dataset, device=device)
+    told = progress or Silent()
+    made = make_engine(engine, workers, partial(told.advance, "training"), address, device)
+    planned = plan(asked, default_out(asked) if out is None else out, only)
+    planned.store.prepare()
+    compute(planned.asked, planned.todo, planned.store, made, told, strict=False)
+    store = planned.store
+    records = tuple(store.load(cell.id) for one in planned.asked for cell in one.cells)
+    if planned.todo or not up_to_date(store):
+        write_board(store)
+    checks, verdict = concluded(records)
+    return Swept(asked, records, (*checks, harness_check()), verdict, store.out, size(planned.todo))
+
+
+def default_out(suite: Suite) -> Path:
+    """Return where a suite's results go if nothing is said."""
+    return Path("ppbench-sweeps") / suite.id
+
+
+def concluded(records: Iterable[Record]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of each evaluation (data, network, federation, seed), and what was found where they hold.
+
+    The sentences are those of the page; there are none where the harness's canaries stand.
+    """
+    return conclude(judged(list(records), harness_check().ok is True))

@@ -1,0 +1,186 @@
+"""A task: a data set, its partition over clients and a network, as a configuration names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.nets.net import initial, net_spec
+from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
+from ppbench.run.config import EvaluateConfig
+from ppbench.task.dataset import Dataset, open_dataset
+from ppbench.task.partition import partition
+
+TASK = (
+    *("dataset", "model", "model_options", "train", "public", "clients", "partition", "loss", "upload", "seed"),
+    *("local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2", "decay_at", "decay"),
+)
+"""Fields of an evaluation that determine its task, and with it who is a victim."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt.
+
+    Attributes:
+        dataset: name, sizes and digest.
+        plan: the public plan of training.
+        shards: the clients' data.
+        test: held-out data.
+        params: initial public weights.
+        seeds: the master seed's derivations.
+        public: training examples that no client holds; None where none were set apart.
+    """
+
+    dataset: Dataset
+    plan: Plan
+    shards: Mapping[int, Data]
+    test: Data
+    params: Params
+    seeds: Seeds
+    public: Data | None = None
+
+    @property
+    def classified(self) -> bool:
+        """Whether targets are classes; else they are numbers, and utility is an error, or masks."""
+        return self.dataset.task == "classification"
+
+    @property
+    def segmented(self) -> bool:
+        """Whether targets are masks; utility is then the overlap with them."""
+        return self.dataset.task == "segmentation"
+
+
+def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
+    """Return the public plan that `config` describes on `dataset`."""
+    betas = (0.9, config.beta2)
+    opt = Opt(config.optimizer, config.lr, config.momentum, betas, config.decay_at, config.decay)
+    local = Local(config.upload, config.local_epochs, config.batch_size, opt)
+    return Plan(
+        net_spec(config.model, dataset.shape, dataset.classes, config.model_options),
+        config.clients,
+        local,
+        loss=config.loss,
+        server_opt=opt if config.upload == "gradient" else Opt(),
+        schedule=config.schedule,
+        data_range=dataset.data_range,
+    )
+
+
+@lru_cache(maxsize=2)
+def _dataset(name: str, seed: int) -> Dataset:
+    return open_dataset(name, seed=seed)
+
+
+@lru_cache(maxsize=2)
+def _task(plan_config: str) -> Task:
+    config = EvaluateConfig.model_validate_json(plan_config)
+    seeds = Seeds(config.seed)
+    dataset = _dataset(config.dataset, seeds.seed("data"))
+    plan = make_plan(config, dataset)
+    check_fit(dataset, plan)
+    public, rest = _apart(dataset, config.public, seeds)
+    members, source = _members(dataset, rest, config.train, seeds), dataset.train.domain
+    domain = source[members] if source is not None else None
+    parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"), domain)
+    shards = {client: dataset.train.take(members[index]) for client, index in enumerate(parts)}
+    test = dataset.test.take(torch.arange(len(dataset.test.y)))
+    apart = dataset.train.take(public) if len(public) else None
+    return Task(dataset, plan, shards, test, initial(plan.spec, seeds.seed("model")), seeds, apart)
+
+
+def check_fit(dataset: Dataset, plan: Plan) -> None:
+    """Refuse a loss, or a network, that has no use for the targets of `dataset` (UsageError)."""
+    losses, targets = {
+        "classification": (("cross_entropy", "squared"), "classes"),
+        "regression": (("squared",), "numbers"),
+        "segmentation": (("bce",), "masks"),
+    }[dataset.task]
+    if plan.loss not in losses:
+        right = " or ".join(losses)
+        raise UsageError(f"Data set {dataset.name!r} has {targets} as targets; use --loss {right}, not {plan.loss!r}.")
+    if plan.net.pixelwise != (dataset.task == "segmentation"):
+        makes, right = ("masks", "another") if plan.net.pixelwise else ("one answer an image", "'unet'")
+        raise UsageError(
+            f"Data set {dataset.name!r} has {targets} as targets, but model {plan.spec.model!r} gives {makes}; use "
+            f"{right}."
+        )
+
+
+def _apart(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor]:
+    """Return the training examples set apart as public, and the others; both ascending."""
+    size = len(dataset.train)
+    order = torch.randperm(size, generator=seeds.generator("public")) if share else torch.arange(size)
+    count = int(share * size)
+    return order[:count].sort().values, order[count:].sort().values
+
+
+def _members(dataset: Dataset, rest: Tensor, count: int | None, seeds: Seeds) -> Tensor:
+    """Return those of the examples `rest` that take part: `count` drawn at random, ascending, or all."""
+    if count is None:
+        return rest
+    if count > len(rest):
+        left = "training examples" if len(rest) == len(dataset.train) else "training examples that are not public"
+        raise UsageError(f"Option train={count} cannot be used: {dataset.name!r} has {len(rest)} {left}.")
+    return rest[torch.randperm(len(rest), generator=seeds.generator("train"))[:count].sort().values]
+
+
+def make_task(config: EvaluateConfig) -> Task:
+    """Return the task of `config`: the same object, within a process, for all that agree in what determines a task.
+
+    Raises:
+        UsageError: data, model or partition cannot be made as asked.
+    """
+    return _task(task_key(config))
+
+
+def task_key(config: EvaluateConfig) -> str:
+    """Return what determines the task of `config`, as JSON: equal keys, equal tasks."""
+    return EvaluateConfig(defense="none", **{name: getattr(config, name) for name in TASK}).model_dump_json()
+
+
+def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
+    """Return the parts of a cell's configuration that a task determines."""
+    dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
+    public = 0 if task.public is None else len(task.public.x)
+    members, frozen = sum(len(shard.x) for shard in task.shards.values()), plan.net.frozen
+    data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=members, test=len(dataset.test.y), public=public)
+    model = ModelInfo(
+        id=plan.spec.model,
+        # A file by what it holds, not by where it lies.
+        options={**dict(plan.spec.options), **({"weights": f"sha256:{plan.net.frozen_sha256}"} if frozen else {})},
+        shape=list(plan.spec.shape),
+        classes=plan.spec.classes,
+        parameters=plan.net.parameter_count,
+        loss=plan.loss,
+    )
+    federation = FederationInfo(
+        clients=plan.clients,
+        rounds=config.rounds,
+        schedule=plan.schedule,
+        upload=plan.local.upload,
+        local_epochs=plan.local.epochs,
+        batch=plan.local.batch,
+        optimizer=opt.name,
+        lr=opt.lr,
+        momentum=opt.momentum,
+        beta2=opt.betas[1],
+        decay_at=list(opt.decay_at),
+        decay=opt.decay,
+        partition=config.partition,
+        server_optimizer=plan.server_opt.name,
+        server_lr=plan.server_opt.lr,
+        backend=config.backend,
+        device=config.device,
+        dtype="float32",
+    )
+    return data, model, federation

@@ -1,0 +1,252 @@
+"""Train one point of an evaluation, or find it trained: a finished training is never run again."""
+
+from __future__ import annotations
+
+import errno
+import math
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from ppbench import __version__
+from ppbench.base.errors import UsageError
+from ppbench.federation.engine import Federation
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
+from ppbench.records.files import unwritable, write_atomic
+from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
+from ppbench.records.times import save_time, training_id
+from ppbench.run.choice import Point
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.cost import client_cost
+from ppbench.run.task import Task, describe
+
+PIXELS = 2**20
+"""Predicted at a time where every pixel is classified: such networks keep maps of full size."""
+
+
+class Trained(Strict):
+    """What training a point gave, beside the states themselves.
+
+    seconds: wall time of training; never part of a record.
+    """
+
+    utility: Utility
+    cost: Cost
+    privacy: Privacy
+    played: Played | None
+    diverged: bool
+    seconds: float
+
+
+def federation(task: Task, point: Point, config: EvaluateConfig) -> Federation:
+    """Return a federation of `task` under the point's defense, not yet started."""
+    return Federation(point.defense, task.plan, task.shards, task.seeds, torch.device(config.device), config.backend)
+
+
+def home_of(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> Path:
+    """Return the folder of a training under `cache`: its name is the hash of everything that determines it."""
+    defense = point.defense
+    about = defense.name, defense.version, asdict(defense)
+    return cache / training_id(__version__, about, describe(task, config), config.seed)
+
+
+def untrained(task: Task, reason: str) -> Trained:
+    """Return the figures of a training that did not come about: none, with the reason."""
+    classes, count = task.plan.spec.classes, len(task.test.x)
+    none = Utility(accuracy=None, low=None, high=None, n=count, chance=1 / classes, curve=[], reason=reason)
+    cost, privacy = Cost(bytes_up=0, bytes_down=0, bytes_setup=0), Privacy(epsilon=None, delta=None, reason=reason)
+    return Trained(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
+
+
+def trained(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> bool:
+    """Return whether `cache` holds this training, finished."""
+    return (home_of(task, point, config, cache) / "trained.json").is_file()
+
+
+def train(
+    task: Task, point: Point, config: EvaluateConfig, cache: Path, after: Callable[[int], None] | None = None
+) -> tuple[Federation, Trained]:
+    """Return the trained federation and its figures, from `cache` where they are.
+
+    Args:
+        task: what is learnt.
+        point: the defense at one control value.
+        config: the evaluation.
+        cache: folder of finished trainings; a checkpoint appears in it whole or not at all. What a client's part takes
+            is measured before the first round; times go beside the cache, see `records/times.py`.
+        after: called with each finished round.
+    """
+    home = home_of(task, point, config, cache)
+    fed = federation(task, point, config)
+    if (home / "trained.json").is_file():
+        try:
+            fed.restore(home)
+            return fed, Trained.model_validate_json((home / "trained.json").read_text())
+        except (UsageError, ValueError, OSError) as damage:
+            warnings.warn(f"The cached training {home} cannot be read ({damage}); it is done again.", stacklevel=2)
+            fed = federation(task, point, config)
+    fed.start(task.params)
+    taken = client_cost(fed, task.params)
+    if taken.time is not None:
+        save_time(cache.parent, home.name, taken.time)
+    curve: list[tuple[int, float]] = []
+
+    def watch(round_: int) -> None:
+        if round_ % max(1, config.rounds // 10) == 0 or round_ == config.rounds:
+            figure = curve_figure(fed, task)
+            if math.isfinite(figure):
+                curve.append((round_, figure))
+        if after is not None:
+            after(round_)
+
+    finished = fed.run(config.rounds, watch)
+    result = figures_of(fed, task, curve, finished, taken.memory_peak)
+    _keep(fed, result, home)
+    return fed, result
+
+
+def _keep(fed: Federation, result: Trained, home: Path) -> None:
+    """Write a finished training to `home`, whole or not at all; `trained.json` comes last.
+
+    Raises:
+        UsageError: no space left, or the folder cannot be written.
+    """
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".training-", dir=home.parent))
+        try:
+            fed.save(draft)
+            write_atomic(draft / "trained.json", result.model_dump_json().encode())
+            shutil.rmtree(home, ignore_errors=True)  # a damaged one; a good one was returned before
+            draft.rename(home)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except SafetensorError as cause:
+        raise unwritable(home, 0, OSError(errno.ENOSPC, str(cause))) from cause
+    except OSError as cause:
+        if cause.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run on this folder was faster with the same
+            return
+        raise unwritable(home, 0, cause) from cause
+
+
+@dataclass(frozen=True)
+class MeanSquare:
+    """Mean squared error an output, with its 95 % interval (normal, over the test examples; None of a single one)."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def mean_square(fed: Federation, task: Task) -> MeanSquare:
+    """Return the mean squared error of the delivered model on the test part."""
+    errors = (fed.outputs(task.test.x) - task.test.y.double()).square().mean(1)
+    mean, spread = float(errors.mean()), math.nan if len(errors) < 2 else float(errors.std()) / len(errors) ** 0.5
+    if not math.isfinite(spread):
+        return MeanSquare(mean, None, None)
+    return MeanSquare(mean, max(0.0, mean - 1.96 * spread), mean + 1.96 * spread)
+
+
+def masks_overlap(fed: Federation, task: Task) -> Overlap:
+    """Return how well the masks that the delivered model predicts fit those of the test part."""
+    size = max(1, PIXELS // task.test.y[0].numel())
+    parts = zip(task.test.x.split(size), task.test.y.split(size), strict=True)
+    return joined([overlap(fed.outputs(x), y) for x, y in parts])
+
+
+def curve_figure(fed: Federation, task: Task) -> float:
+    """Return the figure of the learning curve: accuracy, of pixels where targets are masks, or mean squared error."""
+    if task.segmented:
+        return float(masks_overlap(fed, task).accuracy.mean())
+    return fed.accuracy(task.test) if task.classified else mean_square(fed, task).value
+
+
+def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
+    """Return the figures of predicted masks; chance is the pixel accuracy of the best constant mask."""
+    found, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
+    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (found.accuracy, found.dice))
+    return Utility(
+        accuracy=accuracy.value,
+        low=accuracy.interval.low,
+        high=accuracy.interval.high,
+        n=len(found.dice),
+        chance=max(ones, 1 - ones),
+        curve=curve,
+        reason="accuracy is the share of pixels; intervals resample images",
+        dice=dice.value,
+        dice_low=dice.interval.low,
+        dice_high=dice.interval.high,
+    )
+
+
+def figures_of(
+    fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
+) -> Trained:
+    """Return accuracy, bytes and guarantee of a training that has ended."""
+    n, chance = len(task.test.x), 1 / task.plan.spec.classes
+    reason = f"the model was not finite after round {fed.round}" if not finished else None
+    square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
+    if square is not None and not math.isfinite(square.value):  # large weights of many layers multiply
+        reason, finished, square = f"the model's errors were not finite after round {fed.round}", False, None
+    told = finished and task.classified
+    accuracy = curve[-1][1] if told else None
+    interval = clopper_pearson(round(curve[-1][1] * n), n) if told else None
+    utility = Utility(
+        accuracy=accuracy,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+        n=n,
+        chance=chance,
+        curve=curve,
+        reason=reason if told or reason else "targets are numbers; mse stands instead",
+        mse=square.value if square else None,
+        mse_low=square.low if square else None,
+        mse_high=square.high if square else None,
+    )
+    if finished and task.segmented:
+        utility = _of_masks(fed, task, curve)
+    return Trained(
+        utility=utility,
+        cost=_cost(fed, memory_peak),
+        privacy=_privacy(fed),
+        played=_played(fed),
+        diverged=not finished,
+        seconds=fed.seconds,
+    )
+
+
+def _cost(fed: Federation, memory_peak: int | None) -> Cost:
+    per = fed.plan.clients * max(1, fed.round)
+    return Cost(
+        bytes_up=(fed.wire.up - fed.setup_up) / per,
+        bytes_down=(fed.wire.down - fed.setup_down) / per,
+        bytes_setup=fed.setup_up + fed.setup_down,
+        memory_peak=memory_peak,
+    )
+
+
+def _privacy(fed: Federation) -> Privacy:
+    plan = fed.plan
+    sizes = sorted({len(shard.x) for shard in fed.shards.values()})
+    guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan, size, fed.round)) is not None]
+    guarantee = max(guarantees) if len(guarantees) == len(sizes) else None  # the client with the weakest
+    return Privacy(
+        epsilon=guarantee[0] if guarantee else None,
+        delta=guarantee[1] if guarantee else None,
+        reason=None if guarantee else fed.defense.why_no_epsilon(plan, fed.parties.server, fed.round),
+    )
+
+
+def _played(fed: Federation) -> Played | None:
+    rounds = fed.defense.played(fed.plan, fed.parties.server)
+    if rounds is None:
+        return None
+    examples = [len(fed.shards[client].x) for client in range(fed.plan.clients)]
+    return Played(roles=list(fed.defense.roles), rounds=rounds.tolist(), examples=examples)

@@ -1,0 +1,109 @@
+"""Settings of an attack, tried on victims of its own: what is reported was tuned on others.
+
+An adversary who knows the mechanism can run it on public examples, whose truth it knows; so the choice among
+`Attack.variants` is honest, and one hypothesis about a defense (which layer is poisoned) is tried like another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import warnings
+
+from ppbench.adversary.attack import Attack
+from ppbench.adversary.score import score_images
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data
+from ppbench.federation.view import View
+from ppbench.records.schema import ImageScore, Tuned
+from ppbench.run.cells import Group
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.task import Task
+
+FIRST = 1_000_000
+"""Number of the first tuning probe: far from those of victims, whose noise and masks must not come twice."""
+WORST = 1e6
+"""Relative error that a failed reconstruction of a table row counts as."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """The adversary's own victims, and what it sees of them."""
+
+    view: View
+    victims: Victims
+
+
+def rehearsal(fed: Federation, task: Task, config: EvaluateConfig, group: Group) -> Rehearsal:
+    """Return a probe of `config.tuning` images of the test part, which no client trains on and no cell reports.
+
+    Raises:
+        UsageError: the test part has too few examples.
+    """
+    victims = tuning_victims(fed.defense, task, config, group)
+    transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
+    view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=task.public)
+    if group.role:
+        victims = victims.playing(group.role, transcript.roles(), config.tuning)
+    return Rehearsal(view, victims)
+
+
+def tuning_victims(defense: Defense, task: Task, config: EvaluateConfig, group: Group) -> Victims:
+    """Return the victims of a rehearsal: examples of the test part, dealt to the clients.
+
+    Raises:
+        UsageError: the test part has too few.
+    """
+    seeds, roles = Seeds(task.seeds.seed("tuning")), len(defense.roles) if group.role else 1
+    parts = {c: Data(task.test.x[c :: config.clients], task.test.y[c :: config.clients]) for c in range(config.clients)}
+    count, sums = config.tuning, defense.sums
+    try:
+        return choose_victims(parts, group.threat, group.batch, count, seeds, sums=sums, roles=roles, first=FIRST)
+    except UsageError as cause:
+        raise UsageError(
+            f"Option tuning={count} cannot be used: the {len(task.test.x)} test examples, dealt to {config.clients} "
+            f"clients, are too few for so many in batches of {group.batch}; give fewer, or a smaller --attack-batch."
+        ) from cause
+
+
+def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
+    """Return the variant of `attack` with the largest median PSNR on the tuning victims, and what each one gave.
+
+    Of table rows, which decibels say nothing about, minus the relative error takes the place of PSNR. A variant that
+    fails scores worst; of equals, and where there are no victims, the first is taken.
+
+    Args:
+        attack: a reconstruction attack with several variants.
+        trial: what `rehearsal` returned.
+        task: gives data range and seeds.
+        label: names the cell; part of the seed of the attack's draws.
+    """
+    variants = list(attack.variants())
+    scores = [_median(variant, trial, task, label) for variant in variants]
+    best = max(range(len(variants)), key=lambda i: (scores[i], -i))
+    settings = [dataclasses.asdict(variant) for variant in variants]
+    differ = [name for name in settings[0] if len({repr(s[name]) for s in settings}) > 1]
+    return variants[best], Tuned(variants=[{n: s[n] for n in differ} for s in settings], scores=scores, chosen=best)
+
+
+def _median(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> float:
+    victims = trial.victims
+    image = len(task.plan.spec.shape) == 3
+    worst = 0.0 if image else -WORST
+    if not victims.units:
+        return worst
+    try:
+        guesses = attack.run(trial.view, victims.challenges(), task.seeds.generator("tuning", *label))
+        scored = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
+    except Exception as cause:  # noqa: BLE001 - a stranger's variant may raise anything; it is not chosen
+        about = f"attack {attack.name!r} failed on tuning victims: {type(cause).__name__}: {cause}"
+        warnings.warn(f"A variant of {about}; the others are compared without it.", stacklevel=2)
+        return worst
+    images = [s for s in scored if isinstance(s, ImageScore)]
+    if not image:
+        return statistics.median([-WORST if s.rmse is None else -s.rmse for s in images])
+    return statistics.median([s.psnr or 0.0 for s in images])
