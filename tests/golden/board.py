@@ -1,0 +1,114 @@
+"""Every figure of the committed digits-quick board as this code computes it, beside what is kept in this folder.
+
+    python tests/golden/board.py                             lists what differs; exit code 1 if anything does
+    python tests/golden/board.py --replace-figures "REASON"  lists it, then keeps today's figures
+
+Figures move only where a change is meant to move them: commit the new files together with that change, and say in the
+message which figures moved and why (REASON is printed with the list, to be copied there).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import lzma
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ppbench.leaderboard.board import claimed, outcomes_of
+from ppbench.leaderboard.boards import boards
+from ppbench.leaderboard.claims.page import page
+from ppbench.leaderboard.evaluations import concluded, judged
+from ppbench.leaderboard.table import csv_text
+from ppbench.leaderboard.worst import worst_csv
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import Metric, Record
+from ppbench.records.store import Store
+
+HERE = Path(__file__).parent
+BOARD = HERE.parents[1] / "leaderboards" / "results" / "digits-quick"
+KEPT = ("leaderboard.csv.xz", "metrics.csv.xz", "worst_case.csv", "sentences.txt", "claims.md")
+SHOWN = 40  # changes that are printed of each file
+
+
+def records() -> list[Record]:
+    """Return the cells of the committed board."""
+    return Store(BOARD).load_all()
+
+
+def figures(cells: list[Record]) -> dict[str, str]:
+    """Return the text of each kept file from `cells`, every figure computed again from the victims' scores."""
+    checks, verdict = concluded(judged(cells))
+    told = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
+    texts = (
+        csv_text(cells, claimed),
+        _metrics(cells),
+        worst_csv(boards(cells, claimed)),
+        "".join(f"{line}\n" for line in [*told, *verdict]),
+        page(outcomes_of(cells), cells, ()).partition("\n## Rules")[0],  # the rules are prose
+    )
+    return dict(zip(KEPT, texts, strict=True))
+
+
+def _metrics(cells: list[Record]) -> str:
+    """Return a row for each metric of each cell, under the name that the cell's configuration hashes to."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    fields = tuple(Metric.model_fields)
+    table.writerow(("cell_id", *fields))
+    for cell in cells:
+        config = cell.config
+        found = aggregate(cell.victims, classes=config.model.classes, seed=config.seed, delta=cell.privacy.delta)
+        for metric in found:
+            table.writerow((config.cell_id(), *(repr(getattr(metric, name)) for name in fields)))
+    return out.getvalue()
+
+
+def kept() -> dict[str, str]:
+    """Return the text of each file of this folder."""
+    return {name: _unpacked(name, (HERE / name).read_bytes()) for name in KEPT if (HERE / name).is_file()}
+
+
+def differences(expected: Mapping[str, str], today: Mapping[str, str]) -> list[str]:
+    """Return every line that one of two boards has and the other lacks, as "file: - line" and "file: + line"."""
+    changes = []
+    for name in KEPT:
+        old, new = expected.get(name, "").splitlines(), today[name].splitlines()
+        if old != new:
+            gone, come = set(old) - set(new), set(new) - set(old)
+            changes += [f"{name}: - {line}" for line in old if line in gone]
+            changes += [f"{name}: + {line}" for line in new if line in come]
+            changes += [] if gone or come else [f"{name}: the same lines in another order or number"]
+    return changes
+
+
+def _unpacked(name: str, data: bytes) -> str:
+    return (lzma.decompress(data) if name.endswith(".xz") else data).decode()
+
+
+def _packed(name: str, text: str) -> bytes:
+    data = text.encode()
+    return lzma.compress(data, preset=9 | lzma.PRESET_EXTREME) if name.endswith(".xz") else data
+
+
+def main(words: list[str]) -> int:
+    """List what differs, and keep today's figures where that is asked for with a reason."""
+    if words and not (len(words) == 2 and words[0] == "--replace-figures" and words[1].strip()):
+        print(__doc__)
+        return 2
+    today = figures(records())
+    changes = differences(kept(), today)
+    for name in KEPT:
+        some = [line for line in changes if line.startswith(f"{name}: ")]
+        print(*some[:SHOWN], *([f"{name}: ... {len(some)} lines in all"] if len(some) > SHOWN else []), sep="\n")
+    print(f"{len(changes)} lines differ{f' ({words[1]})' if words else ''}.")
+    if words:
+        for name, text in today.items():
+            (HERE / name).write_bytes(_packed(name, text))
+        return 0
+    return 1 if changes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
