@@ -16,12 +16,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ppbench.leaderboard.board import claimed, outcomes_of
-from ppbench.leaderboard.boards import boards
-from ppbench.leaderboard.claims.page import page
-from ppbench.leaderboard.evaluations import concluded, judged
-from ppbench.leaderboard.table import csv_text
-from ppbench.leaderboard.worst import worst_csv
+from ppbench.report.page.board import claimed, outcomes_of
+from ppbench.report.page.boards import boards
+from ppbench.report.claims.page import page
+from ppbench.report.page.evaluations import concluded, judged
+from ppbench.report.page.table import csv_text
+from ppbench.report.page.worst import worst_csv
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
