@@ -24,9 +24,8 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
-from ppbench.defenses.baffle import Baffle
-from ppbench.defenses.baffle_directions import step_seeds
-from ppbench.defenses.baffle_estimator import Scheme
+from ppbench.defenses.baffle.estimator import Scheme, step_seeds
+from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.client_map import channels_last
 from ppbench.federation.contract import Defense, Job

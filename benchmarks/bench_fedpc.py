@@ -23,7 +23,7 @@ from scipy import stats
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.central import Central
-from ppbench.defenses.fedpc import FedPC
+from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.phong import Phong
 from ppbench.federation.contract import Context, Defense, Job

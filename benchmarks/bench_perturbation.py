@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp import MPDP
-from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.perturbation import outputs, surrogates
+from ppbench.defenses.mpdp.protocol import MPDP
+from ppbench.defenses.pbpfl.perturbation import outputs, surrogates
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ppbench.defenses.fedpc import FedPC
+from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.report.claims.page import write_claims
 from ppbench.run.evaluation import evaluate
 

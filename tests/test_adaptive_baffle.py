@@ -22,10 +22,10 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle import Baffle, Differences
-from ppbench.defenses.baffle_directions import directions
-from ppbench.defenses.baffle_estimator import slope
-from ppbench.defenses.baffle_masks import RINGS
+from ppbench.defenses.baffle.estimator import directions, slope
+from ppbench.defenses.baffle.masks import RINGS
+from ppbench.defenses.baffle.messages import Differences
+from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation import secagg
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth

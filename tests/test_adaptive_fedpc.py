@@ -18,7 +18,8 @@ from ppbench.attacks.adaptive.fedpc_ternary import gain_of, ternary_evidence
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map
-from ppbench.defenses.fedpc import FedPC, Weights
+from ppbench.defenses.fedpc.messages import Weights
+from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Opt

@@ -22,13 +22,14 @@ from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.mpdp import MPDP
-from ppbench.defenses.mpdp_base import ModelPerturbation
-from ppbench.defenses.mpdp_net import expanded, fold
-from ppbench.defenses.mpdp_variants import MPCDP, MPDPH, MPDPNaive
+from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
+from ppbench.defenses.mpdp.expansion import expanded, fold
+from ppbench.defenses.mpdp.hardened import MPDPH
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
+from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.perturbation import mask, multiply
-from ppbench.defenses.perturbed_evidence import exchanges
+from ppbench.defenses.pbpfl.evidence import exchanges
+from ppbench.defenses.pbpfl.perturbation import mask, multiply
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth

@@ -19,10 +19,10 @@ from ppbench.attacks.adaptive.inversion import Algebra
 from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differences, differences, joined, split
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.pbpfl_ext import PBPFLExt
-from ppbench.defenses.perturbation import multiply, surrogates
-from ppbench.defenses.perturbed_evidence import exchanges
+from ppbench.defenses.pbpfl.evidence import exchanges
+from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.perturbation import multiply, surrogates
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence

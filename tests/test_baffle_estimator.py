@@ -11,10 +11,18 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.defenses import baffle_estimator
-from ppbench.defenses.baffle import Baffle
-from ppbench.defenses.baffle_directions import chunks, directions, step_seeds
-from ppbench.defenses.baffle_estimator import Scheme, differences, mean_loss, slope, stein
+from ppbench.defenses.baffle import estimator as baffle_estimator
+from ppbench.defenses.baffle.estimator import (
+    Scheme,
+    chunks,
+    differences,
+    directions,
+    mean_loss,
+    slope,
+    stein,
+    step_seeds,
+)
+from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.contract import Job
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Local, Plan

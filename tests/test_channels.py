@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.perturbation import combine, mask, multiply, outputs, surrogates, unscale
+from ppbench.defenses.pbpfl.perturbation import combine, mask, multiply, outputs, surrogates, unscale
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.plan import Batch, Local, Plan
 from ppbench.nets.channels import Channels, Norms
 from ppbench.nets.losses import squared

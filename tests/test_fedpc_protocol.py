@@ -18,21 +18,11 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves
 from ppbench.defenses.cao2022 import saving
 from ppbench.defenses.central import Central
-from ppbench.defenses.fedpc import (
-    SEND_MODEL,
-    SEND_TERNARY,
-    Command,
-    Cost,
-    FedPC,
-    Masked,
-    Ternary,
-    Weights,
-    pilots,
-    signs,
-)
-from ppbench.defenses.fedpc_evidence import uploads
-from ppbench.defenses.fedpc_secure import word
-from ppbench.defenses.fedpc_worker import entry_epsilon, randomized
+from ppbench.defenses.fedpc.evidence import pilots, signs, uploads
+from ppbench.defenses.fedpc.masks import word
+from ppbench.defenses.fedpc.messages import SEND_MODEL, SEND_TERNARY, Command, Cost, Masked, Ternary, Weights
+from ppbench.defenses.fedpc.protocol import FedPC
+from ppbench.defenses.fedpc.worker import entry_epsilon, randomized
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.phong import Phong
 from ppbench.federation import secagg

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppbench.defenses.fedpc_ternary import (
+from ppbench.defenses.fedpc.ternary import (
     decoded,
     encoded,
     first_ternary,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from ppbench.base.errors import UsageError
-from ppbench.defenses.mpdp_accounting import (
+from ppbench.defenses.mpdp.accounting import (
     calibrate,
     epsilon_of,
     exact_theta,
@@ -23,7 +23,8 @@ from ppbench.defenses.mpdp_accounting import (
     theorem11_theta,
     theta_max,
 )
-from ppbench.defenses.mpdp_conditional import (
+from ppbench.defenses.mpdp.graph import check_graph, check_size, complete, n_out, without
+from ppbench.defenses.mpdp.known_scales import (
     aggregate_kurtosis,
     delta_averaged,
     delta_by_l1,
@@ -32,8 +33,7 @@ from ppbench.defenses.mpdp_conditional import (
     hockey_stick_uniform,
     theta_cond,
 )
-from ppbench.defenses.mpdp_graph import check_graph, check_size, complete, n_out, without
-from ppbench.defenses.mpdp_laws import abs_dn_star, dn
+from ppbench.defenses.mpdp.laws import abs_dn_star, dn
 
 DELTA = 1e-5
 EPSILONS = st.floats(1e-4, 50)

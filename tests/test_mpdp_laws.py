@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
 from ppbench.base.errors import UsageError
-from ppbench.defenses.mpdp_laws import (
+from ppbench.defenses.mpdp.laws import (
     FOURTH_MOMENT,
     MEAN_INVERSE,
     MEAN_INVERSE_SQUARE,

@@ -18,14 +18,15 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves, nbytes
-from ppbench.defenses.mpdp import MPDP
-from ppbench.defenses.mpdp_accounting import Sigmas, exact_theta
-from ppbench.defenses.mpdp_base import ModelPerturbation, Secrets
-from ppbench.defenses.mpdp_conditional import delta_given_R
-from ppbench.defenses.mpdp_net import Expansion, expand, expanded, fold
-from ppbench.defenses.mpdp_variants import MPCDP, MPDPH, MPDPNaive
+from ppbench.defenses.mpdp.accounting import Sigmas, exact_theta
+from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
+from ppbench.defenses.mpdp.expansion import Expansion, expand, expanded, fold
+from ppbench.defenses.mpdp.hardened import MPDPH
+from ppbench.defenses.mpdp.known_scales import delta_given_R
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
+from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.perturbation import Perturbed, Released, Surrogates, multiply, outputs
+from ppbench.defenses.pbpfl.perturbation import Perturbed, Released, Surrogates, multiply, outputs
 from ppbench.federation import secagg
 from ppbench.federation.client_map import client_map
 from ppbench.federation.contract import Context, Server

@@ -13,7 +13,7 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.registry import load, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
-from ppbench.defenses.pbpfl import PBPFL
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.engine import Federation

@@ -15,9 +15,9 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves, tree_map
-from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.pbpfl_ext import PBPFLExt
-from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation

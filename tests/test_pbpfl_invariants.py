@@ -23,9 +23,8 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, nbytes
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl import PBPFL, Secrets
-from ppbench.defenses.pbpfl_ext import PBPFLExt
-from ppbench.defenses.perturbation import (
+from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.perturbation import (
     HEAD_WEIGHT,
     Perturbed,
     Released,
@@ -37,6 +36,7 @@ from ppbench.defenses.perturbation import (
     surrogates,
     unscale,
 )
+from ppbench.defenses.pbpfl.protocol import PBPFL, Secrets
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth

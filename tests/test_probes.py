@@ -14,7 +14,7 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, tree_map
-from ppbench.defenses.baffle import Baffle
+from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.contract import Defense
 from ppbench.federation.evidence import Evidence, at_truth, simulation
 from ppbench.federation.messages import Hello, Update
@@ -119,7 +119,7 @@ def test_victims_are_asked_about_in_the_role_that_they_played(federate):
 
 
 def test_colluders_bring_their_states_and_no_secret_of_the_target(federate):
-    from ppbench.defenses.pbpfl_ext import PBPFLExt
+    from ppbench.defenses.pbpfl.extended import PBPFLExt
     from ppbench.nets.net import net_spec
 
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "8", "bias": False})

@@ -12,9 +12,9 @@ from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
-from ppbench.defenses.fedpc import FedPC
+from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl_ext import PBPFLExt
+from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.spn import SPN
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.plan import Local, Plan

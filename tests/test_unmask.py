@@ -40,12 +40,13 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.mpdp import MPDP
-from ppbench.defenses.mpdp_variants import MPCDP, MPDPH, MPDPNaive
+from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
+from ppbench.defenses.mpdp.hardened import MPDPH
+from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.pbpfl_ext import PBPFLExt
-from ppbench.defenses.perturbation import mask, multiply, outputs, surrogates
+from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.perturbation import mask, multiply, outputs, surrogates
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt

@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.cao2022 import PAPER, claims
-from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.defenses.evidence import Shared
 from ppbench.federation.batching import all_at_once, shuffled
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server
 from ppbench.federation.evidence import Evidence

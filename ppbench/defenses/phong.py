@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ppbench.defenses.cao2022 import claims
-from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.defenses.evidence import Shared
 from ppbench.federation.contract import Claim, Context, Defense, Round, Server
 from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.messages import Model

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle import Baffle
-from ppbench.defenses.baffle_directions import chunks, step_seeds
-from ppbench.defenses.baffle_evidence import answers
-from ppbench.defenses.perturbed_evidence import Shared
+from ppbench.defenses.baffle.estimator import chunks, step_seeds
+from ppbench.defenses.baffle.evidence import answers
+from ppbench.defenses.baffle.protocol import Baffle
+from ppbench.defenses.evidence import Shared
 from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.optim import Layout
 from ppbench.federation.view import Exchange, View

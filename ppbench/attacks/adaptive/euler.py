@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params
-from ppbench.defenses.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
 from ppbench.federation.plan import Plan
 from ppbench.nets.walk import channels
 

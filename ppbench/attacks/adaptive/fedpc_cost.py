@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params
-from ppbench.defenses.fedpc import Cost
+from ppbench.defenses.fedpc.messages import Cost
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, noise_means, read_labels, single_label
 from ppbench.base.tree import Params
-from ppbench.defenses.fedpc import FedPC, Ternary
-from ppbench.defenses.fedpc_evidence import before, model_of, signs, uploads
+from ppbench.defenses.fedpc.evidence import before, model_of, signs, uploads
+from ppbench.defenses.fedpc.messages import Ternary
+from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View

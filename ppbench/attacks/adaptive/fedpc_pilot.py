@@ -22,8 +22,9 @@ from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, signed
 from ppbench.attacks.reconstruction.search import NEAR
 from ppbench.base.tree import Params
-from ppbench.defenses.fedpc import FedPC, Weights
-from ppbench.defenses.fedpc_evidence import model_of, uploads
+from ppbench.defenses.fedpc.evidence import model_of, uploads
+from ppbench.defenses.fedpc.messages import Weights
+from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View

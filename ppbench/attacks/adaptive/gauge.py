@@ -3,7 +3,7 @@
 Positive scales of hidden channels (the secrets r of PBPFL and MP-DP) act on the weights without changing the network.
 So every choice of them can be undone up to a convention: here each channel's incoming weights get norm 1, the norm
 pushed forward into the next layer. True and perturbed weights (less the mask on the logits, see `unmask`; MP-DP's
-transitional layers folded first, see `mpdp_net.fold`) have the same canonical form. And whoever knows the law of the
+transitional layers folded first, see `expansion.fold`) have the same canonical form. And whoever knows the law of the
 initial weights knows the norms to expect, hence the scales themselves about as well as norms concentrate.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params
-from ppbench.defenses.perturbation import multiply
+from ppbench.defenses.pbpfl.perturbation import multiply
 from ppbench.nets.channels import Channels, Factor
 
 

@@ -17,7 +17,7 @@ from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.base.tree import Params
-from ppbench.defenses.perturbation import Surrogates, surrogates
+from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.plan import Batch
 from ppbench.federation.view import View

@@ -22,12 +22,12 @@ from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows
 from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.mpdp_base import ModelPerturbation
-from ppbench.defenses.mpdp_evidence import cohorts
-from ppbench.defenses.mpdp_net import fold
-from ppbench.defenses.mpdp_variants import MPDPH
-from ppbench.defenses.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, mask
-from ppbench.defenses.perturbed_evidence import Shared, exchanges
+from ppbench.defenses.evidence import Shared
+from ppbench.defenses.mpdp.expansion import fold
+from ppbench.defenses.mpdp.hardened import MPDPH
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
+from ppbench.defenses.pbpfl.evidence import exchanges, whole_cohorts
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, mask
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
@@ -85,7 +85,7 @@ class AdaptiveMPDP(Attack):
             return view.defense.evidence(view)
         shelf, found = Exact(view, defense), []
         if isinstance(defense, MPDPH):
-            for unit in cohorts(view):
+            for unit in whole_cohorts(view):
                 slots, mean = tuple(e.slot for e in unit), defense.mean([e.answer for e in unit])
                 found.append(shelf.channels(slots, unit[0].asked, mean))
             return found

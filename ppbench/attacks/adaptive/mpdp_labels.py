@@ -18,11 +18,10 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.euler import Moments, noiseless_moments
 from ppbench.attacks.label.recovery import greedy_multiset, read_labels
-from ppbench.defenses.mpdp_base import ModelPerturbation
-from ppbench.defenses.mpdp_evidence import cohorts
-from ppbench.defenses.mpdp_variants import MPDPH
-from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
-from ppbench.defenses.perturbed_evidence import exchanges
+from ppbench.defenses.mpdp.hardened import MPDPH
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
+from ppbench.defenses.pbpfl.evidence import exchanges, whole_cohorts
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
@@ -103,7 +102,7 @@ def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
     """
     defense, found = view.defense, {}
     if isinstance(defense, MPDPH):
-        parts = [(unit, defense.mean([e.answer for e in unit])) for unit in cohorts(view)]
+        parts = [(unit, defense.mean([e.answer for e in unit])) for unit in whole_cohorts(view)]
     else:
         parts = [([e], e.answer) for e in unnoised(view)]
     for unit, upload in parts:

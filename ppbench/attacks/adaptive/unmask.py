@@ -26,11 +26,11 @@ from ppbench.attacks.adaptive.mask_estimators import (
 )
 from ppbench.attacks.membership.base import last_model, query
 from ppbench.base.tree import tree_map
-from ppbench.defenses.mpdp_base import ModelPerturbation
-from ppbench.defenses.mpdp_variants import MPDPH
-from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.pbpfl_ext import PBPFLExt
-from ppbench.defenses.perturbation import HEAD_BIAS, HEAD_WEIGHT, Perturbed, Surrogates
+from ppbench.defenses.mpdp.hardened import MPDPH
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
+from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Perturbed, Surrogates
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.view import View
 
 ROUNDS = 10

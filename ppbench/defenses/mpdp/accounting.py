@@ -5,7 +5,7 @@ N(0, sigma_delta^2) of opposite sign at the two ends. A gradient that moves by a
 its old value as by one Gaussian measurement of squared signal-to-noise ratio theta. Both sigmas are in units of the L2
 sensitivity (B for adding a client's vector clipped to B, 2B for replacing it).
 
-The view is not what the server sees: it knows the scales R, given which the noise is uniform (see `mpdp_conditional`),
+The view is not what the server sees: it knows the scales R, given which the noise is uniform (see `known_scales`),
 and Psi and Phi carry no noise at all. So `guarantee` below says that a theorem's conditions hold, not that MP-DP is
 differentially private. delta is the probability, sigma_delta the pairwise noise, the paper's sigma_Delta.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
-from ppbench.defenses.mpdp_graph import check_matrix, check_size, without
+from ppbench.defenses.mpdp.graph import check_matrix, check_size, without
 
 Graph = Literal["complete", "n_out"]
 

@@ -18,7 +18,7 @@ from scipy.special import gammaincinv
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
-from ppbench.defenses.mpdp_laws import FOURTH_MOMENT, MEAN_INVERSE, SECOND_MOMENT
+from ppbench.defenses.mpdp.laws import FOURTH_MOMENT, MEAN_INVERSE, SECOND_MOMENT
 
 Floats = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle_messages import Evaluate
-from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
+from ppbench.defenses.baffle.messages import Evaluate
+from ppbench.defenses.evidence import Shared, cohort_evidence, cohorts
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import TARGET, Exchange, View
 from ppbench.federation.wire import Slot
@@ -39,14 +39,10 @@ def estimated_evidence(view: View, estimate: Estimate) -> list[Evidence]:
 
 def summed_evidence(view: View, estimate: Estimate) -> list[Evidence]:
     """Return one piece of evidence a whole cohort, the estimate of its mean gradient, to who has the server's state."""
-    cohorts: dict[int, list[Exchange]] = defaultdict(list)
-    for slot, some in answers(view).items():
-        cohorts[slot.probe].append(some[0])
+    first = (some[0] for some in answers(view).values())
     shared, found = Shared(view.plan), []
-    for unit in cohorts.values():
+    for unit in cohorts(first, view.plan.clients):
         server = view.state_at(unit[0])
-        if server is None or len(unit) != len(server.counts):
-            continue
-        weights = server.counts[[e.slot.client for e in unit]].double()
-        found.append(cohort_evidence(shared, estimate(unit), unit, weights / weights.sum(), server))
+        if server is not None:
+            found.append(cohort_evidence(shared, estimate(unit), unit, server))
     return found

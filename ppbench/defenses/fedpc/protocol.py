@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses import fedpc_evidence
 from ppbench.defenses.cao2022 import PAPER, claims
-from ppbench.defenses.fedpc_evidence import pilots, signs
-from ppbench.defenses.fedpc_messages import (
+from ppbench.defenses.fedpc.evidence import evidence
+from ppbench.defenses.fedpc.masks import masked
+from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
     SEND_TERNARY,
     Command,
@@ -25,12 +25,12 @@ from ppbench.defenses.fedpc_messages import (
     Trained,
     Weights,
     Worker,
+    cost_of,
+    model_of,
 )
-from ppbench.defenses.fedpc_parameters import FULL, MENUS, QUICK, Parameters
-from ppbench.defenses.fedpc_received import cost_of, masked_of, model_of, ternary_of
-from ppbench.defenses.fedpc_secure import masked, word, wrapped
-from ppbench.defenses.fedpc_ternary import decoded, encoded, first_ternary, later_ternary
-from ppbench.defenses.fedpc_worker import blurred, in_order, mean_loss, randomized
+from ppbench.defenses.fedpc.parameters import FULL, MENUS, QUICK, Parameters
+from ppbench.defenses.fedpc.ternary import encoded, first_ternary, later_ternary
+from ppbench.defenses.fedpc.worker import blurred, in_order, mean_loss, randomized
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence
@@ -38,9 +38,6 @@ from ppbench.federation.messages import Hello, Join, Model
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
-
-__all__ = ["SEND_MODEL", "SEND_TERNARY", "Command", "Cost", "FedPC", "Ledger", "Masked", "Ternary", "Weights", "Worker"]
-__all__ += ["pilots", "signs"]
 
 SIGNS = {"plus": 1.0, "minus": -1.0, "none": 0.0}
 
@@ -51,7 +48,7 @@ class FedPC(Parameters):
 
     A round: the model goes to all; each client trains with its private hyper-parameters and tells its cost C_k; the
     client of largest goodness (`goodness`) is told to send its model Q, the others to send which way each weight went
-    (`fedpc_ternary`). The next model is Q plus the others' ternaries times beta and the last step (`advanced`).
+    (`ternary.py`). The next model is Q plus the others' ternaries times beta and the last step (`advanced`).
     """
 
     name: ClassVar[str] = "fedpc"
@@ -125,26 +122,6 @@ class FedPC(Parameters):
         log = torch.cat([ledger.pilots, ledger.pilots.new_tensor([pilot])])
         return Server(params, server.opt, server.counts, Ledger(server.params, told, log))
 
-    def reach(self, last: Params, before: Params) -> Tensor:
-        """Return how far a ternary of 1 moves each weight, float64 [M]: beta (P^{t-1} - P^{t-2}), or alpha0."""
-        layout = Layout.of(last)
-        flat = layout.pack(last)
-        if not before:
-            return torch.full_like(flat, self.alpha0, dtype=torch.float64)
-        return self.beta * (flat - layout.pack(before)).double()
-
-    def votes(self, server: Server, uploads: Mapping[int, Tree]) -> Tensor:
-        """Return sum_k N_k T_k, int64 [M], over the clients that were asked for ternaries (ProtocolError)."""
-        total = torch.zeros_like(Layout.of(server.params).pack(server.params), dtype=torch.int64)
-        words = word(server.counts)
-        for client, upload in uploads.items():
-            if self.masks == "ring":
-                total = total + masked_of(client, upload, len(total), words).to(total.device)
-            else:
-                read = ternary_of(client, upload, len(total), self.packing, self.padded)
-                total = total + int(server.counts[client]) * read.long()
-        return wrapped(total, words) if self.masks == "ring" else total
-
     # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Worker:
         """Draw the private hyper-parameters from the menus and, with masks, a key pair."""
@@ -210,20 +187,6 @@ class FedPC(Parameters):
         return first_ternary(step, me.rate * ctx.plan.local.opt.rate(ctx.round))
 
     # -- the adversary -------------------------------------------------------------------------------------------
-    def decode(self, upload: Tree, like: Params) -> Params:
-        """Return a pilot's update `like` - Q, or the entries of a ternary vector in float32, shaped as `like`.
-
-        `like` is the model that the round began with. Raises ValueError for any other upload, masked ternaries too.
-        """
-        layout = Layout.of(like)
-        if isinstance(upload, Weights):
-            return {name: value - upload.params[name] for name, value in like.items()}
-        if isinstance(upload, Ternary):
-            flat = layout.pack(like)
-            trits = decoded(upload.packed, len(flat), self.packing, self.padded)
-            return layout.unpack(trits.to(flat.device, torch.float32))  # peeled ones are on the CPU
-        raise ValueError(f"{type(upload).__name__} cannot be read by itself")
-
     def role_of(self, uploads: Sequence[Tree]) -> str:
         """Return "pilot" for a client that sent its model in any of the rounds."""
         return "pilot" if any(isinstance(upload, Weights) for upload in uploads) else "ternary"
@@ -234,5 +197,5 @@ class FedPC(Parameters):
         return torch.stack([pilot, len(server.own.pilots) - pilot])
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what an attacker believes who does not know FedPC, see `fedpc_evidence.evidence`."""
-        return fedpc_evidence.evidence(view)
+        """Return what an attacker believes who does not know FedPC, see `evidence.evidence`."""
+        return evidence(view)

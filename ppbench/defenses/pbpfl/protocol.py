@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.feng2020 import PAPER, claims
-from ppbench.defenses.perturbation import (
+from ppbench.defenses.pbpfl.evidence import gradient_evidence
+from ppbench.defenses.pbpfl.perturbation import (
     HEAD_WEIGHT,
     Perturbed,
     Released,
@@ -26,7 +27,6 @@ from ppbench.defenses.perturbation import (
     unscale,
     warn_of_rounding,
 )
-from ppbench.defenses.perturbed_evidence import gradient_evidence
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.plan import Data, Plan
 from ppbench.nets.channels import Channels, Norms

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
-from ppbench.defenses.colluders import others_masks
-from ppbench.defenses.fedpc_messages import Command, Worker
+from ppbench.defenses.evidence import others_masks
+from ppbench.defenses.fedpc.messages import Command, Worker
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.view import Exchange, View

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import Overflow
-from ppbench.defenses.colluders import others_masks
+from ppbench.defenses.evidence import others_masks
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.view import Exchange, View

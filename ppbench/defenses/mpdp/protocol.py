@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Tree
-from ppbench.defenses.mpdp_accounting import (
+from ppbench.defenses.mpdp.accounting import (
     Graph,
     Sigmas,
     calibrate,
@@ -27,10 +27,10 @@ from ppbench.defenses.mpdp_accounting import (
     theorem10_theta,
     theorem11_theta,
 )
-from ppbench.defenses.mpdp_base import ModelPerturbation, Secrets
-from ppbench.defenses.mpdp_conditional import delta_averaged, delta_given_R, theta_cond
-from ppbench.defenses.mpdp_graph import check_graph, complete, n_out
-from ppbench.defenses.mpdp_laws import SECOND_MOMENT, dn
+from ppbench.defenses.mpdp.graph import check_graph, complete, n_out
+from ppbench.defenses.mpdp.known_scales import delta_averaged, delta_given_R, theta_cond
+from ppbench.defenses.mpdp.laws import SECOND_MOMENT, dn
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
 from ppbench.defenses.yang2024 import claims
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server

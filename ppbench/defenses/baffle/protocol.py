@@ -12,13 +12,10 @@ from torch import Tensor
 
 from ppbench.base.errors import Overflow, ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.baffle_directions import step_seeds
-from ppbench.defenses.baffle_estimator import Scheme, differences, slope, stein
-from ppbench.defenses.baffle_evidence import estimated_evidence, summed_evidence
-from ppbench.defenses.baffle_masks import RINGS, Masks, masked, peeled, unmasked
-from ppbench.defenses.baffle_messages import Differences as Differences
-from ppbench.defenses.baffle_messages import Evaluate as Evaluate
-from ppbench.defenses.baffle_messages import Own, flat, numbers_of
+from ppbench.defenses.baffle.estimator import Scheme, differences, slope, stein, step_seeds
+from ppbench.defenses.baffle.evidence import estimated_evidence, summed_evidence
+from ppbench.defenses.baffle.masks import RINGS, Masks, masked, peeled, unmasked
+from ppbench.defenses.baffle.messages import Differences, Evaluate, Own, flat, numbers_of
 from ppbench.defenses.feng2023 import PAPER, claims
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, at

@@ -1,4 +1,4 @@
-"""The transform of a network's graph (torch.fx) that puts MP-DP's transitional layers in; see `mpdp_net`."""
+"""The transform of a network's graph (torch.fx) that puts MP-DP's transitional layers in; see `expansion.py`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,16 +11,17 @@ import torch
 
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree
+from ppbench.defenses.evidence import Shared, cohort_evidence
 from ppbench.defenses.feng2020 import claims
-from ppbench.defenses.pbpfl import PBPFL
-from ppbench.defenses.perturbation import HEAD_WEIGHT, Surrogates
-from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence, exchanges
+from ppbench.defenses.pbpfl.evidence import whole_cohorts
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import Exchange, View
+from ppbench.federation.view import View
 
 ORDERS = {"g": (2, 0), "sigma": (1, 1), "beta": (0, 2)}  # with which powers of kappa and width the families grow
 SMALL_KAPPA, SMALL_WIDTH = 10.0, 64  # up to these, all values measured (CIFAR-10, at initialization) are below 3000
@@ -127,15 +127,10 @@ class PBPFLExt(PBPFL):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the mean gradient of every whole cohort (server); a listener without secrets is given none."""
-        cohorts: dict[int, list[Exchange]] = defaultdict(list)
-        for exchange in exchanges(view):
-            cohorts[exchange.slot.probe].append(exchange)
         shared, found = Shared(view.plan), []
-        for unit in cohorts.values():
+        for unit in whole_cohorts(view):
             server = view.state_at(unit[0])
-            if server is None or len(unit) != len(server.counts):
-                continue
-            mean = self.recover(view.plan, server, self.total([e.answer for e in unit]))
-            weights = server.counts[[e.slot.client for e in unit]].double()
-            found.append(cohort_evidence(shared, mean, unit, weights / weights.sum(), server))
+            if server is not None:
+                mean = self.recover(view.plan, server, self.total([e.answer for e in unit]))
+                found.append(cohort_evidence(shared, mean, unit, server))
         return found

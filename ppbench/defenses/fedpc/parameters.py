@@ -1,4 +1,4 @@
-"""The public parameters of FedPC, what they may be, and the federation that a quick evaluation runs it in."""
+"""The public parameters of FedPC: what they may be, what messages say under them, and the federation they are for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from ppbench.base.errors import UsageError
-from ppbench.defenses.fedpc_ternary import Packing
-from ppbench.defenses.fedpc_worker import entry_epsilon
+from ppbench.base.tree import Params, Tree
+from ppbench.defenses.fedpc.masks import word, wrapped
+from ppbench.defenses.fedpc.messages import Ternary, Weights, masked_of, ternary_of
+from ppbench.defenses.fedpc.ternary import Packing, decoded
+from ppbench.defenses.fedpc.worker import entry_epsilon
 from ppbench.federation.contract import Defense, Server
+from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
 
 MENUS = ("batch_sizes", "epochs", "rates")
@@ -35,7 +42,7 @@ FULL: Mapping[str, Any] = {**QUICK, "model": "resnet50_fixup", "clients": 10, "r
 
 @dataclass(frozen=True)
 class Parameters(Defense):
-    """Parameters of `fedpc.FedPC`, which is the protocol.
+    """Parameters of `protocol.FedPC`, and how anybody reads what is sent under them.
 
     Attributes:
         beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it; (0, 1).
@@ -104,3 +111,38 @@ class Parameters(Defense):
             return self.epsilon_reason
         entry = f", and a ternary's epsilon of {entry_epsilon(self.flip):.3g} is one entry's alone" if self.flip else ""
         return f"costs, and who is pilot, are functions of the data without noise{entry}"
+
+    # -- what messages say ---------------------------------------------------------------------------------------------
+    def decode(self, upload: Tree, like: Params) -> Params:
+        """Return a pilot's update `like` - Q, or the entries of a ternary vector in float32, shaped as `like`.
+
+        `like` is the model that the round began with. Raises ValueError for any other upload, masked ternaries too.
+        """
+        layout = Layout.of(like)
+        if isinstance(upload, Weights):
+            return {name: value - upload.params[name] for name, value in like.items()}
+        if isinstance(upload, Ternary):
+            flat = layout.pack(like)
+            trits = decoded(upload.packed, len(flat), self.packing, self.padded)
+            return layout.unpack(trits.to(flat.device, torch.float32))  # peeled ones are on the CPU
+        raise ValueError(f"{type(upload).__name__} cannot be read by itself")
+
+    def reach(self, last: Params, before: Params) -> Tensor:
+        """Return how far a ternary of 1 moves each weight, float64 [M]: beta (P^{t-1} - P^{t-2}), or alpha0."""
+        layout = Layout.of(last)
+        flat = layout.pack(last)
+        if not before:
+            return torch.full_like(flat, self.alpha0, dtype=torch.float64)
+        return self.beta * (flat - layout.pack(before)).double()
+
+    def votes(self, server: Server, uploads: Mapping[int, Tree]) -> Tensor:
+        """Return sum_k N_k T_k, int64 [M], over the clients that were asked for ternaries (ProtocolError)."""
+        total = torch.zeros_like(Layout.of(server.params).pack(server.params), dtype=torch.int64)
+        words = word(server.counts)
+        for client, upload in uploads.items():
+            if self.masks == "ring":
+                total = total + masked_of(client, upload, len(total), words).to(total.device)
+            else:
+                read = ternary_of(client, upload, len(total), self.packing, self.padded)
+                total = total + int(server.counts[client]) * read.long()
+        return wrapped(total, words) if self.masks == "ring" else total

@@ -1,20 +1,24 @@
 """Stein's estimate of a gradient from loss differences: what BAFFLE's clients compute, and its server makes of it.
 
+Directions are drawn one after another on the CPU, whatever the device and however many are stacked, so that server,
+clients and attackers hold the same bits; none is kept, which is what keeps memory proportional to the model.
+
 All of it runs forward only. Losses of examples are taken in the model's precision, their mean and differences in
 float64: at sigma = 1e-4 a difference is a ten-thousandth of the loss, and float32 means would cost digits of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle_directions import chunks, directions
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Plan
 from ppbench.nets.net import build
@@ -23,6 +27,37 @@ Scheme = Literal["central", "twice"]
 STACK, SMALL_BATCH, SMALL_MODEL = 64, 2048, 65_536
 
 
+# -- directions --------------------------------------------------------------------------------------------------------
+def directions(seed: int, entries: int, count: int) -> Iterator[Tensor]:
+    """Yield z_1, ..., z_count, each [entries] float32, standard normal; a perturbation is sigma times one of them.
+
+    Args:
+        seed: the round's public seed, in [0, 2^31).
+        entries: number of parameters n.
+        count: number of directions; the first ones do not depend on it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        yield torch.randn(entries, generator=generator)
+
+
+def chunks(seed: int, entries: int, count: int, size: int) -> Iterator[Tensor]:
+    """Yield the same directions stacked, [size, entries] float32 at a time; the last stack may be smaller."""
+    stream = directions(seed, entries, count)
+    while some := list(islice(stream, size)):
+        yield torch.stack(some)
+
+
+def step_seeds(seed: int, steps: int) -> Tensor:
+    """Return the seeds [steps] int64 of a round's local steps, derived from its public `seed`: the first is `seed`.
+
+    Everybody who knows the seed knows them, and all clients perturb alike in a step of the same number.
+    """
+    later = (Seeds(seed).seed("baffle", step) >> 32 for step in range(1, steps))
+    return torch.tensor([seed, *later], dtype=torch.int64)
+
+
+# -- loss differences and what is made of them -------------------------------------------------------------------------
 def mean_loss(plan: Plan, params: Params, batch: Batch, examples: int = 0) -> Tensor:
     """Return the weighted mean loss of a batch (without axis T), a float64 scalar; `examples` at a time, 0 for all."""
     parts = zip(*(part.split(examples or len(batch.x)) for part in (batch.x, batch.y)), strict=True)

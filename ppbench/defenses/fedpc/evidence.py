@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ppbench.base.tree import Params
-from ppbench.defenses.fedpc_messages import Ledger, Masked, Ternary, Weights
-from ppbench.defenses.fedpc_secure import peeled
-from ppbench.defenses.fedpc_ternary import encoded
-from ppbench.defenses.perturbed_evidence import Shared, cohort_evidence
+from ppbench.defenses.evidence import Shared, cohort_evidence
+from ppbench.defenses.fedpc.masks import peeled
+from ppbench.defenses.fedpc.messages import Ledger, Masked, Ternary, Weights
+from ppbench.defenses.fedpc.parameters import Parameters
+from ppbench.defenses.fedpc.ternary import encoded
 from ppbench.federation.contract import Server
 from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.messages import Model
@@ -18,9 +18,6 @@ from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Slot
-
-if TYPE_CHECKING:
-    from ppbench.defenses.fedpc import FedPC
 
 
 def uploads(view: View) -> list[Exchange]:
@@ -35,7 +32,7 @@ def _bare(view: View, exchange: Exchange) -> Exchange:
     trits = peeled(view, exchange) if isinstance(exchange.answer, Masked) else None
     if trits is None:
         return exchange
-    defense: FedPC = view.defense  # type: ignore[assignment]  # its own evidence
+    defense: Parameters = view.defense  # type: ignore[assignment]  # its own evidence
     return replace(exchange, answer=Ternary(encoded(trits, defense.packing, defense.padded)))
 
 
@@ -137,7 +134,7 @@ def _piece(view: View, exchange: Exchange, shared: Shared) -> Evidence | None:
     last, older = model_of(view, exchange.slot.probe, exchange.round), before(view, exchange)
     if last is None:
         return None
-    defense: FedPC = view.defense  # type: ignore[assignment]  # its own evidence
+    defense: Parameters = view.defense  # type: ignore[assignment]  # its own evidence
     divisor, change = nominal(view.plan, exchange.round), defense.decode(exchange.answer, last)
     if isinstance(exchange.answer, Ternary):
         if older is None:
@@ -156,11 +153,11 @@ def _sum_piece(view: View, unit: list[Exchange], shared: Shared) -> Evidence | N
     server = view.state_at(unit[0], SERVER)
     if server is None or len(unit) < int(unit[0].asked.senders.sum()):  # masks cancel in the sum of all senders only
         return None
-    defense: FedPC = view.defense  # type: ignore[assignment]  # its own evidence
+    defense: Parameters = view.defense  # type: ignore[assignment]  # its own evidence
     counts = server.counts[[e.slot.client for e in unit]].double()
     votes = defense.votes(server, {e.slot.client: e.answer for e in unit})
     mean = -defense.reach(server.params, server.own.before) * votes / counts.sum() / nominal(view.plan, unit[0].round)
-    return cohort_evidence(shared, Layout.of(server.params).unpack(mean), unit, counts / counts.sum(), server)
+    return cohort_evidence(shared, Layout.of(server.params).unpack(mean), unit, server)
 
 
 def _seen_by_client(view: View, shared: Shared) -> list[Evidence]:

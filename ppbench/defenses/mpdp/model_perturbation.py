@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
-from ppbench.defenses.mpdp_evidence import client_evidence
-from ppbench.defenses.mpdp_net import Expansion, expanded
-from ppbench.defenses.perturbation import (
+from ppbench.defenses.mpdp.evidence import Shelf
+from ppbench.defenses.mpdp.expansion import Expansion, expanded
+from ppbench.defenses.pbpfl.evidence import exchanges
+from ppbench.defenses.pbpfl.perturbation import (
     HEAD_WEIGHT,
     Perturbed,
     Released,
@@ -241,7 +242,22 @@ class ModelPerturbation(Defense):
     # -- the adversary -------------------------------------------------------------------------------------------
     def evidence(self, view: View) -> list[Evidence]:
         """Return each client's recovered gradient (server), or its first surrogate (listener)."""
-        return client_evidence(view, self)
+        shelf, found = self.shelf(view), []
+        for exchange in exchanges(view):
+            server, client = view.state_at(exchange), exchange.slot.client
+            if server is None:
+                variance = self.noise_variance(view.plan, None)
+                found.append(shelf.overheard([exchange], exchange.answer.g, variance))
+                continue
+            degree = int(server.own.graph[client].sum()) if len(server.own.graph) else 0
+            observed = self.recover(view.plan, server, exchange.answer)
+            multipliers, variance = self.multipliers(view.plan, server), self.noise_variance(view.plan, degree)
+            found.append(shelf.recovered([exchange], observed, server, multipliers, variance))
+        return found
+
+    def shelf(self, view: View) -> Shelf:
+        """Return what makes evidence about `view`."""
+        return Shelf(view.plan, self.expansion(view.plan), self.bound)
 
     def noise_variance(self, plan: Plan, degree: float | None) -> float:
         """Return the variance of the noise on a coordinate of G / bound, for a client with `degree` neighbors.

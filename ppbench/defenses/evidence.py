@@ -1,20 +1,20 @@
-"""What the parties of PBPFL can say about a victim's gradient: the server exactly, and a listener exactly too."""
+"""What several defenses make evidence of: simulations by weights, whole cohorts, masks that colluders take off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params
-from ppbench.defenses.perturbation import Perturbed, Surrogates
-from ppbench.federation.contract import Server
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Simulate, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
-
-Recover = Callable[[Plan, Server, Surrogates], Params]
+from ppbench.federation.wire import session_of
 
 
 class Shared:
@@ -47,44 +47,43 @@ def _weighted(one: Simulate, shares: tuple[float, ...]) -> Simulate:
     return simulate
 
 
-def exchanges(view: View) -> list[Exchange]:
-    """Return the view's uploads of surrogates, or none for a client: it sees its own only."""
-    if view.threat.startswith("client/"):
-        return []
-    return [e for e in view.exchanges() if isinstance(e.asked, Perturbed) and isinstance(e.answer, Surrogates)]
+def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]:
+    """Return the exchanges of every probe in which each of `clients` clients sent one upload."""
+    by_probe: dict[int, list[Exchange]] = defaultdict(list)
+    for exchange in exchanges:
+        by_probe[exchange.slot.probe].append(exchange)
+    return [unit for unit in by_probe.values() if len(unit) == clients]
 
 
-def gradient_evidence(view: View, recover: Recover) -> list[Evidence]:
-    """Return one exact piece of evidence a victim: the recovered gradient at the true weights for the server.
-
-    Who has no secrets takes the first surrogate, which is the plain gradient of the squared loss at the perturbed
-    weights: a perturbed network is a network.
-    """
-    shared, found = Shared(view.plan), []
-    for exchange in exchanges(view):
-        server = view.state_at(exchange)
-        if server is None:
-            params, observed, channel = exchange.asked.params, exchange.answer.g, "g"
-        else:
-            params, observed, channel = server.params, recover(view.plan, server, exchange.answer), "recovered"
-        found.append(Evidence((exchange.slot,), observed, shared.at(params), params, channel=channel))
-    return found
-
-
-def cohort_evidence(
-    shared: Shared, mean: Params, unit: Sequence[Exchange], weights: Tensor, server: Server
-) -> Evidence:
-    """Return evidence about a whole cohort from the weighted mean of its gradients.
+def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], server: Server) -> Evidence:
+    """Return evidence about a whole cohort from the mean of its gradients, weighted by numbers of examples.
 
     Args:
         shared: the simulations so far; equal weights of two cohorts share one.
         mean: the recovered mean gradient.
         unit: one upload a client.
-        weights: [U] aggregation weights in the order of `unit`.
         server: the server's state of that step.
     """
-    shares = tuple(weights.tolist())
+    counts = server.counts[[e.slot.client for e in unit]].double()
+    shares = tuple((counts / counts.sum()).tolist())
     equal = max(shares) - min(shares) < 1e-12
     params = server.params if equal else None  # the mean of equal batches is the gradient of all of them together
     slots = tuple(e.slot for e in unit)
     return Evidence(slots, mean, shared.at(server.params, () if equal else shares), params, channel="sum")
+
+
+def others_masks(view: View, exchange: Exchange, keys: Mapping[int, secagg.Keys], purpose: str, words: int) -> Tensor:
+    """Return the sum [words] int64 of the colluders' masks: what a client's masked upload lacks to be bare.
+
+    Args:
+        view: of the colluding parties.
+        exchange: the client's upload, and when.
+        keys: those of ALL others whose masks cancel with the client's, by client.
+        purpose: of the masks' derivation.
+        words: numbers in the upload.
+    """
+    total, session = torch.zeros(words, dtype=torch.int64), session_of(exchange.slot.probe)
+    for other, known in keys.items():
+        ctx = Context(view.plan, exchange.round, session, other, torch.Generator())
+        total = total + secagg.zero_sum(known, ctx, purpose, words)
+    return total

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp_laws import abs_dn_star
-from ppbench.defenses.mpdp_surgery import transformed
+from ppbench.defenses.mpdp.laws import abs_dn_star
+from ppbench.defenses.mpdp.surgery import transformed
 from ppbench.nets.channels import Channels, Factor
 from ppbench.nets.commuting import NORMS
 from ppbench.nets.net import Net, NetSpec, build

@@ -1,0 +1,97 @@
+"""Baselines of MP-DP: naive noise on a perturbed model, and central noise (Yang et al. 2024, Eq. 7-8, Section 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.base.errors import ProtocolError
+from ppbench.base.tree import Tree
+from ppbench.defenses.mpdp.accounting import theta_max
+from ppbench.defenses.mpdp.expansion import Expansion, unexpanded
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
+from ppbench.defenses.yang2024 import claims
+from ppbench.federation.contract import Claim, Context, Server
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Plan
+
+
+@dataclass(frozen=True)
+class MPDPNaive(ModelPerturbation):
+    """PBPFL's perturbation of the original network, and Gaussian noise on the first surrogate (Eq. 7-8).
+
+    No transitional layers, so the recovered noise is multiplied by quotients r_i / r_j, and no noise of pairs, so all
+    of it stays in the mean. sigma is that of Eq. [23] for one client's gradient; scales are PBPFL's, U(.5, 2).
+    """
+
+    name: ClassVar[str] = "mp_dp_naive"
+
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why there is no guarantee."""
+        return (
+            "the recovered noise is no Gaussian, and Psi and Phi travel without any (epsilon "
+            f"{self.epsilon:g} a round was aimed at, delta {self.delta:g})"
+        )
+
+    def sigma(self) -> float:
+        """Return the noise's standard deviation at the perturbed weights, in units of the bound."""
+        return 1 / math.sqrt(theta_max(self.epsilon, self.delta))
+
+    def noise_variance(self, plan: Plan, degree: float | None) -> float:
+        """Return sigma squared."""
+        return self.sigma() ** 2
+
+    def expansion(self, plan: Plan) -> Expansion:
+        """Return the original network: nothing is expanded."""
+        return unexpanded(plan.spec)
+
+    def scales(self, ctx: Context) -> Tensor:
+        """Return fresh scales [count], float64, U(.5, 2)."""
+        count = self.expansion(ctx.plan).channels.count
+        return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
+
+    def added(self, ctx: Context, me: Tree, words: int) -> Tensor:
+        """Return Gaussian noise, float64 [words]."""
+        return self.sigma() * torch.randn(words, generator=ctx.generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class MPCDP(ModelPerturbation):
+    """Model perturbation with central noise: the server recovers every gradient exactly and adds noise to their mean.
+
+    It sees what it clips, so it scales gradients above `bound` down to it; sigma is that of Eq. [23] for the mean, to
+    which a client contributes bound / K.
+    """
+
+    name: ClassVar[str] = "mp_cdp"
+    claimed: ClassVar[tuple[Claim, ...]] = claims("mp_cdp")
+
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why there is no guarantee against the server, and what there is against others."""
+        return (
+            "the server sees every client's exact gradient; noise is added to the mean only (against who sees no more "
+            f"than the true model: epsilon {self.epsilon:g} a round, delta {self.delta:g})"
+        )
+
+    def sigma(self, plan: Plan) -> float:
+        """Return the standard deviation of the noise on the mean gradient."""
+        return self.bound / (plan.clients * math.sqrt(theta_max(self.epsilon, self.delta)))
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Recover and clip every gradient, average, add noise, step."""
+        layout = Layout.of(server.params)
+        total = torch.zeros(sum(v.numel() for v in server.params.values()), dtype=torch.float64)
+        for client, upload in uploads.items():
+            try:
+                flat = layout.pack(self.recover(ctx.plan, server, upload)).cpu()
+            except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
+                raise ProtocolError(f"Client {client} sent surrogates that cannot be recovered: {cause}") from cause
+            total = total + flat * (self.bound / flat.norm().clamp(min=1e-300)).clamp(max=1.0)
+        noise = self.sigma(ctx.plan) * torch.randn(len(total), generator=ctx.generator, dtype=torch.float64)
+        mean = (total / len(uploads) + noise).to(server.params["head.weight"].device)
+        return self.stepped(ctx, server, layout.unpack(mean))
