@@ -73,7 +73,7 @@ def test_rosenbrock_takes_about_as_many_evaluations_as_scipy() -> None:
 def test_compact_form_equals_the_two_loop_recursion_also_when_pairs_are_replaced() -> None:
     generator = torch.Generator().manual_seed(0)
     size, history = 9, 4
-    memory = Memory(1, size, history, torch.float64)
+    memory = Memory(1, history, torch.zeros(1, size, dtype=torch.float64))
     curvature = torch.diag(torch.linspace(1, 5, size, dtype=torch.float64))
     old, pairs = torch.randn(1, size, generator=generator, dtype=torch.float64), []
     memory.dots = memory.project(old)

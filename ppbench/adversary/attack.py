@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ppbench.base.tree import node
+from ppbench.base.tree import moved, node
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -71,6 +71,8 @@ class Challenge:
 class Guess:
     """An attacker's answer. Fields that an attack does not answer are None.
 
+    Its tensors lie on the CPU, where the truth is, wherever the attack computed them.
+
     Attributes:
         x: reconstructions [U * B, *shape], not clipped.
         y: labels [U * B] int64 (as a multiset for batches: order is matched by the scorer).
@@ -96,6 +98,11 @@ class Guess:
     path: tuple[tuple[int, Tensor], ...] = ()
     others: tuple[Tensor, ...] = ()
     abstain: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Bring every tensor to the CPU."""
+        for field in fields(self):
+            object.__setattr__(self, field.name, moved(getattr(self, field.name), torch.device("cpu")))
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,11 @@ def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) ->
         return True
     generator, (low, high), units = torch.Generator().manual_seed(0), data_range, len(evidence.unit)
     noise = torch.randn(truth.x.shape, generator=generator, dtype=torch.float64)
-    x = ((low + high) / 2 + 0.1 * (high - low) * noise).unflatten(0, (units, -1)).requires_grad_()
-    y = torch.full_like(truth.y, 1 / truth.y.shape[1], dtype=torch.float64).unflatten(0, (units, -1))
+    x = ((low + high) / 2 + 0.1 * (high - low) * noise).unflatten(0, (units, -1)).to(evidence.device).requires_grad_()
+    y = x.new_full(truth.y.shape, 1 / truth.y.shape[1]).unflatten(0, (units, -1))
     try:
         secrets = {
-            name: torch.randn(shape, generator=generator, dtype=torch.float64)
+            name: torch.randn(shape, generator=generator, dtype=torch.float64).to(evidence.device)
             for name, shape in evidence.nuisance.items()
         }
         value = evidence.discrepancy(evidence.simulate(x, y, **secrets))

@@ -84,9 +84,14 @@ def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
 
 def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
     """Return the discrepancy at the truth, or None where it is not finite."""
-    x, y = truth.x.unflatten(0, (units, -1)), truth.y.unflatten(0, (units, -1))
-    value = at_truth(evidence, x, y)
+    value = at_truth(evidence, *_there(evidence, truth, units))
     return value if value == value and abs(value) != float("inf") else None
+
+
+def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
+    """Return the true x [U, B, *shape] and y [U, B, C] float64 where the evidence lies; the truth is on the CPU."""
+    x, y = (part.unflatten(0, (units, -1)).to(evidence.device, torch.float64) for part in (truth.x, truth.y))
+    return x, y
 
 
 def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
@@ -95,8 +100,8 @@ def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
     A bias gradient is the diagonal of the matrix that multiplies the input in the paper's linear system. None where
     there are no such biases, or no perturbation.
     """
-    x, y = truth.x.unflatten(0, (units, -1)).double(), truth.y.unflatten(0, (units, -1)).double()
-    clean = {n: v.detach() for n, v in plain.simulate(x, y).items() if n.startswith("features.") and v.dim() == 1}
+    simulated = plain.simulate(*_there(plain, truth, units))
+    clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
     if not clean:
         return None
     size = torch.cat(list(clean.values())).norm()

@@ -65,13 +65,18 @@ class Evidence:
     channel: str = "update"
     measure: Measure = "squares"
 
+    @property
+    def device(self) -> torch.device:
+        """Where it lies, and a guess at it: `observed`, `params`, `weight` and what `simulate` holds."""
+        return next(iter(self.observed.values())).device
+
     def discrepancy(self, simulated: Params) -> Tensor:
         """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
         if self.measure == "cosine":
             return self._cosine(simulated)
         if self.measure == "hinge":
             return self._hinge(simulated)
-        total = torch.zeros((), dtype=next(iter(simulated.values())).dtype)
+        total = next(iter(simulated.values())).new_zeros(())
         for name, value in simulated.items():
             apart = value - self.observed[name].to(value.dtype)
             part = apart**2 if self.measure == "squares" else apart.abs()
@@ -97,13 +102,13 @@ class Evidence:
         return torch.stack(parts).mean()
 
     def scale(self) -> Tensor:
-        """Return what a relative mismatch is relative to: the discrepancy of an all-zero simulation.
+        """Return what a relative mismatch is relative to, on the CPU: the discrepancy of an all-zero simulation.
 
         Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
         """
         if self.measure in ("cosine", "hinge"):
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
-        return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()})
+        return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()}).cpu()
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +147,8 @@ def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
 
     Args:
         evidence: evidence without nuisance unknowns.
-        x: true inputs [U, B, *shape].
-        y: true one-hot labels [U, B, C].
+        x: true inputs [U, B, *shape], where the evidence lies.
+        y: true one-hot labels [U, B, C], there too.
     """
     simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))

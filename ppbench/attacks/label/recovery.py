@@ -72,7 +72,7 @@ def recover_labels(
 
 
 def single_label(signal: Tensor, positive: bool = True) -> Tensor:
-    """Return the label [1] int64 of one example: the smallest entry of its signal [C], or the largest one.
+    """Return the label [1] int64, on the CPU, of one example: the smallest entry of its signal [C], or the largest one.
 
     Args:
         signal: alpha (p - onehot(y)) with p > 0, so that the label's entry has the other sign than all the others.
@@ -80,7 +80,7 @@ def single_label(signal: Tensor, positive: bool = True) -> Tensor:
             bias), a single positive entry among three or more tells that it is negative.
     """
     flipped = not positive and len(signal) > 2 and int((signal > 0).sum()) == 1 and bool((signal != 0).all())
-    return signal.argmax(keepdim=True) if flipped else signal.argmin(keepdim=True)
+    return (signal.argmax(keepdim=True) if flipped else signal.argmin(keepdim=True)).cpu()
 
 
 def noise_means(plan: Plan, params: Params, generator: torch.Generator) -> tuple[Tensor, float]:

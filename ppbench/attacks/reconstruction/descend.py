@@ -113,16 +113,16 @@ def descend(
 
     Args:
         evaluate: the function.
-        start: first iterates.
+        start: first iterates; the search runs where they lie.
         schedule: number and size of steps.
         project: iterates [s, n] and their index [s] to where they are put back after every step (a box, a ball).
         marks: numbers of evaluations after which the best iterates so far are kept.
     """
     z, best = start.clone(), start.clone()
-    score = torch.full((len(z),), torch.inf, dtype=torch.float64)
-    counts = torch.zeros(len(z), dtype=torch.int64)
+    score = z.new_full((len(z),), torch.inf, dtype=torch.float64)
+    counts = z.new_zeros(len(z), dtype=torch.int64)
     first, second = torch.zeros_like(z), torch.zeros_like(z)
-    live, trail = torch.arange(len(z)), []
+    live, trail = torch.arange(len(z), device=z.device), []
     for step in range(schedule.steps):
         value = evaluate(z[live], live)
         counts[live] += 1

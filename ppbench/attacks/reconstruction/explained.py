@@ -38,7 +38,7 @@ def explained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = N
 
     Args:
         evidence: the observation; its precisions count.
-        x: guessed images [N, *shape].
+        x: guessed images [N, *shape], where the observation lies.
         y: labels [N, C].
         extra: [E] nuisance unknowns, flat; None for none.
     """
@@ -52,7 +52,7 @@ def explained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = N
     sums = {key: torch.zeros(3, dtype=torch.float64) for key in layers(evidence)}
     for name, s in found.items():
         o, s = evidence.observed[name].detach().double().cpu(), s.detach().double().cpu()
-        w = (o != 0).double() * (1.0 if evidence.weight is None else evidence.weight[name].double())
+        w = (o != 0).double() * (1.0 if evidence.weight is None else evidence.weight[name].double().cpu())
         sums[layer(name)] += torch.stack([(w * s * o).sum(), (w * s * s).sum(), (w * o * o).sum()])
     logs = [math.log(_apart(*row.tolist())) for row in sums.values() if float(row[2]) > 0]
     mean = sum(logs) / len(logs) if logs else math.inf
@@ -77,8 +77,8 @@ def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start
         return None
     found, every = [], one_hot(torch.arange(classes), classes).float()
     for victim, evidence in zip(victims, evidences, strict=True):
-        x = victim.image(start)
-        scores = torch.tensor([explained(evidence, x, y[None]) for y in every])
+        x = victim.image(start).to(evidence.device)
+        scores = torch.tensor([explained(evidence, x, y[None].to(x)) for y in every])
         found.append(every[scores.argmin()][None])
     return torch.stack(found), classes
 
@@ -87,7 +87,7 @@ def masked(evidence: Evidence, keep: Sequence[str], zeros: bool = True) -> Evide
     """Return `evidence` with only the layers `keep` visible, and entries that are exactly 0 only where `zeros`."""
     weight = {}
     for name, value in evidence.observed.items():
-        own = torch.ones((), dtype=torch.float32) if evidence.weight is None else evidence.weight[name]
+        own = torch.ones((), device=value.device) if evidence.weight is None else evidence.weight[name]
         own = own if layer(name) in keep else torch.zeros_like(own)
         weight[name] = own if zeros else own * (value != 0)
     return replace(evidence, weight=weight)

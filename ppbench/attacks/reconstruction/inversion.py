@@ -123,7 +123,7 @@ class Inversion(Attack):
         """
         plan, drawn = victims[0].plan, [draw(victims, self.start, self.label, torch.float32) for _ in range(tries)]
         if labels is not None:
-            drawn = [Starts(starts.x, labels, False) for starts in drawn]
+            drawn = [Starts(starts.x, labels.to(starts.x), False) for starts in drawn]
         joint = any(starts.joint for starts in drawn)
         x, y = (torch.stack(parts, 1).flatten(0, 1) for parts in ([s.x for s in drawn], [s.y for s in drawn]))
         size = sum(math.prod(shape) for shape in evidences[0].nuisance.values())
@@ -138,7 +138,7 @@ class Inversion(Attack):
 
     def unit(self, evidences: Sequence[Evidence]) -> Tensor:
         """Return what each D is divided by [V] float32. Default: the discrepancy of an all-zero simulation."""
-        return torch.stack([self.matched(e).scale() for e in evidences]).float()
+        return torch.stack([self.matched(e).scale() for e in evidences]).to(evidences[0].device, torch.float32)
 
     def penalty(self, plan: Plan) -> Penalty | None:
         """Return the prior on images, or None."""

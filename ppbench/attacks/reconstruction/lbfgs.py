@@ -61,14 +61,14 @@ class Memory:
     triangular system has to be solved; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
     """
 
-    def __init__(self, slots: int, size: int, history: int, dtype: torch.dtype) -> None:
+    def __init__(self, slots: int, history: int, like: Tensor) -> None:
         self.m = history
-        self.pairs = torch.zeros(slots, 2 * history, size, dtype=dtype)
-        self.inverse = torch.zeros(slots, history, history, dtype=torch.float64)
-        self.gram = torch.zeros(slots, history, history, dtype=torch.float64)
-        self.dots = torch.zeros(slots, 2 * history, dtype=torch.float64)
-        self.gamma = torch.ones(slots, dtype=torch.float64)
-        self.place = torch.zeros(slots, dtype=torch.int64)
+        self.pairs = like.new_zeros(slots, 2 * history, like.shape[1])
+        self.inverse = like.new_zeros(slots, history, history, dtype=torch.float64)
+        self.gram = like.new_zeros(slots, history, history, dtype=torch.float64)
+        self.dots = like.new_zeros(slots, 2 * history, dtype=torch.float64)
+        self.gamma = like.new_ones(slots, dtype=torch.float64)
+        self.place = like.new_zeros(slots, dtype=torch.int64)
 
     def tensors(self) -> list[Tensor]:
         """Return everything that has a leading axis of slots."""
@@ -189,14 +189,14 @@ class Run:
         self.slots = [Slot(self.queue.pop(0)) for _ in range(count)]
         self.z = starts[:count].clone()
         self.g, self.d = torch.zeros_like(self.z), torch.zeros_like(self.z)
-        self.memory = Memory(count, starts.shape[1], history, starts.dtype)
-        self.index = torch.arange(count)
+        self.memory = Memory(count, history, starts)
+        self.index = torch.arange(count, device=starts.device)
         self.end = starts.clone()
         self.ended: dict[int, tuple[float, int, Reason]] = {}
 
     def tick(self) -> None:
         """Evaluate every slot's trial point once and move on."""
-        t = torch.tensor([slot.t for slot in self.slots], dtype=self.z.dtype)[:, None]
+        t = self.z.new_tensor([slot.t for slot in self.slots])[:, None]
         loss, gradient = self.function(torch.addcmul(self.z, t, self.d), self.index)
         finite = (torch.isfinite(loss) & torch.isfinite(gradient.sum(1))).tolist()
         fresh = [slot.loss == float("inf") for slot in self.slots]
@@ -208,12 +208,13 @@ class Run:
 
     def advance(self, taken: list[bool], fresh: list[bool], t: Tensor, gradient: Tensor) -> None:
         """Move the slots that accepted, learn from their steps and choose new directions."""
-        mask = torch.tensor(taken)[:, None]
+        mask = torch.tensor(taken, device=self.z.device)[:, None]
         new = torch.where(mask, gradient, self.g)
         dots = self.memory.project(new)
         step = t * self.d * mask
-        learn = torch.tensor([i for i, (a, b) in enumerate(zip(taken, fresh, strict=True)) if a and not b])
-        if len(learn):
+        steps = [i for i, (a, b) in enumerate(zip(taken, fresh, strict=True)) if a and not b]
+        if steps:
+            learn = torch.tensor(steps, device=self.z.device)
             g = new[learn]
             self.memory.add(learn, step[learn], g - self.g[learn], g, dots)
         self.z += step
@@ -264,7 +265,7 @@ class Run:
                 self.z[i], self.d[i], self.g[i] = self.starts[self.slots[i].victim], 0, 0
                 alive.append(i)
         if len(alive) < len(self.slots):
-            rows = torch.tensor(alive, dtype=torch.int64)
+            rows = torch.tensor(alive, dtype=torch.int64, device=self.z.device)
             self.slots = [self.slots[i] for i in alive]
             self.z, self.g, self.d, self.index = self.z[rows], self.g[rows], self.d[rows], self.index[rows]
             self.memory.keep(rows)
@@ -277,7 +278,7 @@ def minimize(
 
     Args:
         function: (z [S, n], index [S] int64) -> loss [S] and gradient [S, n]; row i belongs to victim index[i].
-        starts: [V, n] start points, float32 or float64.
+        starts: [V, n] start points, float32 or float64; the search runs where they lie.
         budget: [V] int64, gradient evaluations a victim may spend.
         stop: [V], loss at which a victim counts as converged.
         settings: optimizer settings.

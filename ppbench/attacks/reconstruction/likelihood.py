@@ -85,7 +85,7 @@ class Likelihood(Inversion):
             return evidence
         weight = {}
         for name, std in deviations(evidence, noise).items():
-            own = torch.ones(()) if evidence.weight is None else evidence.weight[name]
+            own = torch.ones((), device=evidence.device) if evidence.weight is None else evidence.weight[name]
             weight[name] = own * (math.sqrt(2) / std if noise.law == "laplace" else 0.5 / std**2)
         return replace(evidence, weight=weight, measure="absolute" if noise.law == "laplace" else "squares")
 
@@ -94,7 +94,7 @@ class Likelihood(Inversion):
         if evidences[0].noise is None or evidences[0].measure != "squares":
             return super().unit(evidences)
         share = 1.0 if evidences[0].noise.law == "laplace" else 0.5
-        return share * torch.tensor([entries(e) for e in evidences])
+        return share * torch.tensor([entries(e) for e in evidences], device=evidences[0].device)
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
         """Return the guesses for victims that `blocks` put together; under noise labels are tried out, see there."""

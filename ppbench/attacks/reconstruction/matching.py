@@ -125,7 +125,7 @@ class ImagePrior:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the penalty [S]."""
-        total = torch.zeros(len(x), dtype=x.dtype)
+        total = x.new_zeros(len(x))
         if self.tv:
             down, right = x[..., 1:, :-1] - x[..., :-1, :-1], x[..., :-1, 1:] - x[..., :-1, :-1]
             rough = (down**2 + right**2 + self.eps**2).sqrt()
@@ -183,12 +183,12 @@ def match_gradients(
     reasons: list[Reason] = ["stalled"] * len(evidences)
     for rows in groups(evidences):
         some = objective([evidences[i] for i in rows], plan, starts.x.shape[1], z.dtype)
-        function = _function(some, starts.at(rows), unit[rows].to(z.dtype), prior)
+        function = _function(some, starts.at(rows), unit[rows].to(z), prior)
         found = minimize(function, z[rows], budget=budget[rows], stop=stop[rows].double(), settings=settings)
         z[rows], loss[rows], counts[rows] = found.z, found.loss, found.evaluations
         for i, reason in zip(rows, found.reasons, strict=True):
             reasons[i] = reason
-    return Matches(starts.moved(z, torch.arange(len(z))), loss, counts, tuple(reasons))
+    return Matches(starts.moved(z, torch.arange(len(z), device=z.device)), loss, counts, tuple(reasons))
 
 
 def _with_nuisance(starts: Starts, evidence: Evidence) -> Starts:

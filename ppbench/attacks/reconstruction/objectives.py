@@ -91,7 +91,7 @@ def precisions(evidences: Sequence[Evidence]) -> list[Params] | None:
     """Return the evidences' weights, None where none has any; in one form where some are a number a tensor only."""
     if all(e.weight is None for e in evidences):
         return None
-    ones = {name: torch.ones(()) for name in evidences[0].observed}
+    ones = {name: torch.ones((), device=value.device) for name, value in evidences[0].observed.items()}
     found = [ones if e.weight is None else e.weight for e in evidences]
     for name, observed in evidences[0].observed.items():
         if len({weight[name].shape for weight in found}) > 1:

@@ -134,11 +134,11 @@ class Problem:
 
     def images(self, space: Space, z: Tensor) -> Tensor:
         """Return the images [S, N, *shape] of whole rows z, one for each start."""
-        return space.images(z[:, : space.size], torch.arange(len(z)))[0].detach()
+        return space.images(z[:, : space.size], torch.arange(len(z), device=z.device))[0].detach()
 
     def labels(self, space: Space, z: Tensor) -> Tensor:
         """Return the labels [S, N] int64 of whole rows z, one for each start."""
-        return self.unpacked(z[:, space.size :], torch.arange(len(z)))[0].argmax(-1)
+        return self.unpacked(z[:, space.size :], torch.arange(len(z), device=z.device))[0].argmax(-1)
 
 
 def _wide(unit: Tensor, like: Tensor) -> Tensor:
@@ -186,7 +186,8 @@ def rebuilt(problem: Problem, space: Space, found: Found) -> Rebuilt:
     """Return what a search found, victim by victim."""
 
     def chosen(z: Tensor, score: Tensor) -> Tensor:
-        best = score.view(-1, problem.tries).argmin(1) + torch.arange(0, len(score), problem.tries)
+        first = torch.arange(0, len(score), problem.tries, device=score.device)
+        best = score.view(-1, problem.tries).argmin(1) + first
         return problem.images(space, z)[best]
 
     def split(rows: Tensor) -> Tensor:

@@ -108,13 +108,17 @@ def batches(victims: Sequence[Victim]) -> list[list[int]]:
 
 
 def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
-    """Return fresh starts for victims of one of `batches`.
+    """Return fresh starts for victims of one of `batches`, where their evidence lies.
+
+    All that a search begins with is drawn on the CPU, so that one seed has one result on every device, and moved here:
+    whatever follows lies where its starts do.
 
     Labels are unknowns for all of them as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
     """
-    x = torch.stack([victim.image(start) for victim in victims]).to(dtype)
+    device = next(victim.evidence.device for victim in victims if victim.evidence is not None)
+    x = torch.stack([victim.image(start) for victim in victims]).to(device, dtype)
     known = [victim.labels(label) for victim in victims]
     given = [y for y in known if y is not None]
     joint = len(given) < len(victims)
-    y = torch.stack([victim.logits() for victim in victims] if joint else given).to(dtype)
+    y = torch.stack([victim.logits() for victim in victims] if joint else given).to(device, dtype)
     return Starts(x, y, joint)
