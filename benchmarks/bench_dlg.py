@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import os
-import runpy
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from torch.nn.functional import interpolate, one_hot
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
+from ppbench.attacks.reconstruction.dlg_reference import reference_dlg
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
@@ -41,8 +41,6 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
 
-# pytest imports this file without its folder on the path
-reference_dlg = runpy.run_path(str(Path(__file__).with_name("reference_dlg.py")))["reference_dlg"]
 VICTIMS = int(os.environ.get("PPBENCH_BENCH_VICTIMS", "20"))
 CLASSES = 100
 

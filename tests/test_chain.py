@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.matching import SimulatedObjective
+from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.search.matching import SimulatedObjective
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot

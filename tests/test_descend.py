@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.descend import Schedule, Value, descend
+from ppbench.attacks.reconstruction.search.descent import Schedule, Value, descend
 
 GOAL = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
 STEEP = torch.tensor([1.0, 10.0, 0.1])

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
-from ppbench.attacks.reconstruction.matching import ImagePrior, SimulatedObjective, Starts, match_gradients, objective
-from ppbench.attacks.reconstruction.search import Effort, search
+from ppbench.attacks.reconstruction.search.matching import (
+    ImagePrior,
+    SimulatedObjective,
+    Starts,
+    match_gradients,
+    objective,
+)
+from ppbench.attacks.reconstruction.search.restarts import Effort, search
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense

@@ -13,15 +13,20 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.attacks.reconstruction import affine
-from ppbench.attacks.reconstruction.affine import Convolution
 from ppbench.attacks.reconstruction.explained import layer, layers
+from ppbench.attacks.reconstruction.fastpath import affine
+from ppbench.attacks.reconstruction.fastpath.affine import Convolution
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses
 from ppbench.attacks.reconstruction.likelihood import Likelihood
-from ppbench.attacks.reconstruction.objectives import FastObjective, MappedObjective, SimulatedObjective, objective
-from ppbench.attacks.reconstruction.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.attacks.reconstruction.search.objectives import (
+    FastObjective,
+    MappedObjective,
+    SimulatedObjective,
+    objective,
+)
+from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params

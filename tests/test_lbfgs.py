@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.lbfgs import Memory, Settings, minimize
+from ppbench.attacks.reconstruction.search.lbfgs import Memory, Settings, minimize
 
 
 def quadratics(victims: int, size: int, condition: float = 1e3):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
-from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import Evidence, simulation

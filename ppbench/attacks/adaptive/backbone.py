@@ -3,8 +3,8 @@
 Whatever a client's secret loss on the features is, the backbone's gradient is sum_i J(x_i)^T w_i, with J the Jacobian
 of the features by the backbone's weights and w_i the total cotangent at the features of example i: CE plus secret head
 (SPN paper, Eq. 6). Taking w_i as an unknown makes the secret head irrelevant. The value and its gradient by (x, w) come
-from one forward, one backward and the two passes of the R-operator, as in `ppbench.attacks.reconstruction.chain`, with
-the cotangent fed in at the features; networks without that fast form take autograd's double backward.
+from one forward, one backward and the two passes of the R-operator, as in `reconstruction.fastpath.chain`, with the
+cotangent fed in at the features; networks without that fast form take autograd's double backward.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.chain import backward_tangent, compile_chain, forward_tangent, residual, target
-from ppbench.attacks.reconstruction.layers import Affine, Direction, Memo, Step
+from ppbench.attacks.reconstruction.fastpath.chain import (
+    backward_tangent,
+    compile_chain,
+    forward_tangent,
+    residual,
+    target,
+)
+from ppbench.attacks.reconstruction.fastpath.layers import Affine, Direction, Memo, Step
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 

@@ -13,9 +13,9 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.adaptive.baffle_labels import sketched_labels
 from ppbench.attacks.adaptive.baffle_sketch import sketch_evidence, sketches
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
-from ppbench.attacks.reconstruction.matching import ImagePrior
-from ppbench.attacks.reconstruction.search import Effort
-from ppbench.attacks.reconstruction.starts import Label
+from ppbench.attacks.reconstruction.search.matching import ImagePrior
+from ppbench.attacks.reconstruction.search.restarts import Effort
+from ppbench.attacks.reconstruction.search.starts import Label
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View

@@ -13,8 +13,8 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.dlg import DLG
-from ppbench.attacks.reconstruction.lbfgs import Settings
-from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Starts, match_gradients, usable
+from ppbench.attacks.reconstruction.search.lbfgs import Settings
+from ppbench.attacks.reconstruction.search.matching import ImagePrior, Matches, Starts, match_gradients, usable
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout

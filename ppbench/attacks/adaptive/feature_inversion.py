@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.attacks.adaptive.backbone import BackboneObjective, backbone_objective
-from ppbench.attacks.reconstruction.lbfgs import Settings, minimize
+from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 

@@ -25,7 +25,7 @@ from ppbench.attacks.adaptive.fedpc_pilot import (
 from ppbench.attacks.adaptive.fedpc_ternary import gain_of, ternary_evidence
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.rows import first_layer
-from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan

@@ -1,5 +1,5 @@
 """Attacks that rebuild inputs from updates.
 
-`dlg` is the attack; `search` and `match_gradients` are what other attacks call with evidence of their own; `chain` is
-the fast gradient of the matching loss, `lbfgs` the optimizer.
+`dlg` is where to begin, with the plain loop that it is tested against (`dlg_reference`). `search` holds what is searched
+and the two minimizers, `fastpath` a faster gradient of the matching loss for plain chains of layers.
 """

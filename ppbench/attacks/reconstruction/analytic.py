@@ -20,7 +20,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.label.recovery import read_labels
 from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
 from ppbench.attacks.reconstruction.scale import EXPLAINED, Match, Mismatch, best_label, best_scale
-from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.reconstruction.lbfgs import Settings
-from ppbench.attacks.reconstruction.matching import Matches, Prior
-from ppbench.attacks.reconstruction.search import Effort, search
-from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw, posed
+from ppbench.attacks.reconstruction.search.lbfgs import Settings
+from ppbench.attacks.reconstruction.search.matching import Matches, Prior
+from ppbench.attacks.reconstruction.search.restarts import Effort, search
+from ppbench.attacks.reconstruction.search.starts import Label, Start, Victim, batches, draw, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan

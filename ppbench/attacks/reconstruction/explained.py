@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.attacks.reconstruction.starts import Start, Victim
+from ppbench.attacks.reconstruction.search.starts import Start, Victim
 from ppbench.federation.evidence import Evidence
 
 FLOOR = 1e-4

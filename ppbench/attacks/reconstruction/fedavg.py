@@ -18,9 +18,9 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
-from ppbench.attacks.reconstruction.matching import ImagePrior, Matches, Prior, match_gradients
-from ppbench.attacks.reconstruction.search import merged
-from ppbench.attacks.reconstruction.starts import Label, Victim
+from ppbench.attacks.reconstruction.search.matching import ImagePrior, Matches, Prior, match_gradients
+from ppbench.attacks.reconstruction.search.restarts import merged
+from ppbench.attacks.reconstruction.search.starts import Label, Victim
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
 from ppbench.attacks.reconstruction.generator.stages import Story, searched
@@ -30,8 +29,9 @@ from ppbench.attacks.reconstruction.generator.store import Generator, check_apar
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import known, pixels
-from ppbench.attacks.reconstruction.problem import Space
-from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.attacks.reconstruction.search.descent import Schedule
+from ppbench.attacks.reconstruction.search.problem import Space
+from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View

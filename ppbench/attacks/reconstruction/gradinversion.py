@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.inversion import Inversion
-from ppbench.attacks.reconstruction.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ppbench.adversary.attack import Attack
-from ppbench.attacks.reconstruction.descend import Schedule
 from ppbench.attacks.reconstruction.inversion import Inversion
+from ppbench.attacks.reconstruction.search.descent import Schedule
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 

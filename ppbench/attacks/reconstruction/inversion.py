@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.reconstruction.descend import Schedule
-from ppbench.attacks.reconstruction.matching import Starts, groups
-from ppbench.attacks.reconstruction.objectives import objective
-from ppbench.attacks.reconstruction.priors import Penalty, Sum, TotalVariation
-from ppbench.attacks.reconstruction.problem import Pixels as Pixels
-from ppbench.attacks.reconstruction.problem import Problem as Problem
-from ppbench.attacks.reconstruction.problem import Pull as Pull
-from ppbench.attacks.reconstruction.problem import Rebuilt as Rebuilt
-from ppbench.attacks.reconstruction.problem import Space as Space
-from ppbench.attacks.reconstruction.problem import rebuilt as rebuilt
-from ppbench.attacks.reconstruction.starts import Label, Start, Victim, batches, draw, posed
+from ppbench.attacks.reconstruction.search.descent import Schedule
+from ppbench.attacks.reconstruction.search.matching import Starts, groups
+from ppbench.attacks.reconstruction.search.objectives import objective
+from ppbench.attacks.reconstruction.search.priors import Penalty, Sum, TotalVariation
+from ppbench.attacks.reconstruction.search.problem import Pixels as Pixels
+from ppbench.attacks.reconstruction.search.problem import Problem as Problem
+from ppbench.attacks.reconstruction.search.problem import Pull as Pull
+from ppbench.attacks.reconstruction.search.problem import Rebuilt as Rebuilt
+from ppbench.attacks.reconstruction.search.problem import Space as Space
+from ppbench.attacks.reconstruction.search.problem import rebuilt as rebuilt
+from ppbench.attacks.reconstruction.search.starts import Label, Start, Victim, batches, draw, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan

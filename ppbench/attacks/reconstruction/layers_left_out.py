@@ -20,7 +20,7 @@ from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.explained import explained, layers, masked, tried_labels
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Problem, Space, known, marks, pixels, rebuilt
-from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import Evidence
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.explained import tried_labels
 from ppbench.attacks.reconstruction.inversion import Inversion, known, marks, pixels, rebuilt
-from ppbench.attacks.reconstruction.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.plan import Noise

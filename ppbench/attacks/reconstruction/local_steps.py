@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.objectives import Mappable
+from ppbench.attacks.reconstruction.search.objectives import Mappable
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, tree_map
 from ppbench.federation.evidence import Evidence, Simulate, as_gradient, simulation

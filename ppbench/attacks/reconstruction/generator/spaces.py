@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from ppbench.attacks.reconstruction.generator.net import Decoder
-from ppbench.attacks.reconstruction.problem import Pull
+from ppbench.attacks.reconstruction.search.problem import Pull
 from ppbench.federation.optim import Layout
 
 

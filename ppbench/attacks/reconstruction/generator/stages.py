@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.descend import Found, Schedule, Value, descend
 from ppbench.attacks.reconstruction.inversion import marks
-from ppbench.attacks.reconstruction.problem import Problem, Rebuilt, Space
+from ppbench.attacks.reconstruction.search.descent import Found, Schedule, Value, descend
+from ppbench.attacks.reconstruction.search.problem import Problem, Rebuilt, Space
 
 
 def searched(problem: Problem, space: Space, z: Tensor, schedule: Schedule, spread: float = 0.0) -> Found:

@@ -1,6 +1,6 @@
 """The gradient-matching loss and its gradient without a double-backward graph, for plain chains of layers.
 
-D(g(x, y)) of a simulated gradient g has the gradient of the scalar <g(x, y), r> with r = dD/dg held fixed (`compare`:
+D(g(x, y)) of a simulated gradient g has the gradient of the scalar <g(x, y), r> with r = dD/dg held fixed (`distances`:
 for squared distances 2 w (g - g*), for the cosine a combination of g and g*). That scalar is the derivative of the
 training loss along r in weight space, so one forward, one backward and the two passes of the R-operator (Pearlmutter
 1994) give it: about four passes, for many victims in one set of matrix products.
@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.compare import Target, absolute, cosine, gap
-from ppbench.attacks.reconstruction.compare import residual as residual
-from ppbench.attacks.reconstruction.compare import target as target
-from ppbench.attacks.reconstruction.layers import (
+from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap
+from ppbench.attacks.reconstruction.fastpath.distances import residual as residual
+from ppbench.attacks.reconstruction.fastpath.distances import target as target
+from ppbench.attacks.reconstruction.fastpath.layers import (
     Activation,
     Affine,
     AveragePool,
@@ -123,7 +123,7 @@ class ChainObjective:
         steps: what `compile_chain` returned.
         loss: name of the training loss.
         observed: the victims' observed gradients, V of them.
-        weights: their precisions, V of them, or None; see `compare.target`.
+        weights: their precisions, V of them, or None; see `distances.target`.
         batch: examples B of each victim.
         measure: "squares", "absolute" or "cosine".
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.reconstruction.matching import Starts, usable
+from ppbench.attacks.reconstruction.search.matching import Starts, usable
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 

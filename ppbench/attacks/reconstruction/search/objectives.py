@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ppbench.attacks.reconstruction.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.evidence import Mappable as Mappable

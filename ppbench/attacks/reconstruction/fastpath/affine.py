@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Full, Memo, Outer, kept
 
 SLICED = 16_384
 """Numbers in one place of the kernel, over all images, from which `Convolution.fold` sums slices: up to 7 times as fast

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.lbfgs import Function, Reason, Settings, minimize
-from ppbench.attacks.reconstruction.objectives import Mappable, Objective, objective
-from ppbench.attacks.reconstruction.objectives import SimulatedObjective as SimulatedObjective
+from ppbench.attacks.reconstruction.search.lbfgs import Function, Reason, Settings, minimize
+from ppbench.attacks.reconstruction.search.objectives import Mappable, Objective, objective
+from ppbench.attacks.reconstruction.search.objectives import SimulatedObjective as SimulatedObjective
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 

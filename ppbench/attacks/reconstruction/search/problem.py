@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.descend import Evaluate, Found, Schedule, Value, descend
-from ppbench.attacks.reconstruction.matching import LOGIT, Starts
-from ppbench.attacks.reconstruction.objectives import Objective
-from ppbench.attacks.reconstruction.priors import Penalty
+from ppbench.attacks.reconstruction.search.descent import Evaluate, Found, Schedule, Value, descend
+from ppbench.attacks.reconstruction.search.matching import LOGIT, Starts
+from ppbench.attacks.reconstruction.search.objectives import Objective
+from ppbench.attacks.reconstruction.search.priors import Penalty
 
 Pull = Callable[[Tensor], Tensor]
 """Slopes by images [S, N, *shape] to slopes by what is searched [S, n]."""

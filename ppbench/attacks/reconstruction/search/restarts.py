@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.lbfgs import Settings
-from ppbench.attacks.reconstruction.matching import Matches, Prior, Starts, match_gradients
+from ppbench.attacks.reconstruction.search.lbfgs import Settings
+from ppbench.attacks.reconstruction.search.matching import Matches, Prior, Starts, match_gradients
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 

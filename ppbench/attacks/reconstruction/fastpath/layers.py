@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.affine import Affine, Convolution, Dense
-from ppbench.attacks.reconstruction.passes import Direction, Full, Memo, Outer, kept
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Dense
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Full, Memo, Outer, kept
 
 __all__ = [
     "Activation",

@@ -1,0 +1,1 @@
+"""What reconstruction attacks search: starts, the problem that rows of numbers have to solve, and two minimizers."""
