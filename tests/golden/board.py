@@ -16,15 +16,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ppbench.report.page.board import claimed, outcomes_of
-from ppbench.report.page.boards import boards
-from ppbench.report.claims.page import page
-from ppbench.report.page.evaluations import concluded, judged
-from ppbench.report.page.table import csv_text
-from ppbench.report.page.worst import worst_csv
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
+from ppbench.report.claims.page import page
+from ppbench.report.page.board import claimed, outcomes_of
+from ppbench.report.page.boards import boards
+from ppbench.report.page.evaluations import concluded, judged
+from ppbench.report.page.table import csv_text
+from ppbench.report.page.worst import worst_csv
 
 HERE = Path(__file__).parent
 BOARD = HERE.parents[1] / "leaderboards" / "results" / "digits-quick"
