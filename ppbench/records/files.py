@@ -5,8 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import socket
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from ppbench.base.errors import Unwritable
 
@@ -38,6 +43,37 @@ def write_atomic(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as cause:
         raise unwritable(path, len(data), cause) from cause
+
+
+def publish_folder(home: Path, prefix: str, write: Callable[[Path], None]) -> None:
+    """Make the folder `home` with what `write` puts into it: whole or not at all.
+
+    Of two processes that make the same at once, the first one's stays: equal work gives equal files. What lies at
+    `home` before is taken for damaged, or it would have been used, and goes.
+
+    Args:
+        home: the folder; its parents are made.
+        prefix: how drafts in its parent are named, so that what a killed process leaves is known.
+        write: fills a folder; called once.
+
+    Raises:
+        Unwritable: no space left, or the folder cannot be written; no draft is left behind.
+    """
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=prefix, dir=home.parent))
+        try:
+            write(draft)
+            shutil.rmtree(home, ignore_errors=True)
+            draft.rename(home)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except SafetensorError as cause:  # what safetensors makes of a full disk
+        raise unwritable(home, 0, OSError(errno.ENOSPC, str(cause))) from cause
+    except OSError as cause:
+        if cause.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process was faster with the same
+            return
+        raise unwritable(home, 0, cause) from cause
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from ppbench import __version__
 from ppbench.base.errors import UsageError
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.records.files import publish_folder, write_atomic
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
@@ -113,27 +109,13 @@ def train(
 
 
 def _keep(fed: Federation, result: Trained, home: Path) -> None:
-    """Write a finished training to `home`, whole or not at all; `trained.json` comes last.
+    """Write a finished training to `home`; `trained.json` comes last. Raises UsageError where it cannot be written."""
 
-    Raises:
-        UsageError: no space left, or the folder cannot be written.
-    """
-    try:
-        home.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".training-", dir=home.parent))
-        try:
-            fed.save(draft)
-            write_atomic(draft / "trained.json", result.model_dump_json().encode())
-            shutil.rmtree(home, ignore_errors=True)  # a damaged one; a good one was returned before
-            draft.rename(home)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    except SafetensorError as cause:
-        raise unwritable(home, 0, OSError(errno.ENOSPC, str(cause))) from cause
-    except OSError as cause:
-        if cause.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run on this folder was faster with the same
-            return
-        raise unwritable(home, 0, cause) from cause
+    def write(draft: Path) -> None:
+        fed.save(draft)
+        write_atomic(draft / "trained.json", result.model_dump_json().encode())
+
+    publish_folder(home, ".training-", write)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -32,7 +30,7 @@ from ppbench.base.tree import nbytes
 from ppbench.federation.client_map import choose
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.wire import session_of
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.records.files import publish_folder, write_atomic
 from ppbench.records.schema import Strict
 from ppbench.run.audit.population import Population, needs_level, populate
 from ppbench.run.audit.rounds import Recorder
@@ -203,21 +201,14 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
 
 def _keep(audit: Audit, recorder: Recorder, target: Target) -> None:
     """Write the finished target, whole or not at all. Raises UsageError where it cannot be written."""
-    home = audit.target_folder
-    try:
-        audit.home.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".target-", dir=audit.home))
-        try:
-            recorder.federation.save(draft)
-            if not target.trained.diverged:
-                recorder.save(draft / "rounds.safetensors")
-            write_atomic(draft / "target.json", target.model_dump_json().encode())
-            shutil.rmtree(home, ignore_errors=True)
-            draft.rename(home)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    except (OSError, SafetensorError) as cause:
-        raise unwritable(home, 0, cause if isinstance(cause, OSError) else OSError(str(cause))) from cause
+
+    def write(draft: Path) -> None:
+        recorder.federation.save(draft)
+        if not target.trained.diverged:
+            recorder.save(draft / "rounds.safetensors")
+        write_atomic(draft / "target.json", target.model_dump_json().encode())
+
+    publish_folder(audit.target_folder, ".target-", write)
 
 
 def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
