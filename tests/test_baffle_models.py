@@ -7,7 +7,7 @@ import torch
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
-from ppbench.defenses.feng2023 import claims
+from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.plan import Plan
 from ppbench.nets.net import Option, build, initial, net_spec
 from ppbench.run.choice import make_defense
@@ -83,7 +83,7 @@ def test_group_normalization_looks_at_one_example_and_batch_normalization_does_n
 
 
 def test_claims_name_parameters_and_networks_that_exist() -> None:
-    found = claims()
+    found = Baffle.claimed
     accuracies = [c for c in found if c.metric.startswith("accuracy") and c.value is not None]
     assert len(accuracies) == 6 * 7 + 4 * 3 + 5
     for claim in found:

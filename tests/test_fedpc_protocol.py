@@ -16,7 +16,6 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves
-from ppbench.defenses.cao2022 import saving
 from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc.evidence import pilots, signs, uploads
 from ppbench.defenses.fedpc.masks import word
@@ -217,6 +216,11 @@ def test_bytes_are_those_of_eq_8(build, clients):
     spent = (run.wire.up + run.wire.down - run.setup_up) / 2 - 5 * clients
     # count is no multiple of 4: the last byte of a ternary is not full
     assert saving(clients) == pytest.approx(1 - spent / whole, abs=clients / whole)
+
+
+def saving(clients: int) -> float:
+    """Return the share of FedAvg's bytes, both ways, that a round saves (Eq. 8)."""
+    return 1 - (clients + 1 + (clients - 1) / 16) / (2 * clients)
 
 
 def test_savings_are_the_papers_figures():

@@ -391,7 +391,7 @@ def test_gamma_is_positive_and_negative_by_class():
 def agreed(graph: Tensor, plan: Plan) -> list[secagg.Keys]:
     """Return every client's keys after set-up on `graph`."""
     keys = [secagg.new_keys(context(plan, c, seed=100 + c, round_=0)) for c in range(len(graph))]
-    public = torch.stack([secagg.announce(k, 1).public for k in keys])
+    public = torch.stack([secagg.announce(k.private, 1).public for k in keys])
     roster = secagg.Roster(torch.ones(len(graph), dtype=torch.int64), public, graph)
     return [secagg.agree(k, c, roster) for c, k in enumerate(keys)]
 

@@ -35,7 +35,7 @@ def agreed(graph: Tensor, seed: int = 0) -> tuple[list[secagg.Keys], secagg.Rost
     coroutine = secagg.setup(context(-1), server, range(clients), graph)
     hello = next(coroutine)
     assert all(isinstance(message, Hello) for message in hello.out.values())
-    step = coroutine.send({c: secagg.announce(keys[c], 10 + c) for c in reversed(range(clients))})
+    step = coroutine.send({c: secagg.announce(keys[c].private, 10 + c) for c in reversed(range(clients))})
     roster = step.out[0]
     assert set(step.out) == set(range(clients)) and torch.equal(roster.graph, graph)
     with pytest.raises(StopIteration) as stop:
@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(bad: float, share: float) 
 
 def test_bytes_of_a_set_up_and_what_the_roster_tells() -> None:
     keys, roster = agreed(ring(6))
-    assert nbytes(secagg.announce(keys[0], 7)) == 8 + 32
+    assert nbytes(secagg.announce(keys[0].private, 7)) == 8 + 32
     assert nbytes(roster) == 6 * (8 + 32) + 36
     assert len({tuple(p.tolist()) for p in roster.public}) == 6
     private = [tuple(k.private.tolist()) for k in keys]
@@ -254,7 +254,7 @@ def answered(answers: dict[int, object]) -> None:
 
 
 def test_a_set_up_without_everybodys_key_is_refused_by_name() -> None:
-    good = {c: secagg.announce(secagg.new_keys(context(c)), 5) for c in range(3)}
+    good = {c: secagg.announce(secagg.new_private(context(c)), 5) for c in range(3)}
     answered(dict(good))
     with pytest.raises(ProtocolError, match=r"^Client 1 did not answer set-up"):
         answered({c: good[c] for c in (0, 2)})

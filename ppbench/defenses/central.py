@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node, tree_map
-from ppbench.defenses.cao2022 import PAPER, claims
+from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared
 from ppbench.federation.batching import all_at_once, shuffled
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server
@@ -20,6 +20,8 @@ from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
+
+CAO2022 = paper("cao2022")
 
 
 @node
@@ -40,8 +42,8 @@ class Central(Defense):
     """
 
     name: ClassVar[str] = "central"
-    paper: ClassVar[str] = PAPER
-    claimed: ClassVar[tuple[Claim, ...]] = claims("central")
+    paper: ClassVar[str] = CAO2022.citation
+    claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("central")
     epsilon_reason: ClassVar[str] = "clients hand their examples to the server"
 
     def init_server(self, ctx: Context, params: Params) -> Server:

@@ -10,9 +10,11 @@ from typing import ClassVar, Literal
 import torch
 
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.fan2020 import PAPER, claims
+from ppbench.defenses.claims import paper
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.plan import Batch, Noise, Plan
+
+FAN2020 = paper("fan2020")
 
 
 def laplace(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -39,8 +41,8 @@ class DP(Defense):
         "quick": (1e-4, 0.01, 0.1),
         "paper": (1e-4, 1e-3, 0.01, 0.1, 0.5),
     }
-    paper: ClassVar[str] = PAPER
-    claimed: ClassVar[tuple[Claim, ...]] = claims("dp")
+    paper: ClassVar[str] = FAN2020.citation
+    claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("dp")
     epsilon_reason: ClassVar[str] = "gradients are not clipped, so their sensitivity has no bound"
 
     def check(self, plan: Plan) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ppbench.defenses.cao2022 import claims
+from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared
 from ppbench.federation.contract import Claim, Context, Defense, Round, Server
 from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
+
+CAO2022 = paper("cao2022")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Phong(Defense):
         "Phong and Phuong, Privacy-Preserving Deep Learning via Weight Transmission, IEEE Transactions on Information "
         "Forensics and Security 14(11), 2019"
     )
-    claimed: ClassVar[tuple[Claim, ...]] = claims("phong")
+    claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("phong")
     epsilon_reason: ClassVar[str] = "the server relays every client's model as it is"
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:

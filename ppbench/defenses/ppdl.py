@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.fan2020 import PAPER, claims
+from ppbench.defenses.claims import paper
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
+
+FAN2020 = paper("fan2020")
 
 
 @node
@@ -62,8 +64,8 @@ class PPDL(Defense):
         "quick": (0.0, 1e-3, 0.01),
         "paper": (1e-4, 1e-3, 0.01, 0.1, 0.5),
     }
-    paper: ClassVar[str] = PAPER
-    claimed: ClassVar[tuple[Claim, ...]] = claims("ppdl")
+    paper: ClassVar[str] = FAN2020.citation
+    claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("ppdl")
     epsilon_reason: ClassVar[str] = "which entries are sent depends on the data, and the sent ones are not clipped"
 
     def check(self, plan: Plan) -> None:

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.fan2020 import PAPER, claims
+from ppbench.defenses.claims import paper
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
+
+FAN2020 = paper("fan2020")
 
 
 @node
@@ -55,8 +57,8 @@ class SPN(Defense):
         "quick": (0.01, 0.1, 0.5),
         "paper": (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5),
     }
-    paper: ClassVar[str] = PAPER
-    claimed: ClassVar[tuple[Claim, ...]] = claims("spn")
+    paper: ClassVar[str] = FAN2020.citation
+    claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("spn")
 
     def check(self, plan: Plan) -> None:
         """Refuse a negative alpha2, no bits, and a loss that is no cross-entropy."""

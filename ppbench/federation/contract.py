@@ -24,6 +24,7 @@ from ppbench.federation.messages import Hello, Join, Model, Update, count_of
 from ppbench.federation.optim import Layout
 from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Batch, Data, Noise, Plan
+from ppbench.federation.plan import Context as Context
 from ppbench.federation.view import View
 
 
@@ -49,26 +50,6 @@ class Job:
     lr: Tensor
     own: Tree
     noise: Tree
-
-
-@dataclass(frozen=True)
-class Context:
-    """All that a party has at hand beside its state: the plan, where we are, and its own randomness.
-
-    Attributes:
-        plan: the public plan.
-        round: round number; 0 at set-up.
-        session: "real", or of a fork ("probe-K", "observed", "cost"); derive masks from it, or a fork re-uses the real
-            round's stream.
-        party: client index, or SERVER.
-        generator: draws for this party in this step only.
-    """
-
-    plan: Plan
-    round: int
-    session: str
-    party: int
-    generator: torch.Generator
 
 
 @dataclass(frozen=True)
@@ -190,13 +171,13 @@ class Defense:
         mean = torch.zeros_like(layout.pack(server.params))
         for weight, (client, upload) in zip(self.weights(server, list(uploads)), uploads.items(), strict=True):
             try:
-                mean = mean + weight * layout.pack(self.decoded(ctx, server, upload))
+                mean = mean + weight * layout.pack(self.decoded(ctx, server, client, upload))
             except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
                 raise ProtocolError(f"Client {client} sent an upload that cannot be decoded: {cause}") from cause
         return self.stepped(ctx, server, layout.unpack(mean))
 
-    def decoded(self, ctx: Context, server: Server, upload: Tree) -> Params:
-        """Return the update that the server makes of one upload. Default: `decode`, which needs no secret."""
+    def decoded(self, ctx: Context, server: Server, client: int, upload: Tree) -> Params:
+        """Return the update that the server makes of `client`'s upload; its evidence too. Default: `decode`."""
         return self.decode(upload, server.params)
 
     def stepped(self, ctx: Context, server: Server, update: Params) -> Server:

@@ -7,8 +7,9 @@ import torch
 from ppbench.base.tree import Params, tree_map
 from ppbench.federation.evidence import Evidence, Simulate, as_gradient, simulation
 from ppbench.federation.messages import Model
-from ppbench.federation.view import View
-from ppbench.federation.wire import Slot
+from ppbench.federation.plan import Context
+from ppbench.federation.view import Exchange, View
+from ppbench.federation.wire import SERVER, Slot, session_of
 
 
 def plain_evidence(view: View) -> list[Evidence]:
@@ -32,10 +33,19 @@ def plain_evidence(view: View) -> list[Evidence]:
         if simulate is None:
             simulate = simulation(view.plan, params)
             shared.append((params, simulate))
-        change, divisor = view.defense.decode(exchange.answer, params), as_gradient(view.plan, exchange.round)
+        change, divisor = _update(view, exchange, params), as_gradient(view.plan, exchange.round)
         observed = change if divisor == 1 else tree_map(lambda value, d=divisor: value / d, change)  # type: ignore[misc]
         found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params)
     return list(found.values())
+
+
+def _update(view: View, exchange: Exchange, params: Params) -> Params:
+    """Return the update that an upload stands for: to the server what it decodes with its secrets of that step."""
+    server = view.state_at(exchange) if view.party == SERVER else None
+    if server is None:
+        return view.defense.decode(exchange.answer, params)
+    ctx = Context(view.plan, exchange.round, session_of(exchange.slot.probe), SERVER, torch.Generator())
+    return view.defense.decoded(ctx, server, exchange.slot.client, exchange.answer)
 
 
 def _difference_evidence(view: View) -> list[Evidence]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, node
@@ -103,3 +104,23 @@ class Plan:
     def objective(self, params: Params, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         """Return the weighted mean loss (scalar) of x [B, *shape], y [B, C] with weights w [B]."""
         return (w * self.example_loss(self.net(params, x), y)).sum() / w.sum().clamp(min=1e-12)
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a party has at hand beside its state: the plan, where we are, and its own randomness.
+
+    Attributes:
+        plan: the public plan.
+        round: round number; 0 at set-up.
+        session: "real", or of a fork ("probe-K", "observed", "cost"); derive masks from it, or a fork re-uses the real
+            round's stream.
+        party: client index, or SERVER.
+        generator: draws for this party in this step only.
+    """
+
+    plan: Plan
+    round: int
+    session: str
+    party: int
+    generator: torch.Generator

@@ -62,9 +62,39 @@ def _words(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
+def new_private(ctx: Context) -> Tensor:
+    """Return a party's X25519 private key, [32] uint8, drawn from its generator."""
+    return torch.randint(0, 256, (32,), generator=ctx.generator).to(torch.uint8)
+
+
+def public_of(private: Tensor) -> Tensor:
+    """Return the public key [32] uint8 of a private one."""
+    return _words(X25519PrivateKey.from_private_bytes(_bytes(private)).public_key().public_bytes_raw())
+
+
+def agreed(private: Tensor, public: Tensor, sender: str) -> Tensor:
+    """Return the secret [32] uint8 that two parties share, from one's private and the other's public key.
+
+    Raises:
+        ProtocolError: the public key, which `sender` sent, is no point of the curve's large group.
+    """
+    own = X25519PrivateKey.from_private_bytes(_bytes(private))
+    try:
+        return _words(own.exchange(X25519PublicKey.from_public_bytes(_bytes(public))))
+    except ValueError as cause:
+        raise ProtocolError(f"{sender} sent a public key that gives no shared secret: {cause}.") from cause
+
+
+def expanded(secret: Tensor, info: str, words: int) -> Tensor:
+    """Return `words` uniform int64 of a shared secret [32] uint8, other ones for every `info`."""
+    key = HKDF(SHA256(), 32, None, info.encode()).derive(_bytes(secret))
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return torch.frombuffer(bytearray(cipher.update(bytes(8 * words))), dtype=torch.int64)
+
+
 def new_keys(ctx: Context) -> Keys:
     """Return a client's key pair, drawn from its generator."""
-    private = torch.randint(0, 256, (32,), generator=ctx.generator).to(torch.uint8)
+    private = new_private(ctx)
     none = torch.zeros(0, dtype=torch.int64)
     return Keys(private, torch.zeros(0, 32, dtype=torch.uint8), torch.zeros(0, 0, dtype=torch.bool), none)
 
@@ -78,6 +108,18 @@ def setup(
         ProtocolError: a client answers with something else.
     """
     answers = yield Step(server, dict.fromkeys(cohort, Hello()))
+    counts, public = announced(cohort, answers)
+    server = Server(server.params, server.opt, counts, server.own)
+    yield Step(server, dict.fromkeys(cohort, Roster(counts, public, graph)))
+    return server
+
+
+def announced(cohort: Sequence[int], answers: Mapping[int, Tree]) -> tuple[Tensor, Tensor]:
+    """Return the cohort's numbers of examples [N] int64 and public keys [N, 32] uint8, by client.
+
+    Raises:
+        ProtocolError: a client did not answer, or with something else.
+    """
     for client, answer in answers.items():
         if not isinstance(answer, Announce):
             raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Announce.")
@@ -88,16 +130,12 @@ def setup(
     if missing:
         raise ProtocolError(f"Client {missing[0]} did not answer set-up; masks need everybody's public key.")
     counts = torch.stack([count_of(c, answers[c].count) for c in sorted(answers)])
-    public = torch.stack([answers[c].public for c in sorted(answers)])
-    server = Server(server.params, server.opt, counts, server.own)
-    yield Step(server, dict.fromkeys(cohort, Roster(counts, public, graph)))
-    return server
+    return counts, torch.stack([answers[c].public for c in sorted(answers)])
 
 
-def announce(me: Keys, count: int) -> Announce:
-    """Return a client's answer to Hello."""
-    public = X25519PrivateKey.from_private_bytes(_bytes(me.private)).public_key().public_bytes_raw()
-    return Announce(torch.tensor(count), _words(public))
+def announce(private: Tensor, count: int) -> Announce:
+    """Return a client's answer at set-up."""
+    return Announce(torch.tensor(count), public_of(private))
 
 
 def agree(me: Keys, party: int, roster: Roster) -> Keys:
@@ -106,21 +144,16 @@ def agree(me: Keys, party: int, roster: Roster) -> Keys:
     Raises:
         ProtocolError: a public key that is no point of the curve's large group.
     """
-    private = X25519PrivateKey.from_private_bytes(_bytes(me.private))
     shared = torch.zeros(len(roster.public), 32, dtype=torch.uint8)
     for other in roster.graph[party].nonzero().flatten().tolist():
-        try:
-            secret = private.exchange(X25519PublicKey.from_public_bytes(_bytes(roster.public[other])))
-        except ValueError as cause:
-            raise ProtocolError(f"Client {other} sent a public key that gives no shared secret: {cause}.") from cause
-        shared[other] = _words(secret)
+        shared[other] = agreed(me.private, roster.public[other], f"Client {other}")
     return Keys(me.private, shared, roster.graph, roster.counts)
 
 
 def answered(ctx: Context, me: Keys, message: Tree, data: Data) -> tuple[Keys, Tree | None] | None:
     """Return a client's new state and its answer to a message of set-up, or None for any other message."""
     if isinstance(message, Hello):
-        return me, announce(me, len(data.x))
+        return me, announce(me.private, len(data.x))
     if isinstance(message, Roster):
         return agree(me, ctx.party, message), None
     return None
@@ -132,10 +165,7 @@ def stream(me: Keys, ctx: Context, other: int, purpose: str, words: int) -> Tens
     The session is part of the derivation: a probe must not use a real round's masks again.
     """
     low, high = sorted((ctx.party, other))
-    info = f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}".encode()
-    key = HKDF(SHA256(), 32, None, info).derive(_bytes(me.shared[other]))
-    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return torch.frombuffer(bytearray(cipher.update(bytes(8 * words))), dtype=torch.int64)
+    return expanded(me.shared[other], f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}", words)
 
 
 def neighbors(me: Keys, party: int) -> list[int]:

@@ -17,7 +17,7 @@ from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Data, Noise, Plan
+from ppbench.federation.plan import Context, Data, Noise, Plan
 from ppbench.federation.wire import SERVER, Envelope, Slot
 
 THREATS = {
@@ -44,6 +44,9 @@ class Mechanism(Protocol):
 
     def decode(self, upload: Tree, like: Params) -> Params:
         """Return an upload as parameters shaped as `like`."""
+
+    def decoded(self, ctx: Context, server: Any, client: int, upload: Tree) -> Params:
+        """Return the update that the server makes of one client's upload, with the secrets of its state."""
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the public law of the noise on an upload."""

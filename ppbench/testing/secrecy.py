@@ -13,6 +13,7 @@ from ppbench.base.registry import load
 from ppbench.base.tree import Tree, leaves
 from ppbench.federation import secagg
 from ppbench.federation.engine import Federation
+from ppbench.federation.shared_keys import SharedKeys
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER
 from ppbench.testing.findings import NotAsked
@@ -23,22 +24,28 @@ READER = "idlg"
 
 
 def secrets_of(state: Tree, known_to: int | None) -> Iterator[Tensor]:
-    """Yield what a client's state hides from others, and from client `known_to`: not the public parts of its keys."""
+    """Yield what a client's state hides from others, and from party `known_to`: not the public parts of its keys."""
     if isinstance(state, secagg.Keys):
         yield state.private[None]
         others = [c for c in range(len(state.shared)) if c != known_to and bool(state.shared[c].any())]
         yield state.shared[others]
+    elif isinstance(state, SharedKeys):
+        yield state.private[None]
+        if known_to != SERVER:
+            yield state.shared[None]
     elif isinstance(state, Tensor):
         yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from secrets_of(value, known_to)
-    elif isinstance(state, tuple | list):
-        for value in state:
-            yield from secrets_of(value, known_to)
-    elif hasattr(state, "__dataclass_fields__"):
-        for name in state.__dataclass_fields__:
-            yield from secrets_of(getattr(state, name), known_to)
+    else:
+        for part in _parts(state):
+            yield from secrets_of(part, known_to)
+
+
+def _parts(state: Tree) -> list[Tree]:
+    if isinstance(state, dict):
+        return list(state.values())
+    if isinstance(state, tuple | list):
+        return list(state)
+    return [getattr(state, name) for name in getattr(state, "__dataclass_fields__", ())]
 
 
 def telling(secret: Tensor) -> bool:
@@ -78,7 +85,7 @@ def no_view_reaches_a_secret(trial: Trial, threat: str, after: int = 0) -> Itera
     view = transcript.view(threat, own=victims.own)
     if not leaves([letter.message for letter in view.mail]):
         raise NotAsked(f"the view of {threat} holds no message that could be looked into")
-    curious = 0 if threat == "client/1" else None
+    curious = {"client/1": 0, "server/1": SERVER}.get(threat)
     held = (view, view.defense.evidence(view), victims.challenges())
     found = leaks(held, [data.x for slot, data in victims.data.items() if slot.client != curious])
     if found:

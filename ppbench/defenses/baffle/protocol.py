@@ -16,7 +16,7 @@ from ppbench.defenses.baffle.estimator import Scheme, differences, slope, stein,
 from ppbench.defenses.baffle.evidence import estimated_evidence, summed_evidence
 from ppbench.defenses.baffle.masks import RINGS, Masks, masked, peeled, unmasked
 from ppbench.defenses.baffle.messages import Differences, Evaluate, Own, flat, numbers_of
-from ppbench.defenses.feng2023 import PAPER, claims
+from ppbench.defenses.claims import paper
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, at
 from ppbench.federation.evidence import as_gradient
@@ -27,6 +27,8 @@ from ppbench.federation.plan import Batch, Data, Plan
 if TYPE_CHECKING:
     from ppbench.federation.evidence import Evidence
     from ppbench.federation.view import Exchange, View
+
+FENG2023 = paper("feng2023")
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -82,9 +84,9 @@ class Baffle(Defense):
         "quick": (10.0, 64.0, 300.0),
         "paper": (100.0, 200.0, 500.0, 1000.0, 5000.0),
     }
-    paper: ClassVar[str] = PAPER
+    paper: ClassVar[str] = FENG2023.citation
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": SETTING, "paper": SETTING}
-    claimed: ClassVar[tuple[Claim, ...]] = claims()
+    claimed: ClassVar[tuple[Claim, ...]] = FENG2023.claims("baffle")
     epsilon_reason: ClassVar[str] = "loss differences are neither clipped nor noised; the directions are public"
     mappable: ClassVar[bool] = False  # `compute` draws the directions again rather than keep K x n numbers
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.cao2022 import PAPER, claims
+from ppbench.defenses.claims import paper
 from ppbench.defenses.fedpc.evidence import evidence
 from ppbench.defenses.fedpc.masks import masked
 from ppbench.defenses.fedpc.messages import (
@@ -39,6 +39,8 @@ from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
 
+CAO2022 = paper("cao2022")
+
 SIGNS = {"plus": 1.0, "minus": -1.0, "none": 0.0}
 
 
@@ -57,8 +59,8 @@ class FedPC(Parameters):
         "quick": (0.2, 0.8),
         "paper": (0.1, 0.2, 0.35, 0.5, 0.8),
     }
-    paper: ClassVar[str] = PAPER
-    claimed: ClassVar[tuple[Claim, ...]] = claims("fedpc")
+    paper: ClassVar[str] = CAO2022.citation
+    claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("fedpc")
     epsilon_reason: ClassVar[str] = "there is no noise: the pilot's model and the ternaries are functions of the data"
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": FULL}
     roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")

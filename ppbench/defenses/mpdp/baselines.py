@@ -12,13 +12,15 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Tree
+from ppbench.defenses.claims import paper
 from ppbench.defenses.mpdp.accounting import theta_max
 from ppbench.defenses.mpdp.expansion import Expansion, unexpanded
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
-from ppbench.defenses.yang2024 import claims
 from ppbench.federation.contract import Claim, Context, Server
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
+
+YANG2024 = paper("yang2024")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class MPCDP(ModelPerturbation):
     """
 
     name: ClassVar[str] = "mp_cdp"
-    claimed: ClassVar[tuple[Claim, ...]] = claims("mp_cdp")
+    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mp_cdp")
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee against the server, and what there is against others."""

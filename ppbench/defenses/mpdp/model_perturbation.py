@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
+from ppbench.defenses.claims import paper
 from ppbench.defenses.mpdp.evidence import Shelf
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
 from ppbench.defenses.pbpfl.evidence import exchanges
@@ -32,7 +33,6 @@ from ppbench.defenses.pbpfl.perturbation import (
     unscale,
     warn_of_rounding,
 )
-from ppbench.defenses.yang2024 import PAPER
 from ppbench.federation.contract import Context, Defense, Job, Server, at
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
@@ -40,6 +40,8 @@ from ppbench.federation.plan import Data, Plan
 if TYPE_CHECKING:
     from ppbench.federation.evidence import Evidence
     from ppbench.federation.view import View
+
+YANG2024 = paper("yang2024")
 
 
 SETTING: Mapping[str, Any] = {
@@ -97,7 +99,7 @@ class ModelPerturbation(Defense):
 
     control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}
-    paper: ClassVar[str] = PAPER
+    paper: ClassVar[str] = YANG2024.citation
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": SETTING}
     masked: ClassVar[bool] = True
 
@@ -191,7 +193,7 @@ class ModelPerturbation(Defense):
         exact = unscale(combined, self.multipliers(plan, server), server.params)
         return {n: self.bound * value for n, value in exact.items()}
 
-    def decoded(self, ctx: Context, server: Server, upload: Tree) -> Params:
+    def decoded(self, ctx: Context, server: Server, client: int, upload: Tree) -> Params:
         """Return what the server makes of one client's upload."""
         return self.recover(ctx.plan, server, upload)
 

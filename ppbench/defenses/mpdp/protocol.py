@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Tree
+from ppbench.defenses.claims import paper
 from ppbench.defenses.mpdp.accounting import (
     Graph,
     Sigmas,
@@ -31,10 +32,11 @@ from ppbench.defenses.mpdp.graph import check_graph, complete, n_out
 from ppbench.defenses.mpdp.known_scales import delta_averaged, delta_given_R, theta_cond
 from ppbench.defenses.mpdp.laws import SECOND_MOMENT, dn
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
-from ppbench.defenses.yang2024 import claims
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.plan import Data, Noise, Plan
+
+YANG2024 = paper("yang2024")
 
 UNIFORM = 2 / 3  # variance of DN(sigma, 1) in units of sigma^2
 
@@ -91,7 +93,7 @@ class MPDP(ModelPerturbation):
     n: int = 5
 
     name: ClassVar[str] = "mpdp"
-    claimed: ClassVar[tuple[Claim, ...]] = claims("mpdp")
+    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mpdp")
 
     def check(self, plan: Plan) -> None:
         """As its base; also refuse graphs that do not exist, a single client, and clients one after another."""

@@ -11,8 +11,8 @@ import torch
 
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree
+from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared, cohort_evidence
-from ppbench.defenses.feng2020 import claims
 from ppbench.defenses.pbpfl.evidence import whole_cohorts
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
@@ -22,6 +22,8 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
+
+FENG2020 = paper("feng2020")
 
 ORDERS = {"g": (2, 0), "sigma": (1, 1), "beta": (0, 2)}  # with which powers of kappa and width the families grow
 SMALL_KAPPA, SMALL_WIDTH = 10.0, 64  # up to these, all values measured (CIFAR-10, at initialization) are below 3000
@@ -44,7 +46,7 @@ class PBPFLExt(PBPFL):
     fraction_bits: int = 48
 
     name: ClassVar[str] = "pbpfl_ext"
-    claimed: ClassVar[tuple[Claim, ...]] = claims("pbpfl_ext")
+    claimed: ClassVar[tuple[Claim, ...]] = FENG2020.claims("pbpfl_ext")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
 
     @property

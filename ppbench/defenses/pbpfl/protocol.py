@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node, tree_map
-from ppbench.defenses.feng2020 import PAPER, claims
+from ppbench.defenses.claims import paper
 from ppbench.defenses.pbpfl.evidence import gradient_evidence
 from ppbench.defenses.pbpfl.perturbation import (
     HEAD_WEIGHT,
@@ -35,6 +35,8 @@ from ppbench.nets.walk import channels
 if TYPE_CHECKING:
     from ppbench.federation.evidence import Evidence
     from ppbench.federation.view import View
+
+FENG2020 = paper("feng2020")
 
 
 SETTING: Mapping[str, Any] = {
@@ -86,10 +88,10 @@ class PBPFL(Defense):
         "quick": (1.0, 10.0, 100.0),
         "paper": (0.1, 1.0, 10.0, 100.0, 1000.0),
     }
-    paper: ClassVar[str] = PAPER
+    paper: ClassVar[str] = FENG2020.citation
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": SETTING, "paper": SETTING}
     masked: ClassVar[bool] = True
-    claimed: ClassVar[tuple[Claim, ...]] = claims("pbpfl")
+    claimed: ClassVar[tuple[Claim, ...]] = FENG2020.claims("pbpfl")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers every client's exact gradient"
 
     @property
@@ -134,7 +136,7 @@ class PBPFL(Defense):
         count = self.channels(ctx.plan).count
         return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
 
-    def decoded(self, ctx: Context, server: Server, upload: Tree) -> Params:
+    def decoded(self, ctx: Context, server: Server, client: int, upload: Tree) -> Params:
         """Return a client's exact gradient."""
         return self.recover(ctx.plan, server, upload)
 

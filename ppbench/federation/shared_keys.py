@@ -1,0 +1,105 @@
+"""Keys that each client shares with the server and with nobody else, for defenses that subclass `KeyedDefense`.
+
+X25519 at set-up over an open link, as `secagg` does between clients: who listens learns no key, and a client none but
+its own. HKDF-SHA256 separates sessions, rounds and purposes, ChaCha20 expands. The keys lie in `Server.own` and in the
+clients' states, so a view has them where its threat model has those: "server/1" all, "client/1" its own, a listener
+none. Private keys are drawn from a party's generator, so that a benchmark can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ppbench.base.tree import Params, Tree, node
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context, Defense, Round, Server, Step
+from ppbench.federation.plan import Data
+
+
+@node
+class Offer:
+    """Server to client at set-up, in the place of `Hello`. public: [32] uint8, the server's X25519 public key."""
+
+    public: Tensor
+
+
+@node
+class SharedKeys:
+    """A party's keys. private: [32] uint8. shared: uint8, [32] of a client, [N, 32] of the server; 0 before set-up."""
+
+    private: Tensor
+    shared: Tensor
+
+
+@dataclass(frozen=True)
+class KeyedDefense(Defense):
+    """A defense whose clients each share a key with the server.
+
+    Override `upload`, which hides what it likes by `stream(ctx, me, ctx.party, ...)`, and `decoded`, which undoes it by
+    `stream(ctx, server.own, client, ...)`: the same words at both ends. What the server so reads is also its evidence.
+    `decode` stays what everybody can do without a key; where that gives no update, a client's own share cannot be taken
+    from the sum it sees, so override `evidence` for "client/1".
+
+    A party with further state keeps it in a `@node` with a field `keys`: override `init_server` or `init_client`, and
+    put there what the default returns.
+    """
+
+    def init_server(self, ctx: Context, params: Params) -> Server:
+        """Return the server's state with a key pair of its own."""
+        keys = SharedKeys(secagg.new_private(ctx), torch.zeros(ctx.plan.clients, 32, dtype=torch.uint8))
+        return replace(super().init_server(ctx, params), own=keys)
+
+    def init_client(self, ctx: Context, params: Params) -> Tree:
+        """Return a client's key pair."""
+        return SharedKeys(secagg.new_private(ctx), torch.zeros(32, dtype=torch.uint8))
+
+    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Send everybody the server's public key; collect theirs, and their numbers of examples.
+
+        Raises:
+            ProtocolError: a client did not answer, or with something else.
+        """
+        keys = keys_of(server.own)
+        answers = yield Step(server, dict.fromkeys(cohort, Offer(secagg.public_of(keys.private))))
+        counts, public = secagg.announced(cohort, answers)
+        shared = torch.stack([secagg.agreed(keys.private, key, f"Client {c}") for c, key in enumerate(public)])
+        own = _with_keys(server.own, replace(keys, shared=shared.to(keys.private.device)))
+        return replace(server, counts=counts, own=own)
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Agree on the key at set-up; then answer as usual."""
+        if not isinstance(message, Offer):
+            return super().reply(ctx, me, message, result, data)
+        keys = keys_of(me)
+        shared = secagg.agreed(keys.private, message.public, "The server").to(keys.private.device)
+        return _with_keys(me, replace(keys, shared=shared)), secagg.announce(keys.private, len(data.x))
+
+    def stream(self, ctx: Context, state: Tree, client: int, purpose: str, words: int) -> Tensor:
+        """Return uniform int64 [words], on CPU, that the server and `client` both derive in this round, nobody else.
+
+        Their `argsort()` is a random order. Session and round are part of the derivation: a probe does not use a real
+        round's words again.
+
+        Args:
+            ctx: of either party, in the round.
+            state: the client's state, or the server's own (`Server.own`).
+            client: whose key.
+            purpose: another word gives other words.
+            words: how many; the first ones do not depend on it.
+        """
+        shared = keys_of(state).shared
+        key = shared if shared.dim() == 1 else shared[client]
+        return secagg.expanded(key, f"ppbench|server|{ctx.session}|{ctx.round}|{client}|{purpose}", words)
+
+
+def keys_of(state: Tree) -> SharedKeys:
+    """Return the keys in a client's state or the server's own: the state itself, or its field `keys`."""
+    return state if isinstance(state, SharedKeys) else state.keys
+
+
+def _with_keys(state: Tree, keys: SharedKeys) -> Tree:
+    return keys if isinstance(state, SharedKeys) else replace(state, keys=keys)
