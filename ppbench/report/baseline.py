@@ -3,6 +3,7 @@
     BASELINE/ppbench.json        the marker; it says that reconstructions were left out
     BASELINE/records/*.json      the records, as in a results folder
     BASELINE/leaderboard.csv, worst_case.csv, leaderboard.html   made from these records: the page has no images
+    BASELINE/selftest.json       what vouches for the harness that computed them
     BASELINE/accepted.jsonl      when, why, and the digest of the records; every move is kept
 
 Neither images (reconstructions are private data), nor caches, nor times go along, so that it can be committed.
@@ -21,6 +22,7 @@ from ppbench import __version__
 from ppbench.base.errors import UsageError
 from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Record
+from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
 from ppbench.records.store import MARKER, Store, canonical, marker_bytes
 from ppbench.report.accepted import HISTORY, Accepted, Moved, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
@@ -29,7 +31,7 @@ from ppbench.report.verify import verify
 
 KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")
 """What is kept of a board beside the records."""
-_OURS = {MARKER, HISTORY, "records", *KEPT}
+_OURS = {MARKER, HISTORY, SELFTEST, "records", *KEPT}
 
 
 def accept(new: Path, baseline: Path, reason: str) -> Accepted:
@@ -54,10 +56,11 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
     if problems := verify(new, claimed):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UsageError(f"{new} has problems: {problems[0].rstrip('.')}{more}; nothing was accepted.")
-    records = Store(new).load_all()
+    store = Store(new)
+    records, outcome = store.load_all(), soundness_of(store)
     if not records:
         raise UsageError(f"{new} holds no records; nothing was accepted.")
-    _check_worth(new, records)
+    _check_worth(new, records, outcome)
     lines = history(baseline)
     line = Accepted(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -68,7 +71,7 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
         moved=_moved(Store(baseline).load_all(), records),
     )
     with _replaced(baseline) as folder:
-        _fill(folder, records, [*lines, line])
+        _fill(folder, records, outcome, [*lines, line])
     return line
 
 
@@ -99,7 +102,7 @@ def _check_target(new: Path, baseline: Path) -> None:
         )
 
 
-def _check_worth(new: Path, records: list[Record]) -> None:
+def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) -> None:
     """Refuse results that nothing can be judged by, whatever the reason (UsageError).
 
     A cell that diverged is a result; one that failed would never be compared again, and without controls that hold no
@@ -112,7 +115,7 @@ def _check_worth(new: Path, records: list[Record]) -> None:
             f"{len(failed)} of {len(records)} cells in {new} failed, such as {first.defense.id} under "
             f"{first.attack.id} ({failed[0].reason}); compute them again, nothing was accepted."
         )
-    if faults := failed_controls(records):
+    if faults := failed_controls(records, outcome):
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise UsageError(f"{new}, {faults[0].rstrip('.')}{more}; a baseline needs controls that hold.")
 
@@ -123,7 +126,7 @@ def _moved(before: list[Record], after: list[Record]) -> Moved:
     return Moved(added=len(new.keys() - old.keys()), removed=len(old.keys() - new.keys()), changed=changed)
 
 
-def _fill(folder: Path, records: list[Record], lines: list[Accepted]) -> None:
+def _fill(folder: Path, records: list[Record], outcome: Soundness | None, lines: list[Accepted]) -> None:
     """Write a baseline into the empty `folder`."""
     (folder / "records").mkdir()
     write_atomic(folder / MARKER, marker_bytes(bare=True))
@@ -131,6 +134,8 @@ def _fill(folder: Path, records: list[Record], lines: list[Accepted]) -> None:
         write_atomic(folder / "records" / f"{record.cell_id}.json", canonical(record))
     history_text = "".join(line.model_dump_json() + "\n" for line in lines)
     write_atomic(folder / HISTORY, history_text.encode())
+    if outcome is not None:
+        save_soundness(folder, outcome)
     write_board(Store(folder))
     for path in folder.iterdir():
         if path.name not in _OURS:

@@ -14,6 +14,7 @@ from ppbench.metrics.intervals import LEVEL, proportion
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.aggregate import unit_of
 from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore
+from ppbench.records.soundness import Soundness
 
 CONTROLS = ("none", "full_noise")
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
@@ -28,6 +29,17 @@ class Check:
     control: Literal["none", "full_noise", "harness"]
     ok: bool | None
     sentence: str
+
+
+def check_harness(outcome: Soundness | None) -> Check:
+    """Return what the self-test says of the harness that computed a folder's cells. None: nobody knows."""
+    if outcome is None:
+        sentence = "Not known: no outcome of the harness's self-test was recorded here; an older ppbench kept none."
+        return Check("harness", None, sentence)
+    standing = [str(trial) for trial in outcome.trials if not trial.fell]
+    if not standing:
+        return Check("harness", True, "Both networks of the self-test fall: the harness finds what must be found.")
+    return Check("harness", False, f"HARNESS FAULT: {'; '.join(standing)}. Nothing here may be concluded.")
 
 
 def leak(metric: Metric) -> float:

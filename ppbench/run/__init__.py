@@ -1,1 +1,1 @@
-"""Running: from a configuration to records: tasks, cells, training, attacks, jobs and where they run."""
+"""Running: what computes cells, and what vouches for the harness that does."""

@@ -15,8 +15,9 @@ from ppbench.adversary.victims import choose_candidates
 from ppbench.base.errors import UsageError
 from ppbench.metrics.perceptual import check_weights
 from ppbench.records.schema import Record
+from ppbench.records.soundness import save_soundness, soundness_of
 from ppbench.records.store import Store
-from ppbench.report.controls import Check, check_controls
+from ppbench.report.controls import Check, check_controls, check_harness
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.verdict import sentences
 from ppbench.run.audit.population import populate
@@ -27,7 +28,7 @@ from ppbench.run.executors import Engine, check_workers, default_workers
 from ppbench.run.executors.make import make_engine
 from ppbench.run.group import victims_of
 from ppbench.run.schedule import Progress, Schedule, Silent, Wanted, missing, size, strands, wanted
-from ppbench.run.selftest import harness_check
+from ppbench.run.selftest import selftest
 from ppbench.run.sources import tell_changed
 from ppbench.run.task import Task, make_task
 from ppbench.run.tuning import tuning_victims
@@ -40,7 +41,7 @@ class Evaluation:
     Attributes:
         config: what was asked.
         records: the cells, controls included.
-        checks: what the controls and the harness's own canaries say; the result is unreliable unless all hold.
+        checks: what the controls and the harness's self-test say; the result is unreliable unless all hold.
         verdict: what was found, in sentences.
         out: folder with records, leaderboard.csv, leaderboard.html and figures.
         computed: how many cells were run now; the others were found finished.
@@ -55,7 +56,7 @@ class Evaluation:
 
     @property
     def reliable(self) -> bool:
-        """Whether both controls ran and held, and the canaries fell."""
+        """Whether both controls ran and held, and the self-test passed."""
         return all(check.ok is True for check in self.checks)
 
 
@@ -91,11 +92,11 @@ def evaluate(
     plan = wanted([asked])
     todo = missing(plan, store)
     told = progress or Silent()
-    compute(plan, todo, store, _engine(asked, workers, told), told, strict=True)
+    computed = compute(plan, todo, store, _engine(asked, workers, told), told, strict=True)
     records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
-    checks = (*check_controls(records), harness_check())
+    checks = (*check_controls(records), check_harness(soundness_of(store)))
     verdict = tuple(sentences(asked.defense, records))
-    if todo or not up_to_date(store):
+    if computed or not up_to_date(store):
         write_board(store)
     return Evaluation(asked, records, checks, verdict, store.out, size(todo))
 
@@ -160,8 +161,10 @@ def _engine(config: EvaluateConfig, workers: int | None, progress: Progress) -> 
 
 def compute(
     asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, engine: Engine, progress: Progress, strict: bool
-) -> None:
-    """Train what missing cells need, and run them.
+) -> bool:
+    """Train what missing cells need, and run them; return whether anything was missing.
+
+    The outcome of the harness's self-test belongs to the cells: it is made with them, and for a folder that lacks it.
 
     Args:
         asked: all cells that are asked for; where finished ones are of other code than today's, a warning says so.
@@ -169,5 +172,9 @@ def compute(
         store, engine, progress, strict: as `Schedule`.
     """
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
+    if not todo and soundness_of(store) is not None:
+        return False
+    save_soundness(store.out, selftest())
     if todo:
         Schedule(store, engine, progress, strict).run(strands(todo, store.out))
+    return True

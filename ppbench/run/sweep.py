@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,17 +10,16 @@ from types import MappingProxyType
 
 from ppbench.base.errors import UsageError, unknown
 from ppbench.records.schema import CellConfig, Record
+from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
-from ppbench.report.controls import CONTROLS, Check
+from ppbench.report.controls import CONTROLS, Check, check_harness
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.page.evaluations import concluded as conclude
-from ppbench.report.page.evaluations import judged
+from ppbench.report.page.evaluations import concluded, judged
 from ppbench.run.cells import Cell
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.evaluation import check, compute
 from ppbench.run.executors.make import make_engine
 from ppbench.run.schedule import Progress, Silent, Wanted, missing, size, strands, wanted
-from ppbench.run.selftest import harness_check
 from ppbench.run.suite import Suite, load_suite
 from ppbench.run.task import task_key
 
@@ -45,7 +44,7 @@ class Swept:
     Attributes:
         suite: what was swept.
         records: the suite's cells that were asked for, controls included.
-        checks: what the controls say, of each data set, network and federation, and the harness's canaries.
+        checks: what the controls say, of each data set, network and federation, and the harness's self-test.
         verdict: what was found, in sentences; nothing is concluded where a control failed.
         out: folder with records, tables, page and figures.
         computed: how many cells were run now; the others were found finished.
@@ -60,7 +59,7 @@ class Swept:
 
     @property
     def reliable(self) -> bool:
-        """Whether all controls ran and held, and the canaries fell."""
+        """Whether all controls ran and held, and the self-test passed."""
         return all(check.ok is True for check in self.checks)
 
     @property
@@ -197,23 +196,16 @@ def sweep(
     made = make_engine(engine, workers, partial(told.advance, "training"), address, device)
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
-    compute(planned.asked, planned.todo, planned.store, made, told, strict=False)
     store = planned.store
+    computed = compute(planned.asked, planned.todo, store, made, told, strict=False)
     records = tuple(store.load(cell.id) for one in planned.asked for cell in one.cells)
-    if planned.todo or not up_to_date(store):
+    if computed or not up_to_date(store):
         write_board(store)
-    checks, verdict = concluded(records)
-    return Swept(asked, records, (*checks, harness_check()), verdict, store.out, size(planned.todo))
+    harness = check_harness(soundness_of(store))
+    checks, verdict = concluded(judged(list(records), harness.ok is not False))
+    return Swept(asked, records, (*checks, harness), verdict, store.out, size(planned.todo))
 
 
 def default_out(suite: Suite) -> Path:
     """Return where a suite's results go if nothing is said."""
     return Path("ppbench-sweeps") / suite.id
-
-
-def concluded(records: Iterable[Record]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of each evaluation (data, network, federation, seed), and what was found where they hold.
-
-    The sentences are those of the page; there are none where the harness's canaries stand.
-    """
-    return conclude(judged(list(records), harness_check().ok is True))

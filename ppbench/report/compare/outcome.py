@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.records.schema import Record
+from ppbench.records.soundness import Soundness, soundness_of
 from ppbench.records.store import Store
 from ppbench.report.accepted import baseline_problems
 from ppbench.report.compare.doubts import doubts_of
@@ -17,7 +18,7 @@ from ppbench.report.compare.join import join
 from ppbench.report.compare.judge import Row, judged
 from ppbench.report.compare.naming import place
 from ppbench.report.compare.rows import rows_of
-from ppbench.report.controls import CONTROLS, check_controls
+from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.run.sources import CODE
 
 OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
@@ -100,15 +101,16 @@ def compare(baseline: Path, new: Path) -> Comparison:
     Raises:
         UsageError: a folder is not one of results, is damaged or empty, or is a baseline that was changed by hand.
     """
-    ours, theirs = _records(baseline, "BASELINE"), _records(new, "NEW")
+    (ours, _), (theirs, outcome) = _results(baseline, "BASELINE"), _results(new, "NEW")
     rows = judged(rows_of(join(ours, theirs)))
-    faults = [*(f"NEW, {line}" for line in failed_controls(theirs)), *_changed_controls(rows)]
+    faults = [*(f"NEW, {line}" for line in failed_controls(theirs, outcome)), *_changed_controls(rows)]
     if faults:
         rows = [_withheld(row) for row in rows]
     return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)), tuple(_mixed(new)))
 
 
-def _records(folder: Path, side: str) -> list[Record]:
+def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
+    """Return the records of a folder, and the outcome of its self-test. Raises UsageError, see `compare`."""
     if not folder.is_dir():
         raise UsageError(f"{side}: {folder} is no folder; give the --out of an evaluation or an accepted baseline.")
     store = Store(folder)
@@ -119,7 +121,7 @@ def _records(folder: Path, side: str) -> list[Record]:
         raise UsageError(f"{side}: {problems[0].rstrip('.')}{more}; `ppbench verify {folder}` names all.")
     if not records:
         raise UsageError(f"{side}: {folder} holds no records; give the --out of an evaluation.")
-    return records
+    return records, soundness_of(store)
 
 
 def _mixed(new: Path) -> list[str]:
@@ -136,14 +138,19 @@ def _mixed(new: Path) -> list[str]:
     ]
 
 
-def failed_controls(records: Sequence[Record]) -> list[str]:
-    """Return what the controls of a folder say against it, evaluation by evaluation; empty where all hold."""
+def failed_controls(records: Sequence[Record], outcome: Soundness | None) -> list[str]:
+    """Return what controls and self-test of a folder say against it, evaluation by evaluation; empty where all hold.
+
+    A self-test of which nothing is known says nothing.
+    """
+    harness = check_harness(outcome)
     groups = defaultdict[str, list[Record]](list)
     for record in records:
         config = record.config
         parts = [part.model_dump(mode="json") for part in (config.data, config.model, config.federation)]
         groups[json.dumps([config.suite, config.seed, *parts], sort_keys=True)].append(record)
     found = [check for some in groups.values() for check in check_controls(some) if check.ok is not True]
+    found += [harness] if harness.ok is False else []
     return list(dict.fromkeys(f"control {check.control}: {check.sentence}" for check in found))
 
 

@@ -16,8 +16,10 @@ from ppbench.base.registry import load
 from ppbench.federation.contract import Claim, Defense
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
+from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.report.claims import Checked, Unchecked, check
+from ppbench.report.controls import Check, check_harness
 from ppbench.report.page.badges import knowing
 from ppbench.report.page.boards import Board, boards
 from ppbench.report.page.curves import curve_picture, curve_svg, curves
@@ -29,7 +31,6 @@ from ppbench.report.page.problems import Problems
 from ppbench.report.page.sections import about as about_of
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv
-from ppbench.run.selftest import harness_check
 
 WORST_CASE = "worst_case.csv"
 HEAD = 400
@@ -85,9 +86,10 @@ def up_to_date(store: Store) -> bool:
     if not store.csv_path.is_file() or not store.html_path.is_file() or not worst.is_file():
         return False
     with loaded(store) as (records, problems):
+        sound = _harness(store, problems).ok is not False
         if problems or store.csv_path.read_text(encoding="utf-8") != csv_text(records, claimed):
             return False
-        return worst.read_text(encoding="utf-8") == worst_csv(boards(records, claimed, harness_check().ok is True))
+        return worst.read_text(encoding="utf-8") == worst_csv(boards(records, claimed, sound))
 
 
 @contextmanager
@@ -148,15 +150,15 @@ def rebuild(store: Store) -> Written:
 
 
 def _write(store: Store, records: Sequence[Record], problems: Problems) -> Written:
-    harness = harness_check()
-    sound = harness.ok is True
+    harness = _harness(store, problems.found)
+    sound = harness.ok is not False  # where it is not known, the controls vouch alone, and the page says so
     found, told = boards(records, claimed, sound), judged(records, sound)
     checks = [check.sentence for check in checks_of(told)]
     drawn = _write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here
     write_html(
         records,
         store.html_path,
-        reliability=checks if sound else [harness.sentence, *checks],
+        reliability=checks if harness.ok else [harness.sentence, *checks],
         claims=claimed,
         images=store.images,
         sound=sound,
@@ -171,6 +173,15 @@ def _write(store: Store, records: Sequence[Record], problems: Problems) -> Writt
     write_atomic(worst, worst_csv(found).encode())
     write_csv(records, store.csv_path, claims=claimed)  # last: it tells whether the board is complete
     return Written((store.csv_path, store.html_path, worst, *drawn), tuple(problems.found))
+
+
+def _harness(store: Store, problems: list[str]) -> Check:
+    """Return what the folder's self-test says; of one that cannot be read a sentence goes to `problems`."""
+    try:
+        return check_harness(soundness_of(store))
+    except UsageError as error:
+        problems.append(str(error))
+        return check_harness(None)
 
 
 def _write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -> list[Path]:

@@ -186,7 +186,7 @@ def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> lis
     Args:
         records: every cell.
         claims: what a paper prints about a record's defense.
-        sound: whether the harness's canaries fall (`ppbench.run.selftest`); else no board is ranked.
+        sound: whether the harness's self-test passed (`ppbench.run.selftest`); else no board is ranked.
     """
     groups: dict[Setting, list[Record]] = defaultdict(list)
     scopes: dict[tuple[str, ...], list[Record]] = defaultdict(list)

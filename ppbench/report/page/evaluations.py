@@ -50,7 +50,7 @@ class Judged:
         key: as `evaluation_of`.
         records: its cells.
         checks: what its controls say.
-        sound: whether the harness's canaries fall.
+        sound: whether the harness's self-test passed.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Judged:
 
     @property
     def reliable(self) -> bool:
-        """Whether all controls ran and hold, and the canaries fall."""
+        """Whether all controls ran and hold, and the self-test passed."""
         return self.sound and all(check.ok is True for check in self.checks)
 
 
@@ -74,7 +74,7 @@ def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
 
     Args:
         records: every cell, in any order.
-        sound: whether the harness's own canaries fall (`ppbench.run.selftest`); else nothing may be concluded.
+        sound: whether the harness's self-test passed (`ppbench.run.selftest`); else nothing may be concluded.
     """
     groups = evaluations(records)
     return [Judged(key, tuple(some), tuple(check_controls(some)), sound) for key, some in groups.items()]

@@ -148,7 +148,7 @@ def write_html(
         reliability: sentences on the controls, beside what each board says of its own.
         claims: what a paper prints about a record's defense.
         images: finds reconstructions, e.g. `Store.images`.
-        sound: whether the harness's own canaries fall; else nothing is ranked.
+        sound: whether the harness's self-test passed; else nothing is ranked.
         said: sentences by defense, for its own part of the page, and for its head where there is one defense only.
         outcomes: what became of the claims of the defenses' papers.
         found: the boards of `records`, where they are known; else they are made.

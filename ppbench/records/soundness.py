@@ -1,0 +1,86 @@
+"""What the harness's self-test gave where cells were computed; it lies beside the records that it vouches for.
+
+    OUT/selftest.json   which networks fell to which attacks, and by which code; of the last run that computed cells
+
+Nothing else is derived from it, and it is in no record: records are equal byte for byte where runs are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from ppbench.base.errors import UsageError
+from ppbench.records.files import write_atomic
+from ppbench.records.schema import Strict
+from ppbench.records.store import Store, canonical
+
+SELFTEST = "selftest.json"
+FALLEN = 0.5
+"""Share of a network's victims that must be rebuilt."""
+
+
+class Trial(Strict):
+    """One undefended network under an attack that must break it.
+
+    Attributes:
+        model, attack: names of the plugins.
+        share: of its victims that were rebuilt above 20 dB.
+        error: what the attack raised, "" where it ran.
+    """
+
+    model: str
+    attack: str
+    share: float = Field(ge=0, le=1)
+    error: str = ""
+
+    @property
+    def fell(self) -> bool:
+        """Whether the attack did what it must."""
+        return self.share >= FALLEN
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        error = f" ({self.error})" if self.error else ""
+        return f"{self.attack} breaks {self.share:.0%} of an undefended {self.model}{error}"
+
+
+class Soundness(Strict):
+    """The outcome of a self-test.
+
+    Attributes:
+        ppbench, torch, python: versions.
+        code: digest over the sources, as in sources.json.
+        trials: at least one.
+    """
+
+    schema_: Literal["ppbench.selftest/1"] = Field(default="ppbench.selftest/1", alias="schema")
+    ppbench: str
+    code: str
+    torch: str
+    python: str
+    trials: list[Trial] = Field(min_length=1)
+
+
+def save_soundness(out: Path, outcome: Soundness) -> None:
+    """Keep the outcome in the results folder `out`, whole or not at all. Raises UsageError where that cannot be."""
+    write_atomic(out / SELFTEST, canonical(outcome))
+
+
+def soundness_of(store: Store) -> Soundness | None:
+    """Return what was kept in a folder; None where nothing was, as in folders that an older ppbench made.
+
+    Raises:
+        UsageError: the file cannot be read or holds something else.
+    """
+    path = store.out / SELFTEST
+    try:
+        return Soundness.model_validate_json(path.read_bytes(), strict=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as cause:
+        raise UsageError(
+            f"{path} holds no outcome of a self-test; delete it, and evaluate or sweep into the folder again."
+        ) from cause
