@@ -21,8 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from ppbench.metrics.intervals import Interval, clopper_pearson
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.labels import LabelScore
+from ppbench.questions.membership import MemberScore
+from ppbench.questions.tracing import TraceScore
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import CellConfig, ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore, Victim
+from ppbench.records.schema import CellConfig, Metric, Record, Victim
 from ppbench.records.store import Store
 
 VALUES = (0.0001, 0.001, 0.01, 0.1, 0.5, 1.0)

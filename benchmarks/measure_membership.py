@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.score import score_members
 from ppbench.base.registry import load
+from ppbench.questions.membership import score_members
 from ppbench.records.aggregate import aggregate
 from ppbench.run.audit.questions import Questions
 from ppbench.run.audit.runs import Audit

@@ -27,7 +27,6 @@ from PIL import Image
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.likelihood import Likelihood
@@ -40,6 +39,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import NetSpec, initial, net_spec
+from ppbench.questions.images import score_images
 
 CONVNET = net_spec("cnn", (3, 32, 32), 10, {"widths": "32,64,128", "pool": "avg"})
 TUNING = 1000

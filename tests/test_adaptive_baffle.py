@@ -11,7 +11,6 @@ from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.score import score_images, score_labels
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.adaptive import baffle_sketch
 from ppbench.attacks.adaptive.baffle import BaffleSketch
@@ -35,6 +34,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_chance
 from ppbench.nets.net import initial, net_spec
+from ppbench.questions.images import score_images
+from ppbench.questions.labels import score_labels
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
 PLAN = Plan(SPEC, 4, Local("gradient", batch=14), server_opt=Opt("adam", lr=0.01, betas=(0.9, 0.99)))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.adaptive import dp as module
 from ppbench.attacks.adaptive.dp import AdaptiveDP, decided, reweighted, scaled, shrinkage
@@ -31,7 +30,8 @@ from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.records.schema import ImageScore
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.images import score_images
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 4)
 PARAMS = initial(PLAN.spec, 0)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
 from ppbench.attacks.adaptive.fedpc_cost import cost_distances, mean_loss, reported_costs
@@ -27,6 +26,7 @@ from ppbench.federation.plan import Data, Local
 from ppbench.federation.view import TARGET
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import net_spec
+from ppbench.questions.images import score_images
 
 MOMENTUM = Local("delta", epochs=1, batch=32, opt=Opt("sgd", lr=0.05, momentum=0.9))
 PLAIN = FedPC()

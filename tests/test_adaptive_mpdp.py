@@ -12,7 +12,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.score import score_images, score_labels
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.adaptive.euler import noiseless_moments
 from ppbench.attacks.adaptive.gauge import canonical, scales_from_law
@@ -38,6 +37,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
+from ppbench.questions.images import score_images
+from ppbench.questions.labels import score_labels
 
 CLIENTS = 4
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})

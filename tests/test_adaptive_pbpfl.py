@@ -12,7 +12,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.adaptive.gauge import canonical, canonical_scales, scales_from_law
 from ppbench.attacks.adaptive.inversion import Algebra
@@ -31,6 +30,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
+from ppbench.questions.images import score_images
 
 CLIENTS = 4
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})

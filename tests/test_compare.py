@@ -20,8 +20,11 @@ from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.base.errors import UsageError
 from ppbench.commands.compare import compare as command
 from ppbench.defenses.dp import DP
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.labels import LabelScore
+from ppbench.questions.membership import MemberScore
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Record, Victim
+from ppbench.records.schema import Record, Victim
 from ppbench.records.store import Store
 from ppbench.report.compare import machine, report
 from ppbench.report.compare.join import facts_of, join, where_of

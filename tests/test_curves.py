@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.membership import MemberScore
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import AuditInfo, Flag, ImageScore, MemberScore, Record, Tuned
+from ppbench.records.schema import AuditInfo, Flag, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.page.board import write_board
 from ppbench.report.page.boards import Board, boards

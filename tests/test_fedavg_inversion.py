@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
@@ -24,6 +23,7 @@ from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER
+from ppbench.questions.images import score_images
 
 SGD, MOMENTUM, ADAM = Opt("sgd", lr=0.1), Opt("sgd", lr=0.02, momentum=0.9), Opt("adam", lr=5e-3)
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.reconstruction.explained import layer, layers
 from ppbench.attacks.reconstruction.fastpath import affine
@@ -37,6 +36,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
+from ppbench.questions.images import score_images
 
 CLASSES = 4
 

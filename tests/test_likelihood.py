@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.reconstruction.explained import explained, layers, masked
 from ppbench.attacks.reconstruction.ig import IG
@@ -30,6 +29,7 @@ from ppbench.federation.plan import Data, Local, Noise, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
+from ppbench.questions.images import score_images
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient", batch=1))
 

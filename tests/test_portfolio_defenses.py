@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
@@ -28,6 +27,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Noise, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
+from ppbench.questions.images import score_images
 
 VICTIMS = 4
 EXACT = 54.0

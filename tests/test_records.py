@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 
 from ppbench.base.errors import UsageError
 from ppbench.metrics.audit import epsilon_lower
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.labels import LabelScore
+from ppbench.questions.membership import MemberScore
+from ppbench.questions.tracing import TraceScore
 from ppbench.records import files
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore, Victim
+from ppbench.records.schema import Metric, Record, Victim
 from ppbench.records.store import MARKER, Store, canonical
 from ppbench.report.verify import record_problems
 

@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.compare import Yardstick
-from ppbench.adversary.flags import flags_of, is_flat, reached
-from ppbench.adversary.score import score_images, score_members
 from ppbench.adversary.victims import Candidates, Victims
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
@@ -19,7 +16,10 @@ from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import psnr
 from ppbench.metrics.perceptual import Network, Perceived
-from ppbench.records.schema import ImageScore
+from ppbench.questions.flags import flags_of, is_flat, reached
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.images import Yardstick, score_images
+from ppbench.questions.membership import score_members
 
 RANGE = (0.0, 1.0)
 

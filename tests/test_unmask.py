@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.score import score_members, score_outputs
 from ppbench.adversary.victims import Candidates, choose_candidates
 from ppbench.attacks.adaptive import unmask
 from ppbench.attacks.adaptive.euler import exact_moments, inner, noiseless_moments
@@ -55,6 +54,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, initial, net_spec
 from ppbench.nets.walk import channels
+from ppbench.questions.extraction import score_outputs
+from ppbench.questions.membership import score_members
 
 CLIENTS, EACH = 5, 60
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})

@@ -12,8 +12,10 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.metrics.intervals import clopper_pearson
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.membership import MemberScore
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import ImageScore, MemberScore, Record
+from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims, write_csv

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from ppbench.base.registry import load
 from ppbench.base.tree import moved, node
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -16,9 +17,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.records.scores import Scalar
 
-Kind = Literal["reconstruction", "label", "membership", "tracing", "extraction"]
-RECORD_KINDS = ("membership", "extraction")
-"""Kinds that ask about records through the model that a party holds, not about probes."""
+Kind = str
+"""The name of a question (`ppbench.questions`)."""
 
 
 @node
@@ -55,6 +55,7 @@ class Challenge:
         known: for membership, [Q] int8: 1 member, 0 not, -1 unknown (what is asked).
         reconstructions: for tracing, the adversary's own reconstructions [U * B, *shape], in the order of `unit`.
         references: for membership, the adversary's reference runs over the same candidates; None where it has none.
+        extra: what questions of other packages ask with, by name.
     """
 
     unit: tuple[Slot, ...]
@@ -65,6 +66,7 @@ class Challenge:
     known: Tensor | None = None
     reconstructions: Tensor | None = None
     references: References | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Guess:
         path: for budget curves, (evaluations, x) in ascending order: what would have been answered after so many.
         others: images like `x` of starts and hypotheses that the attacker rejected: what an oracle could choose from.
         abstain: [Q] bool, membership candidates on which no guess is made (audits); None: guesses on all.
+        extra: what questions of other packages want answered, by name.
     """
 
     x: Tensor | None = None
@@ -98,11 +101,12 @@ class Guess:
     path: tuple[tuple[int, Tensor], ...] = ()
     others: tuple[Tensor, ...] = ()
     abstain: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Bring every tensor to the CPU."""
-        for field in fields(self):
-            object.__setattr__(self, field.name, moved(getattr(self, field.name), torch.device("cpu")))
+        for part in fields(self):
+            object.__setattr__(self, part.name, moved(getattr(self, part.name), torch.device("cpu")))
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class Attack:
 
     Class attributes an attack sets:
         name: as on the command line.  version: raise it when results may change.
-        kind: what it answers.
+        kind: the question that it answers, by name.
         threats: threat models whose views it can use.
         adaptive: whether it knows the defense's mechanism.
         targets: defenses it is built for; None for all.
@@ -172,7 +176,7 @@ class Attack:
 
         Default: yes, where targets are classes; a search over labels has no use for targets that are numbers.
         """
-        return plan.spec.classes > 1 or self.kind in RECORD_KINDS
+        return plan.spec.classes > 1 or load("questions", self.kind).source == "model"
 
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""

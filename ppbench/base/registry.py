@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from ppbench.base.errors import UsageError, unknown
 
-Group = Literal["defenses", "attacks", "datasets", "models"]
-GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models")
+Group = Literal["defenses", "attacks", "datasets", "models", "questions"]
+GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions")
 
 
 @dataclass(frozen=True)

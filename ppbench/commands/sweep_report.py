@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ppbench.questions.base import question_of
 from ppbench.records.schema import Record
 from ppbench.report.controls import best, value
 from ppbench.report.portfolio import worst_case
@@ -106,7 +107,7 @@ def _images(records: Sequence[Record]) -> str:
     rows: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         c = record.config
-        if c.attack.kind == "reconstruction":
+        if question_of(c.attack.kind).inputs:
             parts = (
                 c.defense,
                 c.federation,

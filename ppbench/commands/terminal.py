@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ppbench.questions.image_metrics import NEAR
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
-from ppbench.report.controls import CONTROLS, NEAR, is_image
+from ppbench.report.controls import CONTROLS, is_image
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.verdict.audits import Audited, audits
 from ppbench.report.verdict.lines import Held, Line, attack_of, extraction_metric, held, lines

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Container
+from dataclasses import dataclass
 
 from ppbench.metrics.intervals import Estimate
 from ppbench.records.schema import Metric
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a cell's metrics depend on beside its scores.
+
+    Attributes:
+        classes: number of classes, for chance levels.
+        seed: the cell's; every bootstrap draws from (seed, name of the metric).
+        delta: of the guarantee that the defense claims; None: it claims none.
+        without: metrics that are not wanted, and need not be computed.
+    """
+
+    classes: int
+    seed: int
+    delta: float | None = None
+    without: Container[str] = ()
 
 
 def rounded(value: float | None) -> float | None:

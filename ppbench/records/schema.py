@@ -10,10 +10,11 @@ import json
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from ppbench.base.registry import plugins
 from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
-from ppbench.records.scores import ImageScore, LabelScore, MemberScore, OutputScore, Scalar, Strict, TraceScore, Victim
+from ppbench.records.scores import OtherScore, Scalar, Score, Strict, Victim
 
 SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
 
@@ -52,11 +53,11 @@ class DefenseInfo(Strict):
 
 
 class AttackInfo(Strict):
-    """An attack as configured. follows: the attack whose reconstructions it uses (tracing), else None."""
+    """An attack as configured. kind: its question's name; follows: the attack whose answers it uses, else None."""
 
     id: str
     version: str
-    kind: Literal["reconstruction", "label", "membership", "tracing", "extraction"]
+    kind: str
     parameters: dict[str, Scalar]
     adaptive: bool
     oracle: bool = False
@@ -220,6 +221,8 @@ class Record(Strict):
     of one hash may be compared victim by victim. None where nothing was asked, and in older records.
     """
 
+    model_config = ConfigDict(defer_build=True)  # questions, which say what scores are, are built on this module
+
     cell_id: str
     config: CellConfig
     victims: list[Victim]
@@ -235,6 +238,13 @@ class Record(Strict):
     status: Literal["complete", "diverged", "failed"]
     reason: str | None = None
     environment: Environment
+
+    @model_validator(mode="after")
+    def _scored_as_asked(self) -> Record:
+        kind = self.config.attack.kind
+        if any(type(score) is OtherScore for score in self.victims) and kind in plugins("questions"):
+            raise ValueError(f"scores of kind {self.victims[0].kind!r} do not answer the question {kind!r}")
+        return self
 
     def metric(self, name: str) -> Metric | None:
         """Return the aggregate called `name`, or None when this cell has none."""
@@ -270,19 +280,15 @@ __all__ = [
     "Environment",
     "FederationInfo",
     "Flag",
-    "ImageScore",
-    "LabelScore",
-    "MemberScore",
     "Metric",
     "ModelInfo",
-    "OutputScore",
     "Played",
     "Privacy",
     "Record",
     "Scalar",
+    "Score",
     "Strict",
     "ThreatModel",
-    "TraceScore",
     "Tuned",
     "Utility",
     "Victim",

@@ -10,26 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from ppbench.questions.base import DistanceLaw, asked
 from ppbench.records.schema import CellConfig, Metric, Record
 
-DistanceName = Literal["recon/1", "recon_unit/1", "label/1", "trace/1", "mia/1", "output/1"]
-METRIC_OF: dict[DistanceName, str] = {
-    "recon/1": "rmse_mean",
-    "recon_unit/1": "rmse_unit_mean",
-    "label/1": "label_accuracy",
-    "trace/1": "tracing_accuracy",
-    "mia/1": "asr",
-    "output/1": "agreement",
-}
-DISTANCE_OF_KIND: dict[str, DistanceName] = {
-    "reconstruction": "recon/1",
-    "label": "label/1",
-    "tracing": "trace/1",
-    "membership": "mia/1",
-    "extraction": "output/1",
-}
+DistanceName = str
+"""The name of a distance with its version, as questions define them: "recon/1"."""
 
 
 @dataclass(frozen=True)
@@ -111,27 +97,21 @@ def corrected_accuracy(accuracy: float, chance: float, undefended: float) -> flo
     return min(max((accuracy - chance) / (undefended - chance), 0.0), 1.0)
 
 
-def _transform(name: DistanceName, value: float) -> float:
-    if name in ("recon/1", "recon_unit/1"):
-        return value
-    return 2 * (1 - max(value, 0.5)) if name == "mia/1" else 1 - value
-
-
-def distance_of(metric: Metric, name: DistanceName) -> Distance | None:
-    """Return the distance that `metric` (the one METRIC_OF names) gives, or None where its value is null."""
+def distance_of(metric: Metric, law: DistanceLaw) -> Distance | None:
+    """Return the distance that `metric` (the law's) gives, or None where its value is null."""
     if metric.value is None:
         return None
-    ends = [None if end is None else _transform(name, end) for end in (metric.low, metric.high)]
+    ends = [None if end is None else float(law.of(end)) for end in (metric.low, metric.high)]
     known = sorted(end for end in ends if end is not None)
     low, high = (known[0], known[1]) if len(known) == 2 else (None, None)
-    return Distance(name, _transform(name, metric.value), low, high)
+    return Distance(law.name, float(law.of(metric.value)), low, high)
 
 
 def record_distance(record: Record, name: DistanceName | None = None) -> Distance | None:
-    """Return a record's distance, by default the one of its attack's kind; None where it has none."""
-    name = name or DISTANCE_OF_KIND[record.config.attack.kind]
-    metric = record.metric(METRIC_OF[name])
-    return None if metric is None else distance_of(metric, name)
+    """Return a record's distance, by default the main one of its question; None where it has none."""
+    law = asked(record).distance(name)
+    metric = None if law is None else record.metric(law.metric)
+    return None if law is None or metric is None else distance_of(metric, law)
 
 
 def series_key(config: CellConfig) -> str:
@@ -175,10 +155,12 @@ def series_cap(records: Sequence[Record], undefended: float | None, name: Distan
         records: one a control value.
         undefended: accuracy of `none` in the same federation, for the chance-corrected CAP; None if not
             there.
-        name: which distance; by default that of the attack's kind.
+        name: which distance; by default the main one of its question.
     """
-    name = name or DISTANCE_OF_KIND[records[0].config.attack.kind]
-    n = len(records)
+    n, law = len(records), asked(records[0]).distance(name)
+    if law is None:
+        return Cap("", None, None, None, None, n, f"no distance is known of {asked(records[0]).title}")
+    name = law.name
     if records[0].config.defense.control is None or n < 2:
         return Cap(name, None, None, None, None, n, "a CAP needs at least two values of a control parameter")
     points = [ppc_point(record, name) for record in records if record.status != "diverged"]

@@ -11,15 +11,14 @@ import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import LEVEL, proportion
-from ppbench.metrics.labels import multiset_chance
-from ppbench.records.aggregate import unit_of
-from ppbench.records.schema import ImageScore, LabelScore, MemberScore, Metric, Record, TraceScore
+from ppbench.questions.base import asked
+from ppbench.questions.image_metrics import rebuilt
+from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import Soundness
 
 CONTROLS = ("none", "full_noise")
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
 ALARM = 0.01  # probability of a false alarm over all cells of `full_noise` together
-NEAR = 0.1  # relative error within which a table row, or a model's output, counts as found
 
 
 @dataclass(frozen=True)
@@ -97,21 +96,11 @@ def rebuilding(record: Record) -> str:
     return "psnr_median" if is_image(record) else "rmse_mean"
 
 
-def rebuilt(victim: object, record: Record) -> bool:
-    """Return whether a victim is rebuilt: an image above 20 dB, a table row within a tenth of its norm."""
-    if not isinstance(victim, ImageScore):
-        return False
-    if is_image(record):
-        return (victim.psnr or 0.0) > 20
-    return victim.rmse is not None and victim.rmse < NEAR
-
-
 def rebuilt_share(record: Record) -> Metric | None:
     """Return the share of a reconstruction cell's victims that are rebuilt, with its interval; None without victims."""
-    units: dict[tuple[int, int], list[bool]] = {}
-    for victim in record.victims:
-        if isinstance(victim, ImageScore):
-            units.setdefault(unit_of(victim), []).append(rebuilt(victim, record))
+    units: dict[tuple[int, ...], list[bool]] = {}
+    for victim in record.victims if asked(record).inputs else ():
+        units.setdefault(victim.unit, []).append(rebuilt(victim, is_image(record)))
     if not units:
         return None
     found = proportion([np.array(unit) for unit in units.values()])
@@ -136,9 +125,10 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     neither: an undefended model is there to be read, and so is one trained on noise.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
-    noise = [r for r in noise if r.config.attack.kind != "extraction"]
+    noise = [r for r in noise if asked(r).noise]
     attacked = [r for r in records if r.config.attack.kind in ("reconstruction", "label")]
     attacked = attacked or [r for r in records if r.config.attack.kind == "membership"]
+    attacked = attacked or [r for r in records if not asked(r).chapter]
     threats = sorted({r.config.threat_model.id for r in attacked})
     found = [_none([r for r in attacked if r.config.threat_model.id == threat]) for threat in threats]
     if len(found) > 1:
@@ -158,7 +148,10 @@ def _none(records: Sequence[Record]) -> Check:
         return _members(undefended)
     if images:
         what = "images above 20 dB" if is_image(images[0]) else "rows within a tenth of their size"
-        shares = [(sum(rebuilt(v, r) for v in r.victims) / max(1, len(r.victims)), r.config.attack.id) for r in images]
+        shares = [
+            (sum(rebuilt(v, is_image(r)) for v in r.victims) / max(1, len(r.victims)), r.config.attack.id)
+            for r in images
+        ]
         share, attack = max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
     else:
         what, strongest = "labels", best(labels, "label_accuracy")
@@ -171,27 +164,38 @@ def _none(records: Sequence[Record]) -> Check:
 
 def _members(undefended: Sequence[Record]) -> Check:
     """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells."""
-    asked = [r for r in undefended if r.config.attack.kind == "membership" and r.metric("asr") is not None]
-    asked = [r for r in asked if r.config.stage == "final"] or asked
-    if all(r.config.stage == "audit" for r in asked) and any(r.metric("canary_auc") for r in asked):
-        return _canaries([r for r in asked if r.metric("canary_auc")])
-    strongest = best(asked, "asr")
+    members = [r for r in undefended if r.metric("asr") is not None]
+    members = [r for r in members if r.config.stage == "final"] or members
+    if not members and (others := [r for r in undefended if not asked(r).chapter and r.metrics]):
+        return _others(others)
+    if all(r.config.stage == "audit" for r in members) and any(r.metric("canary_auc") for r in members):
+        return _canaries([r for r in members if r.metric("canary_auc")])
+    strongest = best(members, "asr")
     metric = strongest.metric("asr") if strongest is not None else None
     if strongest is None or metric is None or metric.low is None or metric.high is None:
         return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
-    ok = above_chance(strongest, "asr", len(asked))
+    ok = above_chance(strongest, "asr", len(members))
     text = f"{strongest.config.attack.id}: ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
     verb = "finds" if ok else "is NOT shown to find"
     return Check("none", ok, f"The best attack {verb} members of the undefended model ({text}).")
 
 
-def _canaries(asked: Sequence[Record]) -> Check:
+def _others(undefended: Sequence[Record]) -> Check:
+    """Judge `none` by questions of other packages, where nothing else was asked: by the headline of any of them."""
+    names = {r.cell_id: asked(r).headline(r.config) for r in undefended}
+    broken = [r for r in undefended if above_chance(r, names[r.cell_id], len(undefended))]
+    verb = "finds" if broken else "is NOT shown to find"
+    titles = ", ".join(sorted({asked(r).title for r in broken or undefended}))
+    return Check("none", bool(broken), f"The best attack {verb} what was asked of the undefended model ({titles}).")
+
+
+def _canaries(members: Sequence[Record]) -> Check:
     """Judge `none` by the canaries of its audit, where nothing else was asked."""
-    top = best(asked, "canary_auc")
+    top = best(members, "canary_auc")
     metric = top.metric("canary_auc") if top is not None else None
     if top is None or metric is None or metric.low is None or metric.high is None:
         return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
-    ok = above_chance(top, "canary_auc", len(asked))
+    ok = above_chance(top, "canary_auc", len(members))
     verb = "finds" if ok else "is NOT shown to find"
     text = f"{top.config.attack.id}: AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
     return Check("none", ok, f"The best attack {verb} canaries in the undefended model ({text}).")
@@ -210,25 +214,8 @@ def _full_noise(records: Sequence[Record]) -> Check:
 
 def _chance_probability(record: Record) -> float:
     """Return the probability of a cell's score under chance (one-sided binomial over independent units)."""
-    victims = record.victims
-    seen = [v for v in victims if isinstance(v, ImageScore | LabelScore)]
-    units = len({unit_of(v) for v in seen}) or max(1, len(victims) // max(1, record.config.batch_size))
-    images = [v for v in victims if isinstance(v, ImageScore)]
-    if images:
-        # A blind guess may succeed on a nearly uniform image; one in twenty is allowed for.
-        return _binomial(sum(rebuilt(v, record) for v in images) / len(images), units, 0.05)
-    labels = [v for v in victims if isinstance(v, LabelScore)]
-    if labels:
-        chance = multiset_chance(record.config.model.classes, len(labels) // units)
-        return _binomial(sum(v.label for v in labels) / len(labels), units, chance)
-    traces = [v for v in victims if isinstance(v, TraceScore)]
-    if traces:
-        owners = len({v.owner for v in traces})
-        return _binomial(sum(v.owner == v.guess for v in traces) / len(traces), units, 1 / owners)
-    members = [v for v in victims if isinstance(v, MemberScore) and v.decision is not None]
-    if members:
-        return _binomial(sum(v.member == v.decision for v in members) / len(members), len(members), 0.5)
-    return 1.0
+    law = asked(record).blind(record.victims, record.config) if record.victims else None
+    return 1.0 if law is None else _binomial(*law)
 
 
 @lru_cache(maxsize=4096)

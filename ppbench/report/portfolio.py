@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import ImageScore, Record
+from ppbench.records.schema import Record
 from ppbench.report.controls import best, rebuilding
 
 Place = tuple[int, int, int]

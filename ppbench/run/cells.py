@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ppbench.adversary.attack import RECORD_KINDS, Attack
+from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError
 from ppbench.federation.view import THREATS
 from ppbench.metrics.perceptual import identity, measurable
+from ppbench.questions.base import question_of
 from ppbench.records.schema import (
     AttackInfo,
     AuditInfo,
@@ -110,9 +111,10 @@ def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
 
 def asked(attack: Attack, stage: Stage, records: bool) -> bool:
     """Return whether `attack` is run in groups of `stage` that ask about records, or about probes."""
+    question = question_of(attack.kind)
     if stage == "audit":
-        return attack.kind == "membership" or bool(attack.audit)
-    return not attack.audit and (attack.kind in RECORD_KINDS) == records
+        return question.audits or bool(attack.audit)
+    return not attack.audit and (question.source == "model") == records
 
 
 def _scalars(value: object) -> dict[str, Scalar]:
@@ -129,7 +131,7 @@ def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
 
 
 def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
-    """Return the cells of `group`, reconstruction attacks before those that follow them."""
+    """Return the cells of `group`, attacks before those that follow them."""
     point = points(config)[group.point]
     data, model, fed = describe(task, config)
     defense = point.defense
@@ -139,10 +141,9 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
         for a in fitting(task, config)
         if group.threat in threats_of(a, config) and asked(a, group.stage, group.records)
     ]
-    sources = [a for a in chosen if a.kind == "reconstruction"]
     found = []
-    for attack in sorted(chosen, key=lambda a: a.kind == "tracing"):
-        for follows in sources if attack.kind == "tracing" and not attack.audit else [None]:
+    for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
+        for follows in _sources(attack, chosen):
             cell = CellConfig(
                 suite=config.suite,
                 suite_digest=config.suite_digest,
@@ -180,9 +181,15 @@ def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
     return found
 
 
+def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
+    """Return the attacks whose answers `attack` follows, one cell each; [None] where it follows none."""
+    source = "" if attack.audit else question_of(attack.kind).follows
+    return [other for other in chosen if other.kind == source] if source else [None]
+
+
 def _perceptual(task: Task, config: EvaluateConfig, attack: Attack) -> str:
     """Return the feature network that the attack's images are measured with, "" for none."""
-    images = attack.kind == "reconstruction" and measurable(task.plan.spec.shape)
+    images = question_of(attack.kind).inputs and measurable(task.plan.spec.shape)
     return identity(config.weights) if images else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,8 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import load, load_all
+from ppbench.base.registry import load, load_all, plugins
 from ppbench.federation.contract import Defense
+from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig
@@ -76,6 +77,8 @@ def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> At
     attack = _instance("attack", load("attacks", name), name, parameters or {})
     if not isinstance(attack, Attack):
         raise UsageError(f"The plugin {name!r} is no Attack; subclass ppbench.Attack.")
+    if attack.kind not in plugins("questions"):
+        raise unknown(f"question of attack {name!r}", attack.kind, plugins("questions"))
     attack.check()
     return attack
 
@@ -137,10 +140,19 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
                 raise UsageError(f"Attack {name!r} learns from public examples; set some apart, as --public 0.5.")
             continue
         chosen.append(attack)
-    kinds = {attack.kind for attack in chosen}
-    if any(a.kind == "tracing" and not a.audit for a in chosen) and "reconstruction" not in kinds:
-        raise UsageError("Tracing needs reconstructions; add a reconstruction attack, as --attack dlg,tracing.")
+    _check_sources(chosen)
     return chosen
+
+
+def _check_sources(chosen: Sequence[Attack]) -> None:
+    """Refuse an attack whose challenges hold the answers of others, where there are no others (UsageError)."""
+    kinds = {attack.kind for attack in chosen}
+    for attack in chosen:
+        source = "" if attack.audit else question_of(attack.kind).follows
+        if source and source not in kinds:
+            raise UsageError(
+                f"{attack.kind.capitalize()} needs {source}s; add a {source} attack, as --attack dlg,{attack.name}."
+            )
 
 
 def _meant(config: EvaluateConfig, factory: Any) -> bool:

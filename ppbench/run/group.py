@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from ppbench import __version__
-from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.compare import Yardstick
-from ppbench.adversary.score import Scored, score_images, score_labels, score_members, score_outputs, score_traces
-from ppbench.adversary.victims import Victims, choose_candidates, choose_victims, digest
+from ppbench.adversary.attack import Guess
+from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.errors import Overflow
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.metrics.perceptual import measurable, network
+from ppbench.questions.base import Inquiry, Model, Probe, Scored, question_of
+from ppbench.questions.images import Yardstick
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import (
     Environment,
+    Flag,
     Record,
     Tuned,
 )
@@ -63,22 +64,13 @@ class Bench:
             self._keep(cell, Scored([]), 0.0, status="diverged", reason=reason)
 
     def _records(self, fed: Federation, missing: list[Cell]) -> None:
-        candidates = choose_candidates(self.task.shards, self.task.test, self.config.candidates, self.task.seeds)
-        queries = self.task.test.x[: self.config.candidates]
+        task, config = self.task, self.config
         transcript = fed.observe() if self.group.stage == "iterate" else fed.release()
-        own = ((-1, self.task.shards[0]),)
-        view = replace(transcript.view(self.group.threat, own=own), public=self.task.public)
-        true, about = fed.outputs(queries), (candidates.digest(), digest(queries))
+        view = replace(transcript.view(self.group.threat, own=((-1, task.shards[0]),)), public=task.public)
+        draw = partial(choose_candidates, task.shards, task.test, config.candidates, task.seeds)
+        model = Model(task.test, config.candidates, fed.outputs, draw)
         for cell in missing:
-            began = time.perf_counter()
-            if cell.attack.kind == "extraction":
-                asked = [Challenge((), 1, x=queries.clone())]
-                _, scored, failure = self._attempt(cell, view, asked, lambda found: score_outputs(true, found[0]))
-            else:
-                asked = [candidates.challenge(half) for half in (0, 1)]
-                _, scored, failure = self._attempt(cell, view, asked, partial(score_members, candidates))
-            chosen = about[cell.attack.kind == "extraction"]
-            self._keep(cell, scored, time.perf_counter() - began, failure, asked=chosen)
+            self._answered(cell, view, partial(question_of(cell.attack.kind).of_model, model))
 
     def audited(self, questions: Questions, missing: list[Cell]) -> None:
         """Attack, score and keep each of `missing` on the target of a complete audit."""
@@ -86,16 +78,10 @@ class Bench:
             for cell in missing:
                 self._keep(cell, Scored([]), 0.0, status="diverged", reason=self.trained.utility.reason)
             return
-        view, members, traced = questions.view(self.group.threat), questions.challenges(), questions.tracing()
-        about = questions.candidates.digest()
+        view = questions.view(self.group.threat)
         for cell in missing:
-            began = time.perf_counter()
-            if cell.attack.kind == "tracing":
-                _, scored, failure = self._attempt(cell, view, [traced[0]], lambda g: score_traces(traced[1], g[0]))
-            else:
-                _, scored, failure = self._attempt(cell, view, members, partial(score_members, questions.candidates))
-            scored = replace(scored, flags=(*scored.flags, *questions.flags()))
-            self._keep(cell, scored, time.perf_counter() - began, failure, asked=about)
+            ask = partial(question_of(cell.attack.kind).of_audit, questions)
+            self._answered(cell, view, ask, flags=questions.flags())
 
     def keep_failed(self, cell: Cell, reason: str) -> None:
         """Keep a cell as failed."""
@@ -112,62 +98,63 @@ class Bench:
             for cell in missing:
                 self._keep(cell, Scored([]), 0.0, f"no probed client acted as {group.role}")
             return
-        found, about = dict[str, list[Guess]](), victims.digest()
+        given = dict[str, list[Guess]]()
         wanted = {cell.id for cell in missing}
         due = [c for c in cells(self.task, self.config, group) if c.id in wanted or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: it may leave the range of what is sent
         trial = rehearsal(fed, self.task, self.config, group) if rehearsed else None
+        ruler = partial(yardstick_of, self.task, self.config)
         for cell in due:
             began, choice = time.perf_counter(), None
             if trial is not None and cell.tuned:
                 label = (cell.attack.name, group.threat, group.stage, group.batch)
                 attack, choice = tuned(cell.attack, trial, self.task, label)
                 cell = replace(cell, attack=attack)
-            asked = self._questions(cell, victims, found)
-            guesses, scored, failure = self._attempt(cell, view, asked, partial(self._score, cell, view, victims))
-            found[cell.attack.name] = guesses
-            if cell.id in wanted:
-                self._keep(cell, scored, time.perf_counter() - began, failure, choice=choice, asked=about)
+            earlier = given.get(cell.follows or "", [])
+            probe = Probe(cell.attack, view, victims, self.task.seeds, self.task.test, ruler, earlier)
+            ask = partial(question_of(cell.attack.kind).of_probe, probe)
+            spent, keep = time.perf_counter() - began, cell.id in wanted
+            given[cell.attack.name] = self._answered(cell, view, ask, choice=choice, spent=spent, keep=keep)
 
-    def _questions(self, cell: Cell, victims: Victims, found: Mapping[str, list[Guess]]) -> list[Challenge]:
-        if cell.attack.kind != "tracing":
-            return victims.challenges()
-        slots = tuple(slot for unit in victims.units for slot in unit)
-        images = [g.x for g in found.get(cell.follows or "", []) if g.x is not None]
-        shape = self.task.plan.spec.shape
-        rebuilt = torch.cat(images) if len(images) == len(victims.units) else torch.full((0, *shape), 0.0)
-        queries, _ = victims.queries(self.task.seeds)
-        return [Challenge(slots, victims.batch, x=queries, reconstructions=rebuilt)]
+    def _answered(
+        self,
+        cell: Cell,
+        view: View,
+        ask: Callable[[], Inquiry],
+        *,
+        choice: Tuned | None = None,
+        flags: tuple[Flag, ...] = (),
+        spent: float = 0.0,
+        keep: bool = True,
+    ) -> list[Guess]:
+        """Ask, attack, score and keep one cell; return the guesses, none of an attack that failed.
 
-    def _attempt(
-        self, cell: Cell, view: View, asked: list[Challenge], score: Callable[[list[Guess]], Scored]
-    ) -> tuple[list[Guess], Scored, str | None]:
+        spent: seconds that the cell has taken before.
+        """
+        began = time.perf_counter() - spent
+        inquiry = ask()
+        guesses, scored, failure = self._attempt(cell, view, inquiry)
+        if keep:
+            scored = replace(scored, flags=(*scored.flags, *flags))
+            self._keep(cell, scored, time.perf_counter() - began, failure, choice=choice, asked=inquiry.digest)
+        return guesses
+
+    def _attempt(self, cell: Cell, view: View, inquiry: Inquiry) -> tuple[list[Guess], Scored, str | None]:
         """Run and score an attack. A stranger's may raise, or answer, anything: a failed cell, never a lost run."""
-        group = self.group
+        group, attack = self.group, cell.attack
         generator = self.task.seeds.generator(
-            "attack", cell.attack.name, cell.follows or "", group.threat, group.stage, group.batch
+            "attack", attack.name, cell.follows or "", group.threat, group.stage, group.batch
         )
         try:
-            if cell.attack.kind in ("reconstruction", "label") and not (
-                cell.attack.evidence(view) or view.defense.evidence(view)
-            ):  # a blind guess must not pass for a defense that holds
-                return [], Scored([]), f"attack {cell.attack.name!r}: nothing in the view of {group.threat} can be read"
-            guesses = cell.attack.run(view, asked, generator)
-            if len(guesses) != len(asked):
-                raise ValueError(f"{len(guesses)} guesses to {len(asked)} questions")
-            return guesses, score(guesses), None
+            if question_of(attack.kind).reads and not (attack.evidence(view) or view.defense.evidence(view)):
+                # a blind guess must not pass for a defense that holds
+                return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {group.threat} can be read"
+            guesses = attack.run(view, inquiry.challenges, generator)
+            if len(guesses) != len(inquiry.challenges):
+                raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
+            return guesses, inquiry.score(guesses), None
         except Exception as cause:  # noqa: BLE001
-            return [], Scored([]), f"attack {cell.attack.name!r}: {type(cause).__name__}: {cause}"
-
-    def _score(self, cell: Cell, view: View, victims: Victims, guesses: list[Guess]) -> Scored:
-        if cell.attack.kind == "reconstruction":
-            evidence = {e.unit: e for e in cell.attack.evidence(view)}
-            plain = {e.unit: e for e in view.defense.evidence(view)}
-            yardstick = yardstick_of(self.task, self.config)
-            return score_images(victims, guesses, evidence, plain, self.task.plan.data_range, yardstick)
-        if cell.attack.kind == "label":
-            return score_labels(victims, guesses)
-        return score_traces(victims.queries(self.task.seeds)[1], guesses[0])
+            return [], Scored([]), f"attack {attack.name!r}: {type(cause).__name__}: {cause}"
 
     def _keep(
         self,

@@ -16,12 +16,12 @@ from functools import lru_cache
 import torch
 
 from ppbench import __version__
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import choose_victims
 from ppbench.base.registry import load
 from ppbench.federation.engine import Federation
-from ppbench.records.aggregate import BROKEN_DB
-from ppbench.records.schema import ImageScore, Scalar
+from ppbench.questions.image_metrics import BROKEN_DB
+from ppbench.questions.images import score_images
+from ppbench.records.schema import Scalar
 from ppbench.records.soundness import Soundness, Trial
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
@@ -54,7 +54,7 @@ def share_broken(subject: Subject) -> float:
     attack = load("attacks", subject.attack)(**dict(subject.options))
     guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
     scores = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
-    return sum(isinstance(s, ImageScore) and (s.psnr or 0.0) > BROKEN_DB for s in scores) / len(scores)
+    return float(sum((s.psnr or 0.0) > BROKEN_DB for s in scores) / len(scores))
 
 
 @lru_cache(maxsize=1)

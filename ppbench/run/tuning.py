@@ -7,11 +7,9 @@ An adversary who knows the mechanism can run it on public examples, whose truth 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import warnings
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
@@ -19,15 +17,14 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
 from ppbench.federation.view import View
-from ppbench.records.schema import ImageScore, Tuned
+from ppbench.questions.base import Probe, question_of
+from ppbench.records.schema import Tuned
 from ppbench.run.cells import Group
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.task import Task
 
 FIRST = 1_000_000
 """Number of the first tuning probe: far from those of victims, whose noise and masks must not come twice."""
-WORST = 1e6
-"""Relative error that a failed reconstruction of a table row counts as."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,39 +68,33 @@ def tuning_victims(defense: Defense, task: Task, config: EvaluateConfig, group: 
 
 
 def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
-    """Return the variant of `attack` with the largest median PSNR on the tuning victims, and what each one gave.
+    """Return the variant of `attack` that its question values most on the tuning victims, and what each one gave.
 
-    Of table rows, which decibels say nothing about, minus the relative error takes the place of PSNR. A variant that
-    fails scores worst; of equals, and where there are no victims, the first is taken.
+    A variant that fails scores worst; of equals, and where there are no victims, the first is taken.
 
     Args:
-        attack: a reconstruction attack with several variants.
+        attack: one with several variants.
         trial: what `rehearsal` returned.
         task: gives data range and seeds.
         label: names the cell; part of the seed of the attack's draws.
     """
     variants = list(attack.variants())
-    scores = [_median(variant, trial, task, label) for variant in variants]
+    scores = [_worth(variant, trial, task, label) for variant in variants]
     best = max(range(len(variants)), key=lambda i: (scores[i], -i))
     settings = [dataclasses.asdict(variant) for variant in variants]
     differ = [name for name in settings[0] if len({repr(s[name]) for s in settings}) > 1]
     return variants[best], Tuned(variants=[{n: s[n] for n in differ} for s in settings], scores=scores, chosen=best)
 
 
-def _median(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> float:
-    victims = trial.victims
-    image = len(task.plan.spec.shape) == 3
-    worst = 0.0 if image else -WORST
+def _worth(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> float:
+    victims, question = trial.victims, question_of(attack.kind)
     if not victims.units:
-        return worst
+        return question.worth([], task.plan)
     try:
-        guesses = attack.run(trial.view, victims.challenges(), task.seeds.generator("tuning", *label))
-        scored = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
+        inquiry = question.of_probe(Probe(attack, trial.view, victims, task.seeds, task.test))
+        guesses = attack.run(trial.view, inquiry.challenges, task.seeds.generator("tuning", *label))
+        return question.worth(inquiry.score(guesses).victims, task.plan)
     except Exception as cause:  # noqa: BLE001 - a stranger's variant may raise anything; it is not chosen
         about = f"attack {attack.name!r} failed on tuning victims: {type(cause).__name__}: {cause}"
         warnings.warn(f"A variant of {about}; the others are compared without it.", stacklevel=2)
-        return worst
-    images = [s for s in scored if isinstance(s, ImageScore)]
-    if not image:
-        return statistics.median([-WORST if s.rmse is None else -s.rmse for s in images])
-    return statistics.median([s.psnr or 0.0 for s in images])
+        return question.worth([], task.plan)

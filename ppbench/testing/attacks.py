@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from ppbench.adversary.attack import Attack, Kind
+from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load, plugins
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import THREATS
+from ppbench.questions.base import question_of
 from ppbench.testing import gradients, records, traces
 from ppbench.testing.findings import Finding, Property, ask_all, raise_failures
 from ppbench.testing.worlds import POISONS, Duel
@@ -37,8 +38,6 @@ def declares_itself(duel: Duel) -> Iterator[str]:
 
 UPLOADS: Asked = {
     "declares_itself": declares_itself,
-    "finds_the_planted_leak": gradients.finds_the_planted_leak,
-    "noise_gives_chance": gradients.noise_gives_chance,
     "one_seed_one_guess": gradients.one_seed_one_guess,
     **{f"keeps_form_and_budget_{t}": partial(gradients.keeps_form_and_budget, threat=t) for t in sorted(THREATS)},
     **{f"survives_{poison}": partial(gradients.survives_poison, poison=poison) for poison in POISONS},
@@ -50,9 +49,17 @@ UPLOADS: Asked = {
 }
 ABSENCES = (*POISONS, records.ABSENT)
 
-ATTACK_PROPERTIES: Mapping[Kind, Asked] = {
-    "reconstruction": UPLOADS,
-    "label": UPLOADS,
+ATTACK_PROPERTIES: Mapping[str, Asked] = {
+    "reconstruction": {
+        "finds_the_planted_leak": gradients.finds_the_planted_leak,
+        "noise_gives_chance": gradients.noise_gives_chance,
+        **UPLOADS,
+    },
+    "label": {
+        "finds_the_planted_leak": gradients.finds_all_labels,
+        "noise_gives_chance": gradients.noise_gives_labels_by_chance,
+        **UPLOADS,
+    },
     "membership": {
         "declares_itself": declares_itself,
         "finds_members": records.finds_members,
@@ -76,7 +83,17 @@ ATTACK_PROPERTIES: Mapping[Kind, Asked] = {
         **{f"answers_{poison}": partial(records.answers_without_a_model, poison=poison) for poison in ABSENCES},
     },
 }
-"""What is asked of attacks of each kind, by name. `tests/test_attack_contract.py` asks it of every one of ours."""
+"""What is asked of attacks of each kind, by name. `tests/test_attack_contract.py` asks it of every one of ours.
+
+Of a question of another package `properties_of` asks manners: what leaks, and what chance is, its own tests know.
+"""
+
+
+def properties_of(kind: str) -> Asked:
+    """Return the properties that attacks of a kind are asked."""
+    manners = UPLOADS if question_of(kind).reads else {"declares_itself": declares_itself}
+    return ATTACK_PROPERTIES.get(kind, manners)
+
 
 ONCE = frozenset(
     {"declares_itself", "finds_the_planted_leak", "poison_harms_no_other", "traces_perfect_reconstructions"}
@@ -96,7 +113,7 @@ def duels(attack: Attack, against: Iterable[Defense] = ()) -> list[Duel]:
 
 def asked_of(duel: Duel) -> Asked:
     """Return the properties that are asked in a duel, by name."""
-    every = ATTACK_PROPERTIES[duel.attack.kind]
+    every = properties_of(duel.attack.kind)
     return {name: question for name, question in every.items() if duel.undefended or name not in ONCE}
 
 
@@ -108,7 +125,7 @@ def check_attack(
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask an attack for all properties of its kind in `ATTACK_PROPERTIES`; it need not be installed.
+    """Ask an attack for all properties of its kind (`properties_of`); it need not be installed, its question must be.
 
     Against no defense and against each of its `targets` that is installed, in small federations on digits. Takes some
     ten seconds for each, most of them the attack's own.
@@ -130,8 +147,8 @@ def check_attack(
     made = attack() if isinstance(attack, type) and issubclass(attack, Attack) else attack
     if not isinstance(made, Attack):
         raise UsageError(f"{attack!r} is no attack; give a subclass of ppbench.Attack, or an instance of one.")
-    if made.kind not in ATTACK_PROPERTIES:
-        raise unknown("kind of attack", made.kind, ATTACK_PROPERTIES)
+    if made.kind not in plugins("questions"):
+        raise unknown("kind of attack", made.kind, plugins("questions"))
     if made.audit:
         raise UsageError(
             f"Attack {made.name!r} needs an audit ({made.audit}), which this battery does not train; evaluate it with "

@@ -9,11 +9,12 @@ import torch
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.isolate import isolated
-from ppbench.adversary.score import score_labels
 from ppbench.base.registry import plugins
 from ppbench.federation.plan import Data
 from ppbench.federation.view import View
 from ppbench.metrics.labels import multiset_hits
+from ppbench.questions.base import question_of
+from ppbench.questions.labels import score_labels
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import digits, folder, installed
 from ppbench.testing.worlds import (
@@ -36,16 +37,8 @@ from ppbench.testing.worlds import (
 
 
 def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
-    """Ask whether undefended gradients give the images (median PSNR) with their labels, or all labels of batches."""
+    """Ask whether undefended gradients give the images (median PSNR) with their labels."""
     attack = duel.attack
-    if attack.kind == "label":
-        for batch in (1, 4):
-            world = duel.probe(32, batch)
-            scores = score_labels(world.victims, attack.run(world.view, world.challenges, seeded())).victims
-            right = sum(bool(getattr(score, "label", False)) for score in scores)
-            if right != 32:
-                yield f"of undefended gradients of {batch} images each it finds {right} of 32 labels; all can be found"
-        return
     world = duel.probe(8, pictures=duel.pictures)
     public = Data(digits().x[600:1000], digits().y[600:1000])
     world = replace(world, view=replace(world.view, public=public))
@@ -58,8 +51,18 @@ def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
         yield f"undefended gradients give a median PSNR of {reached:.1f} dB; more than {duel.decibels:g} dB is right"
 
 
+def finds_all_labels(duel: Duel) -> Iterator[str]:
+    """Ask whether undefended gradients give all labels of batches."""
+    for batch in (1, 4):
+        world = duel.probe(32, batch)
+        scores = score_labels(world.victims, duel.attack.run(world.view, world.challenges, seeded())).victims
+        right = sum(score.label for score in scores)
+        if right != 32:
+            yield f"of undefended gradients of {batch} images each it finds {right} of 32 labels; all can be found"
+
+
 def noise_gives_chance(duel: Duel) -> Iterator[str]:
-    """Ask whether uploads that do not depend on the data give images no nearer than grey, and labels by chance.
+    """Ask whether uploads that do not depend on the data give images no nearer than grey, and their labels by chance.
 
     Each unit's upload is drawn alike, so any pairing of guesses with truths is as likely as the true one: the chance
     of a hit is the mean over all pairings, whichever classes the attack prefers. Hits of a random pairing are drawn
@@ -67,28 +70,33 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
     cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
     digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 24 may.
     """
-    kind = duel.attack.kind
     attack, world = duel.quick(90), mute(duel, 24)
     guesses = attack.run(world.view, world.challenges, seeded())
-    wrong = list(malformed(world, guesses, kind))
+    wrong = list(malformed(world, guesses, attack.kind))
     if wrong:
         yield wrong[0]
         return
-    if kind == "reconstruction":
-        plain = [Guess(x=torch.full_like(g.x, 0.5)) for g in guesses if g.x is not None]
-        gains = torch.tensor(psnrs(attack, world, guesses)) - torch.tensor(psnrs(attack, world, plain))
-        if float(gains.mean()) >= 0.5 or float(gains.max()) >= 1.5:
-            yield (
-                f"from uploads of pure noise images come {float(gains.mean()):.1f} dB nearer than grey "
-                f"(at most {float(gains.max()):.1f}); there is nothing in them to come from"
-            )
-        if not _no_nearer_than_any_pairing(world, guesses):
-            yield "from uploads of pure noise images are nearest to their own truth; it knows more than its view"
+    plain = [Guess(x=torch.full_like(g.x, 0.5)) for g in guesses if g.x is not None]
+    gains = torch.tensor(psnrs(attack, world, guesses)) - torch.tensor(psnrs(attack, world, plain))
+    if float(gains.mean()) >= 0.5 or float(gains.max()) >= 1.5:
+        yield (
+            f"from uploads of pure noise images come {float(gains.mean()):.1f} dB nearer than grey "
+            f"(at most {float(gains.max()):.1f}); there is nothing in them to come from"
+        )
+    if not _no_nearer_than_any_pairing(world, guesses):
+        yield "from uploads of pure noise images are nearest to their own truth; it knows more than its view"
     if all(guess.y is not None for guess in guesses):
         yield from _chance_of_labels(world, guesses, "pure noise")
-    if kind == "label" and duel.undefended:
-        world = mute(duel, 96, 4)
-        yield from _chance_of_labels(world, attack.run(world.view, world.challenges, seeded()), "batches of noise")
+
+
+def noise_gives_labels_by_chance(duel: Duel) -> Iterator[str]:
+    """Ask whether uploads that do not depend on the data give labels by chance, see `noise_gives_chance`."""
+    worlds = [(duel.quick(90), mute(duel, 24), "pure noise")]
+    worlds += [(duel.quick(90), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
+    for attack, world, words in worlds:
+        guesses = attack.run(world.view, world.challenges, seeded())
+        wrong = list(malformed(world, guesses, attack.kind))
+        yield from wrong[:1] or _chance_of_labels(world, guesses, words)
 
 
 def _chance_of_labels(world: World, guesses: Sequence[Guess], words: str) -> Iterator[str]:
@@ -180,7 +188,7 @@ def poison_harms_no_other(duel: Duel) -> Iterator[str]:
     labels = [guesses[i].y for i in sound]
     if any(y is not None and y.tolist() != world.labels[i] for i, y in zip(sound, labels, strict=True)):
         yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
-    if attack.kind == "reconstruction":
+    if question_of(attack.kind).inputs:
         before, after = psnrs(attack, world, clean), psnrs(attack, world, guesses)
         worse = [i for i in sound if not after[i] > min(before[i], 60) - 3]
         if worse:
@@ -208,7 +216,7 @@ def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
         guesses = attack.run(world.view, world.challenges, seeded())
         wrong = list(malformed(world, guesses, attack.kind))
         yield from wrong
-        if attack.kind == "reconstruction" and not wrong:
+        if question_of(attack.kind).inputs and not wrong:
             values = psnrs(attack, world, guesses)
             if not all(0 <= value <= 100 for value in values):
                 yield f"constant images give PSNRs of {min(values):.1f} to {max(values):.1f} dB; 0 to 100 are right"
@@ -217,7 +225,7 @@ def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
 def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
     """Ask whether a view from disk gives the same guess bit for bit; where both are installed, in a fresh process."""
     attack, world = duel.quick(), duel.probe(2)
-    apart = attack.kind == "reconstruction" and all(
+    apart = question_of(attack.kind).inputs and all(
         plugins(group).get(part.name) is not None and plugins(group)[part.name].entry.load() is type(part)
         for group, part in (("attacks", attack), ("defenses", duel.defense))
     )

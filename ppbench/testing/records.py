@@ -11,7 +11,6 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.score import score_members, score_outputs
 from ppbench.adversary.victims import Candidates, choose_candidates
 from ppbench.base.autodiff import gradient
 from ppbench.base.registry import load
@@ -22,6 +21,8 @@ from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
+from ppbench.questions.extraction import score_outputs
+from ppbench.questions.membership import score_members
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import CLASSES, SHAPE, digits
 from ppbench.testing.worlds import (

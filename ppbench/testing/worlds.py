@@ -10,7 +10,6 @@ from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.score import score_images
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
@@ -24,7 +23,8 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
-from ppbench.records.scores import ImageScore
+from ppbench.questions.base import Probe, question_of
+from ppbench.questions.images import score_images
 from ppbench.testing.scene import CLASSES, CLIENTS, SHAPE, SHARD, Change, base_plan, dealt, digits
 
 LEVEL = 0.999
@@ -117,18 +117,25 @@ class Duel:
 
     def probe(self, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None) -> World:
         """Return what the adversary of `threat` sees of `count` victims, whose images `pictures` replaces before."""
-        return probed(self.federate(), count, batch, threat, pictures)
+        return probed(self.attack, self.federate(), count, batch, threat, pictures)
 
 
 def probed(
-    run: Federation, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None
+    attack: Attack,
+    run: Federation,
+    count: int,
+    batch: int = 1,
+    threat: str = "server/1",
+    pictures: Change | None = None,
 ) -> World:
-    """Return what the adversary of `threat` sees of `count` victims of `run`, with public examples of noise."""
+    """Return what `attack` sees under `threat` of `count` victims of `run`, with public examples of noise."""
     victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
     if pictures is not None:
         victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
     view = run.probe(victims.data).view(threat, own=victims.own)
-    return World(replace(view, public=noise_pictures()), victims.challenges(), victims)
+    view = replace(view, public=noise_pictures())
+    inquiry = question_of(attack.kind).of_probe(Probe(attack, view, victims, Seeds(0), digits()))
+    return World(view, inquiry.challenges, victims)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -171,7 +178,7 @@ def mute(duel: Duel, count: int, batch: int = 1) -> World:
         )
         return replace(world, view=replace(world.view, mail=mail))
     run = replace(duel, defense=load("defenses", "full_noise")()).federate()
-    world, context = probed(run, count, batch), run.context("null", 1, 0, 0)
+    world, context = probed(duel.attack, run, count, batch), run.context("null", 1, 0, 0)
     mail_ = []
     for letter in world.view.mail:
         if isinstance(letter.message, Update):
@@ -186,32 +193,11 @@ def malformed(world: World, guesses: Sequence[Guess], kind: str) -> Iterator[str
         yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one a challenge, in order"
         return
     for asked, guess in zip(world.challenges, guesses, strict=True):
-        count = len(asked.unit) * asked.batch
-        if kind == "reconstruction":
-            yield from _misshapen(guess, (count, *world.view.plan.spec.shape))
-        if guess.y is not None or kind == "label":
-            yield from _mislabelled(guess, count, world.view.plan.spec.classes)
+        yield from question_of(kind).malformed(guess, asked, world.view.plan)
         if not isinstance(guess.evaluations, int) or guess.evaluations < 0:
             yield f"evaluations is {guess.evaluations!r}; it must be a whole number from 0"
         if not (guess.confidence is None or isinstance(guess.confidence, float)):
             yield f"confidence is {guess.confidence!r}; it must be a float or None"
-
-
-def _misshapen(guess: Guess, right: tuple[int, ...]) -> Iterator[str]:
-    if guess.x is None or tuple(guess.x.shape) != right or guess.x.dtype != torch.float32:
-        seen = "nothing" if guess.x is None else f"{guess.x.dtype} {tuple(guess.x.shape)}"
-        yield f"the guess x is {seen}; it must be float32 of shape {right}"
-    elif guess.x.requires_grad:
-        yield "the guess x drags its autograd history along; detach it"
-
-
-def _mislabelled(guess: Guess, count: int, classes: int) -> Iterator[str]:
-    found = guess.y
-    if found is None or tuple(found.shape) != (count,) or found.dtype != torch.int64:
-        seen = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
-        yield f"the guess y is {seen}; it must be int64 of shape ({count},)"
-    elif not 0 <= int(found.min()) <= int(found.max()) < classes:
-        yield f"the guess y {found.tolist()} names classes that do not exist"
 
 
 def content(guess: Guess) -> list[object]:
@@ -236,7 +222,7 @@ def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]
     own = {e.unit: e for e in attack.evidence(world.view)}
     plain: Mapping[object, object] = {}
     scored = score_images(world.victims, guesses, own, plain, world.view.plan.data_range)  # type: ignore[arg-type]
-    return [victim.psnr or 0.0 for victim in scored.victims if isinstance(victim, ImageScore)]
+    return [victim.psnr or 0.0 for victim in scored.victims]
 
 
 def median(values: Sequence[float]) -> float:

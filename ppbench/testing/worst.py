@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ppbench.questions.base import question_of
 from ppbench.records.schema import CellConfig, Metric, Record
 from ppbench.report.cap import Cap, series_cap
 from ppbench.report.controls import best
@@ -134,7 +135,7 @@ def _groups(records: Sequence[Record], control: bool) -> Iterator[list[Record]]:
     found: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     for record in records:
         c = record.config
-        if c.attack.kind == "reconstruction":
+        if question_of(c.attack.kind).inputs:
             key = (c.threat_model.id, c.stage, c.batch_size, c.role, c.probe, c.probe_rounds, c.seed, c.data.sha256)
             found[(*key, c.model.id, c.federation.model_dump_json(), _control(c) if control else None)].append(record)
     yield from found.values()

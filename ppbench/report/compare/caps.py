@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ppbench.questions.base import DistanceLaw, Rule, asked
 from ppbench.records.schema import Utility
-from ppbench.report.cap import DISTANCE_OF_KIND, METRIC_OF
 from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of
 from ppbench.report.compare.judge import Row, row_of
 from ppbench.report.compare.paired import REPLICATES, generator_of, over_seeds, replicated, resampled, same, with_luck
-from ppbench.report.compare.samples import RULES, TRAINED, Floats, Rule, sample_of
+from ppbench.report.compare.samples import TRAINED, Floats, sample_of
 
 CAP = 0.01
 """How much lower a CAP must be to count."""
@@ -45,14 +45,18 @@ def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
     Victims are the same at all control values and are drawn alike; accuracies are drawn by the normal law of their own
     intervals, all of one side together, because the test images are the same.
     """
-    metric = METRIC_OF[DISTANCE_OF_KIND[shown.base[0].config.attack.kind]]
-    rule = next(r for r in RULES if r.metric == metric)
+    question = asked(shown.base[0])
+    law = question.distance()
+    if law is None:
+        return
+    metric = law.metric
+    rule = next(r for r in question.rules if r.metric == metric)
     cells = [(a, b) for pair in some for a, b in zip(pair.base, pair.new, strict=True)]
     if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
         return
-    row = Rule("cap", "cap", "all", "mean", CAP, True, (), LUCK if shown.where.stage in TRAINED else UNTRAINED_LUCK)
+    row = Rule("cap", "cap", "all", "mean", CAP, True, LUCK if shown.where.stage in TRAINED else UNTRAINED_LUCK)
     n = sum(len(r.victims) for r, _ in cells)
-    worse, base, new = _cap_resamples(some, rule, f"{shown.where} cap")
+    worse, base, new = _cap_resamples(some, rule, law, f"{shown.where} cap")
     if all(a.victims == b.victims and a.utility == b.utility for a, b in cells):
         yield row_of(shown, row, same(base, n), "")
         return
@@ -61,7 +65,7 @@ def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
     yield row_of(shown, row, with_luck(found, row.luck, len(shown.seeds)), "")
 
 
-def _cap_resamples(some: Sequence[Pair], rule: Rule, key: str) -> tuple[Floats, float, float]:
+def _cap_resamples(some: Sequence[Pair], rule: Rule, law: DistanceLaw, key: str) -> tuple[Floats, float, float]:
     """Return the worsening of a CAP in all resamples, and the CAP of both sides."""
     each: list[Floats] = []
     levels: list[tuple[float, float]] = []
@@ -73,7 +77,7 @@ def _cap_resamples(some: Sequence[Pair], rule: Rule, key: str) -> tuple[Floats, 
             distances = replicated(sample_of(one, two, rule), rule, generator_of(f"{key} {place}"))
             equal = one.utility == two.utility
             accuracies = [_accuracies(r.utility, luck[0 if equal else side]) for side, r in enumerate((one, two))]
-            caps.append([a * _distance(rule.metric, d) for a, d in zip(accuracies, distances, strict=True)])
+            caps.append([a * law.of(d) for a, d in zip(accuracies, distances, strict=True)])
         base, new = (np.mean([cap[side] for cap in caps], axis=0) for side in (0, 1))
         each.append(base - new)
         levels.append((float(base[0]), float(new[0])))
@@ -84,10 +88,3 @@ def _cap_resamples(some: Sequence[Pair], rule: Rule, key: str) -> tuple[Floats, 
 def _accuracies(utility: Utility, luck: Floats) -> Floats:
     value, low, high = utility.accuracy or 0.0, utility.low or 0.0, utility.high or 0.0
     return np.concatenate([[value], np.clip(value + luck * (high - low) / _Z, 0.0, 1.0)])
-
-
-def _distance(metric: str, values: Floats) -> Floats:
-    """Return the distance that goes into a CAP (`ppbench.report.cap`) from the values of its metric."""
-    if metric == "rmse_mean":
-        return values
-    return 2 * (1 - np.maximum(values, 0.5)) if metric == "asr" else 1 - values

@@ -16,10 +16,10 @@ from typing import Literal
 from scipy import stats
 
 from ppbench.metrics.intervals import LEVEL
+from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
 from ppbench.report.compare.join import Pair, Where
 from ppbench.report.compare.paired import Change
-from ppbench.report.compare.samples import Rule
 
 Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
 ALPHA = 1 - LEVEL

@@ -20,8 +20,9 @@ import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import LEVEL
+from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
-from ppbench.report.compare.samples import Floats, Rule, Sample, counts, sample_of, statistic
+from ppbench.report.compare.samples import Floats, Sample, counts, sample_of, statistic
 
 REPLICATES = 2000
 _BLOCK = 4_000_000  # resampled values held in memory at a time

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ppbench.questions.base import Rule
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.compare.caps import cap_rows
 from ppbench.report.compare.headlines import headlines, worst_cases
 from ppbench.report.compare.join import Joined, Pair, Where
 from ppbench.report.compare.judge import Row, row_of
 from ppbench.report.compare.paired import Change, Level, change, same, unpaired, with_luck
-from ppbench.report.compare.samples import RULES, TRAINED, Rule, rules_for
+from ppbench.report.compare.samples import RULES, TRAINED, rules_for
 
 ACCURACY, EPSILON = 0.01, 0.25
 """How much worse counts: of an accuracy or a Dice coefficient (of a mean squared error: of its size), of a claimed
@@ -115,7 +116,7 @@ def _utilities(pair: Pair) -> Iterator[Row]:
         if len(base) < len(pair.seeds):
             continue
         tolerance = ACCURACY * (float(np.mean([b.value for b in base])) if figure.name == "mse" else 1.0)
-        rule = Rule(figure.name, figure.name, "all", "mean", tolerance, figure.safer, (), LUCK * tolerance)
+        rule = Rule(figure.name, figure.name, "all", "mean", tolerance, figure.safer, LUCK * tolerance)
         if len(new) < len(base):
             reason = next((r.utility.reason for r in pair.new if _level(r.utility, figure) is None), None)
             yield row_of(pair, rule, None, f"not in NEW: {reason}")
@@ -134,7 +135,7 @@ def _level(utility: Utility, figure: _Figure) -> Level | None:
 
 def _epsilons(pair: Pair) -> Iterator[Row]:
     """Yield the change of the claimed epsilon, which is stated and not estimated; a guarantee that is gone is worse."""
-    rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, (), 0.0)
+    rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, 0.0)
     base, new = ([r.privacy.epsilon for r in side] for side in (pair.base, pair.new))
     ours, theirs = ([e for e in side if e is not None] for side in (base, new))
     if not ours:

@@ -5,66 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppbench.metrics.audit import DELTA, epsilon_lower
-from ppbench.records.aggregate import BROKEN_DB, unit_of
-from ppbench.records.members import AVERAGE
-from ppbench.records.schema import ImageScore, LabelScore, MemberScore, OutputScore, Record, TraceScore, Victim
+from ppbench.questions.base import Rule, asked, questions
+from ppbench.questions.membership import AVERAGE, MemberScore
+from ppbench.records.schema import Record, Score
 
 Floats = NDArray[np.float64]
-Form = Literal["mean", "decision", "median", "auc", "tpr", "epsilon"]
-EXACT_DB = 59.0
-"""PSNR from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB. What an
-attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding."""
 FPR = 0.01
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One judged metric.
-
-    Attributes:
-        metric: its name in records.
-        name: its name in rows; subset: of which victims.
-        form: the statistic; "decision" is a mean of yes or no.
-        tolerance: how much worse counts, in the metric's own unit.
-        safer: whether a higher value leaks less.
-        kinds: of attacks.
-        luck: standard deviation of the figure over trainings that differ in their draws alone, beyond what its victims
-            explain; of models after training (`TRAINED`).
-    """
-
-    metric: str
-    name: str
-    subset: Literal["all", "average", "canaries"]
-    form: Form
-    tolerance: float
-    safer: bool
-    kinds: tuple[str, ...]
-    luck: float
 
 
 TRAINED = ("final", "iterate", "audit")
 """Stages at which all victims share a trained model: one training is one draw, however many victims it has."""
-RULES = (
-    Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, ("reconstruction",), 1.0),
-    Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, ("reconstruction",), 0.05),
-    Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, ("reconstruction",), 0.05),
-    Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, ("label",), 0.05),
-    Rule("asr", "asr", "average", "decision", 0.02, False, ("membership",), 0.02),
-    Rule("auc", "auc", "average", "auc", 0.02, False, ("membership",), 0.02),
-    Rule("tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "average", "tpr", 0.02, False, ("membership",), 0.02),
-    Rule("canary_auc", "auc", "canaries", "auc", 0.02, False, ("membership",), 0.02),
-    Rule("canary_tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "canaries", "tpr", 0.02, False, ("membership",), 0.05),
-    Rule("epsilon_lower", "epsilon_lower", "canaries", "epsilon", 0.25, False, ("membership",), 0.25),
-    Rule("tracing_accuracy", "tracing_accuracy", "all", "decision", 0.02, False, ("tracing",), 0.05),
-    Rule("agreement", "agreement", "all", "decision", 0.02, False, ("extraction",), 0.05),
-    Rule("output_error", "output_error", "all", "mean", 0.02, True, ("extraction",), 0.05),
-)
+RULES = tuple(rule for question in questions().values() for rule in question.rules)
 """What is judged. Records hold more figures of the same victims; judging each would only cost power (Holm).
 
 Luck was measured on ONE setting (digits, MLP, 21 trainings: `benchmarks/bench_compare.py rerun`) and rounded up; other
@@ -73,12 +29,8 @@ networks have more (docs/compare.md). Of rows of tables, canaries, epsilon and o
 
 
 def rules_for(record: Record) -> tuple[Rule, ...]:
-    """Return the rules that a cell is judged by: images in dB, table rows and numbers by their relative error."""
-    config = record.config
-    images, classes = len(config.model.shape) == 3, config.model.classes > 1
-    other = {"rmse_mean"} if images else {"psnr_median", "share_above_20db"}
-    other |= {"output_error"} if classes else {"agreement"}
-    return tuple(rule for rule in RULES if config.attack.kind in rule.kinds and rule.metric not in other)
+    """Return the rules that a cell is judged by."""
+    return asked(record).rules_of(record.config)
 
 
 @dataclass(frozen=True)
@@ -121,14 +73,15 @@ def sample_of(base: Record, new: Record, rule: Rule) -> Sample:
     Raises:
         ValueError: the cells' victims are not the same.
     """
-    ours, theirs = (sorted(_subset(record.victims, rule), key=_place) for record in (base, new))
-    if [_place(v) for v in ours] != [_place(v) for v in theirs]:
+    question = asked(base)
+    ours, theirs = (sorted(_subset(record.victims, rule), key=lambda v: v.place) for record in (base, new))
+    if [v.place for v in ours] != [v.place for v in theirs]:
         raise ValueError("two cells of one question have other victims")
-    one, two = (np.array([_value(v, rule.metric) for v in side], dtype=np.float64) for side in (ours, theirs))
+    one, two = (np.array([question.judged(v, rule.metric) for v in side], dtype=np.float64) for side in (ours, theirs))
     member = np.array([isinstance(v, MemberScore) and v.member for v in ours], dtype=np.bool_)
     half = np.array([v.half if isinstance(v, MemberScore) else 0 for v in ours], dtype=np.intp)
-    units = {key: number for number, key in enumerate(dict.fromkeys(_unit(v) for v in ours))}
-    unit = np.array([units[_unit(v)] for v in ours], dtype=np.intp)
+    units = {key: number for number, key in enumerate(dict.fromkeys(v.unit for v in ours))}
+    unit = np.array([units[v.unit] for v in ours], dtype=np.intp)
     strata = np.unique(2 * half + member, return_inverse=True)[1].reshape(-1)
     weight = 1 / np.bincount(strata)[strata] if rule.metric == "asr" else np.ones(len(ours))
     delta = base.privacy.delta
@@ -150,40 +103,16 @@ def _groups(half: NDArray[np.intp], member: NDArray[np.bool_], pooled: bool) -> 
     return np.zeros_like(half) if pooled and FPR * fewest < 1 else half
 
 
-def _canary(victim: Victim) -> bool:
+def _canary(victim: Score) -> bool:
     return isinstance(victim, MemberScore) and victim.family != AVERAGE
 
 
-def _subset(victims: Sequence[Victim], rule: Rule) -> list[Victim]:
+def _subset(victims: Sequence[Score], rule: Rule) -> list[Score]:
     """Return whom a metric is about: of membership average records, or canaries; the latter alone are both."""
     if rule.subset == "all":
         return list(victims)
     canaries = [v for v in victims if _canary(v)]
     return canaries if rule.subset == "canaries" else [v for v in victims if not _canary(v)] or canaries
-
-
-def _place(victim: Victim) -> tuple[int, ...]:
-    if isinstance(victim, ImageScore | LabelScore):
-        return victim.probe, victim.client, victim.index
-    return (victim.index,)
-
-
-def _unit(victim: Victim) -> tuple[int, ...]:
-    return unit_of(victim) if isinstance(victim, ImageScore | LabelScore) else (victim.index,)
-
-
-def _value(victim: Victim, metric: str) -> float:
-    """Return a victim's figure; a failed reconstruction is 0 dB and a relative error of 1, as in every aggregate."""
-    if isinstance(victim, ImageScore):
-        if metric == "rmse_mean":
-            return 1.0 if victim.rmse is None else victim.rmse
-        psnr = victim.psnr or 0.0
-        return float(psnr > BROKEN_DB) if metric == "share_above_20db" else min(psnr, EXACT_DB)
-    if isinstance(victim, MemberScore):
-        return float(victim.decision == victim.member) if metric == "asr" else victim.score
-    if isinstance(victim, OutputScore):
-        return float(victim.agree) if metric == "agreement" else victim.error
-    return float(victim.owner == victim.guess) if isinstance(victim, TraceScore) else float(victim.label)
 
 
 def counts(sample: Sample, replicates: int, generator: np.random.Generator) -> Floats:
@@ -197,7 +126,7 @@ def counts(sample: Sample, replicates: int, generator: np.random.Generator) -> F
     return drawn
 
 
-def statistic(sample: Sample, values: Floats, form: Form, drawn: Floats) -> Floats:
+def statistic(sample: Sample, values: Floats, form: str, drawn: Floats) -> Floats:
     """Return the statistic of `values` [n] in every resample: [R] of `drawn` [R, U]."""
     if form in ("mean", "decision"):
         total = np.bincount(sample.unit, sample.weight * values, minlength=drawn.shape[1])

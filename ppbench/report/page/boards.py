@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ppbench.questions.base import asked, question_of
 from ppbench.records.schema import DefenseInfo, Flag, Record, Scalar
 from ppbench.report.controls import CONTROLS, Check, best, is_image
 from ppbench.report.page.badges import Badge, adaptive, badges_of, knowing
@@ -19,15 +20,6 @@ from ppbench.report.page.reliability import board_checks
 from ppbench.report.page.table import Claims
 from ppbench.report.portfolio import worst_case
 
-BoardKind = Literal["reconstruction", "membership", "extraction", "tracing"]
-BOARD_OF: dict[str, BoardKind] = {
-    "reconstruction": "reconstruction",
-    "label": "reconstruction",
-    "membership": "membership",
-    "extraction": "extraction",
-    "tracing": "tracing",
-}
-ORDER: tuple[BoardKind, ...] = ("reconstruction", "membership", "extraction", "tracing")
 STAGE_ORDER = ("init", "iterate", "final", "audit")
 
 
@@ -39,7 +31,7 @@ class Setting:
     """
 
     suite: str
-    kind: BoardKind
+    kind: str
     threat: str
     data: str
     data_sha256: str
@@ -151,7 +143,7 @@ def setting_of(record: Record) -> Setting:
     config = record.config
     return Setting(
         config.suite,
-        BOARD_OF[config.attack.kind],
+        asked(record).board or config.attack.kind,
         config.threat_model.id,
         config.data.name,
         config.data.sha256,
@@ -165,23 +157,8 @@ def setting_of(record: Record) -> Setting:
     )
 
 
-def headline_of(kind: BoardKind, record: Record) -> str:
-    """Return the metric that a board ranks by, for data and a network as `record` has them.
-
-    Images are ranked by PSNR, table rows by the relative error; models by the decisions read off them, those without
-    classes by the relative error; audits by their canaries.
-    """
-    if kind == "reconstruction":
-        return "psnr_median" if is_image(record) else "rmse_mean"
-    if kind == "extraction":
-        return "agreement" if record.config.model.classes > 1 else "output_error"
-    if kind == "membership":
-        return "canary_auc" if record.config.audit is not None and record.config.audit.canaries else "auc"
-    return "tracing_accuracy"
-
-
 def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
-    """Return every board of `records`; of one suite, data set and model in the order of `ORDER`.
+    """Return every board of `records`; of one suite, data set and model in the order of their questions.
 
     Args:
         records: every cell.
@@ -193,12 +170,12 @@ def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> lis
     for record in records:
         setting = setting_of(record)
         scopes[_scope(setting)].append(record)
-        if record.config.attack.kind in BOARD_OF:
-            groups[setting].append(record)
+        groups[setting].append(record)
     keys = sorted(
         groups,
         key=lambda s: (
-            *(s.suite, s.data, s.model, ORDER.index(s.kind), s.threat, STAGE_ORDER.index(s.stage), s.batch, str(s)),
+            *(s.suite, s.data, s.model, question_of(s.kind).order, s.kind, s.threat),
+            *(STAGE_ORDER.index(s.stage), s.batch, str(s)),
         ),
     )
     known = knowing(records)
@@ -224,7 +201,7 @@ def _board(
         config = record.config
         key = [config.defense.model_dump_json(), config.federation.model_dump_json(), str(config.seed), config.role]
         rows["\n".join(key)].append(record)
-    name = headline_of(setting.kind, members[0])
+    name = question_of(setting.kind).headline(members[0].config)
     differs = differences({key: some[0].config for key, some in rows.items()})
     entries = [_entry(rows[key], name, known, claims, differs[key]) for key in sorted(rows)]
     checks = board_checks(setting.kind, name, entries, scope)

@@ -9,8 +9,9 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from ppbench.records.schema import Record
+from ppbench.report.controls import value
 from ppbench.report.page.badges import adaptive
-from ppbench.report.page.table import Row, tuned_text
+from ppbench.report.page.table import Row, further, tuned_text
 
 PLAIN = 200
 """Rows of the plain table, which is read without scripts and in print; leaderboard.csv has them all."""
@@ -50,6 +51,7 @@ def cells_of(table: Sequence[Row], records: Sequence[Record], known: frozenset[s
     """Return the table of `records`, whose rows `table` are in the order of the CSV; `known` as `knowing` gives it."""
     by_id = {record.cell_id: record for record in records}
     figures = [f for f in FIGURES if any(getattr(row, f[0]) is not None for row in table)]
+    figures += [(name, title, 3) for name, title in further(records)]
     several = len({row.suite for row in table}) > 1, len({row.seed for row in table}) > 1
     columns = _columns(figures, *several)
     lines = [_line(row, by_id[row.cell_id], known, figures, *several) for row in table]
@@ -86,7 +88,7 @@ def _line(
     where = f"{row.dataset}, {row.model}"
     first: list[Field] = [*([row.suite] if suites else []), row.defense, row.control or "", row.control_value]
     first += [attack, knows, row.threat_model, where, row.stage, row.batch_size, *([row.seed] if seeds else [])]
-    numbers: list[Field] = [_shortened(getattr(row, name)) for name, _, _ in figures]
+    numbers: list[Field] = [_shortened(getattr(row, name, value(record, name))) for name, _, _ in figures]
     return [*first, row.n, row.status, *numbers, row.claimed, _remarks(record), row.cell_id]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from ppbench.records.aggregate import BROKEN_DB
+from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.report.page.charts import PALETTE, Spec, color_of, json_of
 from ppbench.report.page.curves import Budget, BudgetLine, Curve, RocLine, Rocs
 

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from ppbench.adversary.flags import reached
 from ppbench.metrics.membership import roc, together
-from ppbench.records.aggregate import BROKEN_DB
-from ppbench.records.members import AVERAGE, halves
-from ppbench.records.schema import ImageScore, MemberScore, Record
+from ppbench.questions.flags import reached
+from ppbench.questions.image_metrics import BROKEN_DB, ImageScore
+from ppbench.questions.membership import AVERAGE, MemberScore, halves
+from ppbench.records.schema import Record
 from ppbench.report.controls import best, is_image
 from ppbench.report.page.boards import Board
 from ppbench.report.page.figures import INK, Picture, drawn_svg, finished

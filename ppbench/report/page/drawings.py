@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ppbench.adversary.attack import RECORD_KINDS
+from ppbench.questions.base import question_of
 from ppbench.records.schema import Record
-from ppbench.report.cap import DISTANCE_OF_KIND, Cap, DistanceName, PpcPoint, ppc_point
+from ppbench.report.cap import Cap, DistanceName, PpcPoint, ppc_point
 from ppbench.report.page.badges import adaptive
 from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.charts import ppc_spec
@@ -88,13 +88,13 @@ def figures(board: Board, known: frozenset[str]) -> list[Ppc]:
             point, control = ppc_point(record), entry.defense.control
             if point is None or control is None:
                 continue
-            key = (entry.defense.id, control.name, DISTANCE_OF_KIND[record.config.attack.kind])
+            key = (entry.defense.id, control.name, point.distance.name)
             lines[key].setdefault((line_name(entry, record), adaptive(record, known)), []).append(point)
     found = []
     for (defense, control_name, distance), attacks in sorted(lines.items()):
         drawn = [Line(name, knows, tuple(points)) for (name, knows), points in sorted(attacks.items())]
         if len({point.control for line in drawn for point in line.points}) > 1:
-            batch = "" if board.setting.kind in RECORD_KINDS else f"batch {board.setting.batch}, "
+            batch = "" if question_of(board.setting.kind).source == "model" else f"batch {board.setting.batch}, "
             title = f"{defense}, {batch}{weights(board.setting)}"
             found.append(Ppc(title, control_name, distance, tuple(drawn), defense))
     return found
@@ -114,7 +114,7 @@ def line_caps(board: Board, series: Mapping[str, SeriesCap]) -> dict[tuple[str, 
     for entry in board.entries:
         for record in entry.records:
             if entry.defense.control is not None:
-                key = entry.defense.id, DISTANCE_OF_KIND[record.config.attack.kind]
+                key = entry.defense.id, series[record.cell_id].main.distance
                 found[key][line_name(entry, record)] = series[record.cell_id].main
     return found
 

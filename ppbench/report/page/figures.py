@@ -21,6 +21,7 @@ import seaborn
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ppbench.questions.base import questions
 from ppbench.report.cap import DistanceName, PpcPoint
 
 INK = "#010203"
@@ -30,14 +31,8 @@ REGIONS = (("#2ca25f", 0.0, math.log10(2)), (None, math.log10(2), math.log10(11)
 _MARKERS = "os^Dv<>Ph*"
 DPI = 150
 """Dots an inch of PNGs."""
-LABELS: dict[DistanceName, str] = {
-    "recon/1": "relative RMSE (recon/1)",
-    "recon_unit/1": "relative RMSE, at most 1 (recon_unit/1)",
-    "label/1": "1 - label accuracy (label/1)",
-    "trace/1": "1 - tracing accuracy (trace/1)",
-    "mia/1": "2 (1 - ASR) (mia/1)",
-    "output/1": "1 - agreement (output/1)",
-}
+LABELS = {d.name: f"{d.words} ({d.name})" for question in questions().values() for d in question.distances}
+"""What the axis of each distance is called."""
 
 
 @dataclass(frozen=True)

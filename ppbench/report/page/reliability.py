@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ppbench.questions.base import question_of
+from ppbench.questions.image_metrics import NEAR
 from ppbench.records.schema import Record
-from ppbench.report.controls import BROKEN, NEAR, Check, check_controls, rebuilt_share
+from ppbench.report.controls import BROKEN, Check, check_controls, rebuilt_share
 
 if TYPE_CHECKING:
     from ppbench.report.page.boards import Entry
@@ -28,17 +30,17 @@ def board_checks(kind: str, headline: str, entries: Sequence[Entry], scope: Sequ
     found = {check.control: check for check in check_controls(scope)}
     own = _none_falls(kind, headline, entries, found["none"])
     # Uploads of noise hide no model from who is sent it: extraction has one control only.
-    return (own,) if kind == "extraction" else (own, found["full_noise"])
+    return (own, found["full_noise"]) if question_of(kind).noise else (own,)
 
 
 def _none_falls(kind: str, headline: str, entries: Sequence[Entry], general: Check) -> Check:
     undefended = [e for e in entries if e.defense.id == "none"]
     if not undefended:
         return Check("none", None, "The undefended model is not on this board.")
-    if kind == "reconstruction" and all(e.worst is None for e in undefended):
+    if question_of(kind).inputs and all(e.worst is None for e in undefended):
         return general  # only labels were attacked
     broken = [any(_broken(record, kind, headline) for record in entry.records) for entry in undefended]
-    if all(broken) and (general.ok is not False or kind != "reconstruction"):
+    if all(broken) and (general.ok is not False or not question_of(kind).inputs):
         return Check("none", True, "The attacks break the undefended model on this board.")
     if not all(broken):
         return Check("none", False, "The attacks do NOT break the undefended model on this board.")
@@ -51,7 +53,7 @@ def _broken(record: Record, kind: str, headline: str) -> bool:
     """
     if record.status != "complete" or record.config.attack.oracle:
         return False
-    if kind == "reconstruction":
+    if question_of(kind).inputs:
         share = rebuilt_share(record)
         return share is not None and (share.value or 0.0) >= BROKEN
     metric = record.metric(headline)

@@ -5,34 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppbench.adversary.attack import RECORD_KINDS
+from ppbench.questions.base import question_of
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import NEAR, best, rebuilt_share
+from ppbench.report.controls import best, rebuilt_share
 from ppbench.report.page.boards import Board, Entry, Setting
 from ppbench.report.page.evaluations import ALONE
 
 if TYPE_CHECKING:
     from ppbench.report.page.drawings import Chart, Drawing
-
-TITLES = {
-    "reconstruction": "Reconstruction and label recovery",
-    "membership": "Membership inference",
-    "extraction": "Extraction of the true model's outputs",
-    "tracing": "Tracing",
-}
-# The figures of a worst case, by a board's headline; boards of images have a table of their own.
-COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
-    "psnr_median": (),
-    "rmse_mean": (("rmse_mean", "Relative error"), ("share_rebuilt", f"Within {NEAR:.0%}")),
-    "auc": (
-        *(("auc", "AUC"), ("asr", "ASR")),
-        *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
-    ),
-    "canary_auc": (("canary_auc", "Canaries, AUC"), ("canary_tpr_at_1pct_fpr", "Canaries, TPR at 1 % FPR")),
-    "agreement": (("agreement", "Decisions read"), ("output_error", "Relative error")),
-    "output_error": (("output_error", "Relative error"),),
-    "tracing_accuracy": (("tracing_accuracy", "Traced to the owner"),),
-}
 
 AUDITED = (
     *(("auc", "Average, AUC"), ("tpr_at_1pct_fpr", "Average, TPR at 1 % FPR")),
@@ -62,7 +42,7 @@ class Section:
     @property
     def title(self) -> str:
         """What the board is about."""
-        return TITLES[self.board.setting.kind]
+        return question_of(self.board.setting.kind).title
 
     @property
     def short(self) -> str:
@@ -90,7 +70,7 @@ class Section:
     @property
     def probes(self) -> bool:
         """Whether batches of victims were probed; else records were asked about."""
-        return self.board.setting.kind not in RECORD_KINDS
+        return question_of(self.board.setting.kind).source == "probe"
 
     @property
     def batch(self) -> str:
@@ -105,7 +85,7 @@ class Section:
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
         own, given = (
-            COLUMNS[self.board.headline],
+            question_of(self.board.setting.kind).columns(self.board.headline),
             {m.name for e in self.board.entries for r in e.records for m in r.metrics},
         )
         return own + tuple(c for c in AUDITED if self._audited and c[0] in given and c not in own)
@@ -129,7 +109,7 @@ def weights(setting: Setting) -> str:
     """Return which model a board attacks, in words."""
     if setting.stage == "audit":
         return "an audited training"
-    if setting.kind in RECORD_KINDS:
+    if question_of(setting.kind).source == "model":
         return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
     return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)
 
@@ -141,5 +121,5 @@ def metric_of(record: Record, name: str) -> Metric | None:
 
 def about(setting: Setting) -> str:
     """Return what a board attacks, in words: the adversary, the model and the batch."""
-    batch = "" if setting.kind in RECORD_KINDS else f", batch {setting.batch}"
+    batch = "" if question_of(setting.kind).source == "model" else f", batch {setting.batch}"
     return f"{setting.threat}, {weights(setting)}{batch}"

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppbench.questions.base import asked
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.cap import Cap, series_cap, series_key
 
 
 @dataclass(frozen=True)
 class SeriesCap:
-    """The CAP of one series. unit: the same with "recon_unit/1", for reconstruction attacks."""
+    """The CAP of one series. unit: the same with the question's second distance, if it has one: "recon_unit/1"."""
 
     main: Cap
     unit: Cap | None
@@ -42,8 +43,8 @@ def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
     undefended, found = undefended_accuracies(records), dict[str, SeriesCap]()
     for members in series.values():
         plain = undefended.get(federation_key(members[0].config))
-        images = members[0].config.attack.kind == "reconstruction"
-        unit = series_cap(members, plain, "recon_unit/1") if images else None
+        others = asked(members[0]).distances[1:]
+        unit = series_cap(members, plain, others[0].name) if others else None
         cap = SeriesCap(series_cap(members, plain), unit)
         found |= {record.cell_id: cap for record in members}
     return found

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from ppbench.questions.base import questions
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
-from ppbench.report.cap import METRIC_OF, record_distance
+from ppbench.report.cap import record_distance
 from ppbench.report.page.costs import Ratios, relative_costs
 from ppbench.report.page.series import SeriesCap, caps
 
+ENDS = ("", "_low", "_high")
 Claims = Callable[[Record], str]
 """What a paper prints about the defense of a record, in words; "" where it prints nothing comparable."""
 
@@ -31,7 +33,8 @@ class Row:
     the control values with `distance` (the one of the attack's kind), the same in every row of a series. `bytes_*` are
     per client and round, `memory_peak` is in bytes, `*_ratio` are over the cost of `none`. `epsilon_lower` is what an
     audit refutes, beside the claimed `epsilon`; `tuned` the settings chosen on tuning victims. Times are in no column:
-    they differ from run to run, and the table is a function of the records. New columns go last.
+    they differ from run to run, and the table is a function of the records. New columns go last; behind them
+    the figures of questions of other packages that some record answers.
     """
 
     suite: str
@@ -139,6 +142,13 @@ class Row:
     flags: str
 
 
+def further(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return the metrics, with their titles, of questions of other packages that `records` answer."""
+    found = [question for name, question in questions().items() if not question.chapter]
+    kinds = {record.config.attack.kind for record in records}
+    return [figure for question in found if question.name in kinds for figure in question.figures]
+
+
 def rows(records: Sequence[Record], claims: Claims = no_claims) -> list[Row]:
     """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and
     name.
@@ -219,15 +229,15 @@ def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
 
 
 _FIGURES = (
-    *("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", *METRIC_OF.values(), "auc", "output_error"),
+    *("psnr_median", "psnr_p95", "share_above_20db", "ssim_mean", "rmse_mean", "auc", "output_error"),
     *("psnr_worst_decile", "test_mse_mean", "lpips_mean", "feat_mse_mean", "blind_median", "oracle_median"),
-    "evaluations_per_broken",
+    *("evaluations_per_broken", "label_accuracy", "tracing_accuracy", "asr", "agreement"),
     *("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr", "epsilon_lower"),
 )
 
 
 _KNOWN = frozenset(field.name for field in fields(Row))
-_MEASURED = tuple(f"{name}{end}" for name in _FIGURES for end in ("", "_low", "_high") if f"{name}{end}" in _KNOWN)
+_MEASURED = tuple(f"{name}{end}" for name in _FIGURES for end in ENDS if f"{name}{end}" in _KNOWN)
 """The fields that are metrics of the record, or ends of their intervals."""
 
 
@@ -261,10 +271,13 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims) -> str:
     """Return the CSV: a header and one row a cell. A function of records and claims alone, so it can be
     verified.
     """
-    buffer = io.StringIO()
+    buffer, more = io.StringIO(), [name for name, _ in further(records)]
+    own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Row)])
-    writer.writerows([text(value) for value in astuple(row)] for row in rows(records, claims))
+    writer.writerow([field.name for field in fields(Row)] + [f"{name}{end}" for name in more for end in ENDS])
+    for row in rows(records, claims):
+        others = [value for name in more for value in own[row.cell_id].get(name, (None,) * len(ENDS))]
+        writer.writerow([text(value) for value in (*astuple(row), *others)])
     return buffer.getvalue()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ppbench.adversary.attack import RECORD_KINDS
+from ppbench.questions.base import asked
 from ppbench.records.schema import Record, Utility
 from ppbench.report.controls import best
 from ppbench.report.portfolio import worst_case
@@ -149,7 +149,7 @@ def _asks(about_records: bool) -> Callable[[Record], bool]:
 
     def which(record: Record) -> bool:
         config = record.config
-        return config.stage != "audit" and (config.attack.kind in RECORD_KINDS) == about_records
+        return config.stage != "audit" and asked(record).chapter == ("models" if about_records else "uploads")
 
     return which
 

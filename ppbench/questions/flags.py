@@ -13,7 +13,8 @@ import torch
 
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data
-from ppbench.records.schema import Flag, ImageScore
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.records.schema import Flag
 
 HURTS = 0.5
 """dB that the median may fall from an earlier mark to the end."""

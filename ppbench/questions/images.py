@@ -1,23 +1,32 @@
-"""One unit's reconstruction beside the truth: the figures of each image, of blind guesses, and along the budget."""
+"""Reconstructions beside the truth: the figures of each image, of blind guesses, and along the budget."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from math import isfinite
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
+from ppbench.adversary.victims import Victims
+from ppbench.federation.evidence import Evidence, at_truth
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.perceptual import Network, measurable
-from ppbench.records.schema import ImageScore
+from ppbench.questions.base import Scored
+from ppbench.questions.flags import flags_of
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.records.schema import Flag
 
 Range = tuple[float, float]
+INEXACT = 1e-6
+"""Relative discrepancy at the truth above which evidence is not called exact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +63,84 @@ class Asked:
     unit: tuple[Slot, ...]
     batch: int
     truth: Data
+
+
+def score_images(
+    victims: Victims,
+    guesses: Sequence[Guess],
+    evidence: Mapping[tuple[Slot, ...], Evidence],
+    plain: Mapping[tuple[Slot, ...], Evidence],
+    data_range: tuple[float, float],
+    yardstick: Yardstick | None = None,
+) -> Scored:
+    """Score reconstructions: each unit's images are matched to the truth by least squared error.
+
+    Labels are compared as multisets, as `score_labels` does: a gradient does not say which image has which label.
+    evidence is the attack's own, plain the defense's: the first gives the at-truth discrepancy, the second the ratio of
+    gradient to perturbation. With a yardstick, blind guesses and perceptual figures are measured, and the flags of
+    `questions.flags` raised.
+
+    The at-truth discrepancy of the attack's own evidence stands beside each score; a median that is not about 0
+    raises the flag "evidence_inexact": the observation holds noise, or a mechanism that the attacker does not model.
+    """
+    scores: list[ImageScore] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
+    known: list[tuple[Evidence, Data]] = []
+    for unit, guess in zip(victims.units, guesses, strict=True):
+        truth = victims.truth(unit)
+        found = answered(guess, truth)
+        found = found[match(found, truth.x, data_range)]
+        own = evidence.get(unit)
+        if own is not None:
+            known.append((own, truth))
+        residual = None if own is None or own.nuisance else _residual(own, truth, len(unit))
+        checks = Checks(residual, _ratio(plain[unit], truth, len(unit)) if unit in plain else None)
+        asked = Asked(unit, victims.batch, truth)
+        scores += unit_scores(asked, guess, found, checks, data_range, yardstick or Yardstick())
+        pairs.append((found, truth.x))
+    images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
+    flags = _inexact(scores)
+    if yardstick is not None:
+        scores = perceived(scores, images, truths, data_range, yardstick.network)
+        flags += flags_of(scores, known, data_range, truths.dim() == 4)
+    return Scored(list(scores), flags, images, truths)
+
+
+def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
+    exact = {(s.probe, -1 if s.cohort else s.client): s.at_truth for s in scores if s.at_truth is not None}
+    if not exact or (middle := median(exact.values())) <= INEXACT:
+        return ()
+    detail = f"median discrepancy at the truth {middle:.2g} of the observation's size"
+    return (Flag(code="evidence_inexact", severity="info", detail=detail),)
+
+
+def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
+    """Return the discrepancy at the truth, or None where it is not finite."""
+    value = at_truth(evidence, *_there(evidence, truth, units))
+    return value if value == value and abs(value) != float("inf") else None
+
+
+def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
+    """Return the true x [U, B, *shape] and y [U, B, C] float64 where the evidence lies; the truth is on the CPU."""
+    x, y = (part.unflatten(0, (units, -1)).to(evidence.device, torch.float64) for part in (truth.x, truth.y))
+    return x, y
+
+
+def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases: gradient against perturbation (SPN, Sec. 5).
+
+    A bias gradient is the diagonal of the matrix that multiplies the input in the paper's linear system. None where
+    there are no such biases, or no perturbation.
+    """
+    simulated = plain.simulate(*_there(plain, truth, units))
+    clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
+    if not clean:
+        return None
+    size = torch.cat(list(clean.values())).norm()
+    perturbation = torch.cat([plain.observed[n].double() - v for n, v in clean.items()]).norm()
+    if not bool(perturbation.isfinite()) or perturbation <= size * 1e-5:  # float32 rounding is no defense
+        return None
+    return float(size / perturbation)
 
 
 def answered(guess: Guess, truth: Data) -> Tensor:

@@ -1,0 +1,355 @@
+"""The contract of a question: what is asked, what is answered, how it is scored, and how its figures are shown.
+
+A record names its question (`AttackInfo.kind`); runner, boards, tables, sentences, comparisons and batteries look the
+question up and ask it. Reading records loads every question, so these modules import torch only where they need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load, load_all, plugins
+from ppbench.records.figure import Terms
+from ppbench.records.schema import CellConfig, Flag, Metric, Record, Score
+from ppbench.records.scores import OtherScore, word_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppbench.adversary.attack import Attack, Challenge, Guess
+    from ppbench.adversary.victims import Candidates, Victims
+    from ppbench.base.seeds import Seeds
+    from ppbench.federation.plan import Data, Plan
+    from ppbench.federation.view import View
+    from ppbench.questions.images import Yardstick
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of one cell, and for reconstructions the images themselves in the order of the truth."""
+
+    victims: list[Any]
+    flags: tuple[Flag, ...] = ()
+    guess: Tensor | None = None
+    truth: Tensor | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """One cell's questions and how their answers are scored.
+
+    Attributes:
+        challenges: what the attack is handed.
+        score: guesses, one a challenge, to scores. It holds the truth, so no attack ever sees it. Raises ValueError for
+            answers without the form that the question asks for.
+        digest: hash of what was asked with its answers, see `Record.asked`.
+    """
+
+    challenges: list[Challenge]
+    score: Callable[[Sequence[Guess]], Scored]
+    digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Probed clients.
+
+    Attributes:
+        attack: who is asked, for the evidence that it goes by.
+        view: what it sees.
+        victims: who is asked about, with the truth.
+        seeds: the task's.
+        test: examples that nobody trains on.
+        yardstick: makes what reconstructions are measured with; None: only what tells good answers from bad is
+            measured, nothing about the evidence.
+        answers: of the attack that this one follows, on the same victims; empty where it follows none.
+    """
+
+    attack: Attack
+    view: View
+    victims: Victims
+    seeds: Seeds
+    test: Data
+    yardstick: Callable[[], Yardstick] | None = None
+    answers: Sequence[Guess] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model that the adversary holds: delivered, or sent to be trained on.
+
+    Attributes:
+        test: examples that nobody trains on.
+        count: candidates, or queries, that are wanted.
+        outputs: inputs [Q, *shape] to the true model's outputs [Q, C].
+        choose: draws the candidates of membership.
+    """
+
+    test: Data
+    count: int
+    outputs: Callable[[Tensor], Tensor]
+    choose: Callable[[], Candidates]
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """Members and others, the same for all attacks."""
+        return self.choose()
+
+    @cached_property
+    def answers(self) -> Tensor:
+        """The true model's outputs [Q, C] on the first `count` test examples."""
+        return self.outputs(self.test.x[: self.count])
+
+
+class Audit(Protocol):
+    """An audit that is complete (`ppbench.run.audit.questions`)."""
+
+    @property
+    def candidates(self) -> Candidates:
+        """The truth about the candidates."""
+
+    def challenges(self) -> list[Challenge]:
+        """Return the membership questions about either half, with the references."""
+
+    def tracing(self) -> tuple[Challenge, Tensor]:
+        """Return the question who holds each member, and the owners."""
+
+
+@dataclass(frozen=True)
+class DistanceLaw:
+    """How far an attack stayed from its goal, as a function of one metric; larger is safer.
+
+    name: with its version, as "label/1"; of: from the metric's value, scalar or array; words: for the axis of a figure.
+    """
+
+    name: str
+    metric: str
+    of: Callable[[Any], Any]
+    words: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One metric that `ppbench compare` judges.
+
+    Attributes:
+        metric: its name in records.
+        name: its name in rows; subset: of which victims.
+        form: the statistic; "decision" is a mean of yes or no.
+        tolerance: how much worse counts, in the metric's own unit.
+        safer: whether a higher value leaks less.
+        luck: standard deviation of the figure over trainings that differ in their draws alone, beyond what its victims
+            explain; of models after training.
+    """
+
+    metric: str
+    name: str
+    subset: Literal["all", "average", "canaries"]
+    form: Literal["mean", "decision", "median", "auc", "tpr", "epsilon"]
+    tolerance: float
+    safer: bool
+    luck: float
+
+
+def rest(value: Any) -> Any:
+    """Return 1 - value: the distance of a share of right answers."""
+    return 1 - value
+
+
+class Question:
+    """A question; an instance has no state.
+
+    Class attributes a question sets:
+        name: the word in records, in an attack's `kind`.  title: of its board.
+        score: what is kept of each victim.
+        source: what is asked about: clients that are probed, or a model that the adversary holds.
+        reads: whether its attacks read probed clients' uploads; where nothing can be read the cell fails.
+        follows: the question whose answers its challenges hold, "" for none.
+        audits: whether all its attacks are asked in audits too, and not only those that need one.
+        inputs: whether answers are inputs, measured as such (decibels, perceptual distances) and kept.
+        board: the question on whose board its cells stand, "" for its own.  order: of its board among others.
+        distances: what goes into a CAP, the main one first.
+        figures: its metrics with their titles, the first one the headline, unless methods say otherwise.
+        rules: what `ppbench compare` judges.
+        noise: whether uploads of pure noise must hide what is asked, so that `full_noise` is a control.
+        chapter: where its cells are told of: "uploads" and "models" are tables and sentences of the harness, which has
+            columns for them; "" for a question that brings its own: columns and sentences by `figures`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    score: ClassVar[type[Score]]
+    source: ClassVar[Literal["probe", "model"]] = "probe"
+    reads: ClassVar[bool] = True
+    follows: ClassVar[str] = ""
+    audits: ClassVar[bool] = False
+    inputs: ClassVar[bool] = False
+    board: ClassVar[str] = ""
+    order: ClassVar[int] = 100
+    distances: ClassVar[tuple[DistanceLaw, ...]]
+    figures: ClassVar[tuple[tuple[str, str], ...]]
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    noise: ClassVar[bool] = True
+    chapter: ClassVar[Literal["uploads", "models", ""]] = ""
+
+    # -- asked and scored ----------------------------------------------------------------------------------------------
+    def of_probe(self, probe: Probe) -> Inquiry:
+        """Return what is asked about probed clients. Raises UsageError where the question is none about them."""
+        raise self._stranger("probed clients")
+
+    def of_model(self, model: Model) -> Inquiry:
+        """Return what is asked about a model. Raises UsageError where the question is none about models."""
+        raise self._stranger("models")
+
+    def of_audit(self, audit: Audit) -> Inquiry:
+        """Return what is asked in an audit. Raises UsageError where the question is none of audits."""
+        raise self._stranger("audits")
+
+    def _stranger(self, what: str) -> UsageError:
+        return UsageError(f"Question {self.name!r} is not asked about {what}; leave its attacks out.")
+
+    def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
+        """Yield what is wrong with an answer's form, for the battery of attacks. Default: nothing."""
+        return iter(())
+
+    def metrics(self, scores: Sequence[Any], terms: Terms) -> list[Metric]:
+        """Return a cell's metrics, a pure function; `scores` are this question's, at least one."""
+        raise NotImplementedError
+
+    def worth(self, scores: Sequence[Any], plan: Plan) -> float:
+        """Return how good the answers on tuning victims are, larger being better; of none, that of failed ones.
+
+        Default: by the first metric.
+        """
+        if not scores:
+            return 0.0
+        first = self.metrics(scores, Terms(plan.spec.classes, 0))[0]
+        return (first.value or 0.0) * (-1 if first.higher_is_safer else 1)
+
+    # -- shown ---------------------------------------------------------------------------------------------------------
+    def headline(self, config: CellConfig) -> str:
+        """Return the metric that a board of such cells ranks by. Default: the first of `figures`."""
+        return self.figures[0][0]
+
+    def distance(self, name: str | None = None) -> DistanceLaw | None:
+        """Return the distance of this name, by default the main one; None where there is none."""
+        return next((law for law in self.distances if name in (None, law.name)), None)
+
+    def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
+        """Return the metrics of a board's row with their titles. Default: `figures`."""
+        return self.figures
+
+    def judged(self, score: Any, metric: str) -> float:
+        """Return a victim's value under a rule; failures count as failures. Raises KeyError: no such rule."""
+        raise KeyError(metric)
+
+    def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
+        """Return the rules that such a cell is judged by. Default: all."""
+        return self.rules
+
+    def blind(self, scores: Sequence[Any], config: CellConfig) -> tuple[float, int, float] | None:
+        """Return the share of successes, how many independent units they are, and a blind guesser's chance at each.
+
+        Default: by the first figure; None where it has no chance level.
+        """
+        first = self.metrics(scores, Terms(config.model.classes, config.seed))[0]
+        units = len({score.unit for score in scores})
+        return None if first.value is None or first.chance is None else (first.value, units, first.chance)
+
+    def sentences(self, defense: str, records: Sequence[Record]) -> list[str]:
+        """Return what its cells show of a defense, a sentence each; `records` are this question's, of all defenses.
+
+        Default: of each adversary and model the attack and control value that find most, beside the undefended one and
+        chance. Not asked of questions that have a `chapter`.
+        """
+        return [
+            self._sentence(place, [r for r in records if _place_of(r.config) == place], defense)
+            for place in sorted({_place_of(r.config) for r in records if r.config.defense.id == defense})
+        ]
+
+    def _sentence(self, place: str, records: Sequence[Record], defense: str) -> str:
+        name = self.headline(records[0].config)
+        mine, none = (strongest([r for r in records if r.config.defense.id == who], name) for who in (defense, "none"))
+        if mine is None:
+            return f"{self.title} [{place}]: no attack came to a figure."
+        metric, control = mine.metric(name), mine.config.defense.control
+        assert metric is not None
+        ends = "" if metric.low is None or metric.high is None else f" [{metric.low:.3g}, {metric.high:.3g}]"
+        at = mine.config.attack.id + ("" if control is None else f", {control.name}={control.value:g}")
+        other = None if none is None or defense == "none" else none.metric(name)
+        beside = "" if other is None else f", undefended {other.value:.3g}"
+        chance = "" if metric.chance is None else f", chance {metric.chance:.3g}"
+        most = "at least" if metric.higher_is_safer else "at most"
+        title = dict(self.figures).get(name, name)
+        return f"{self.title} [{place}]: {title} {most} {metric.value:.3g}{ends} ({at}{beside}{chance})."
+
+
+def strongest(records: Sequence[Record], name: str) -> Record | None:
+    """Return the record whose metric `name` leaks most, oracles left out; the first by name of equal ones, or None."""
+    told = [
+        (-m.value if m.higher_is_safer else m.value, r.config.attack.id, r)
+        for r in records
+        if (m := r.metric(name)) is not None and m.value is not None and not r.config.attack.oracle
+    ]
+    return max(sorted(told, key=lambda t: (t[1], t[2].cell_id)), key=lambda t: t[0])[2] if told else None
+
+
+def _place_of(config: CellConfig) -> str:
+    """Return what the cells of one sentence share, in words."""
+    batch = f", batch {config.batch_size}" if question_of(config.attack.kind).source == "probe" else ""
+    return f"{config.threat_model.id}, {config.stage}{batch}" + (f", {config.role}" if config.role else "")
+
+
+class Missing(Question):
+    """A question that is not installed here: its records are read, and say what they say; nothing is made of them."""
+
+    score = OtherScore
+    distances = ()
+    figures = ()
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # type: ignore[misc]  # of an installed question a class variable
+        self.title = f"{name} (this question is not installed here)"  # type: ignore[misc]
+
+    def headline(self, config: CellConfig) -> str:
+        """Return "": which of its figures counts only the question knows."""
+        return ""
+
+
+@cache
+def question_of(name: str) -> Question:
+    """Return the question called `name`, as records name it; `Missing` where it is not installed.
+
+    Raises:
+        UsageError: its package is broken.
+    """
+    if name not in plugins("questions"):
+        return Missing(name)
+    made: Question = load("questions", name)()
+    return made
+
+
+def asked(record: Record) -> Question:
+    """Return the question that a record answers."""
+    return question_of(record.config.attack.kind)
+
+
+@cache
+def questions() -> Mapping[str, Question]:
+    """Return all installed questions by name, in the order of their boards."""
+    found = [question_of(name) for name in load_all("questions")]
+    return {q.name: q for q in sorted(found, key=lambda q: (q.order, q.name))}
+
+
+def by_score(word: str) -> Question | None:
+    """Return the question whose scores the word names, None where it is not installed."""
+    return next((q for q in questions().values() if word_of(q.score) == word), None)

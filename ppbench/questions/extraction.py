@@ -1,0 +1,111 @@
+"""Extraction: what the true model answers, for one who holds a masked one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ppbench.metrics.intervals import bootstrap, proportion
+from ppbench.questions.base import DistanceLaw, Inquiry, Model, Question, Rule, Scored, rest
+from ppbench.records.figure import Terms, metric_of, seed_of
+from ppbench.records.schema import CellConfig, Metric, Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppbench.adversary.attack import Guess
+
+TINY = 1e-300
+
+
+class OutputScore(Score):
+    """One query of an extraction attack. agree: whether the guessed outputs have the true model's argmax; error:
+    ||guess - true|| of the outputs, in units of the root mean square of ||true|| over the queries; decision: the true
+    model's argmax, None where it was not kept.
+    """
+
+    kind: Literal["output"] = "output"
+    agree: bool
+    error: float
+    decision: int | None = None
+
+
+class Extraction(Question):
+    """What does the true model answer? Asked about inputs of the test part."""
+
+    name = "extraction"
+    title = "Extraction of the true model's outputs"
+    score = OutputScore
+    source = "model"
+    reads = False
+    order = 3
+    noise = False  # it hides no model from who is sent it
+    chapter = "models"
+    distances = (DistanceLaw("output/1", "agreement", rest, "1 - agreement"),)
+    figures = (("agreement", "Decisions read"), ("output_error", "Relative error"))
+    rules = (
+        Rule("agreement", "agreement", "all", "decision", 0.02, False, 0.05),
+        Rule("output_error", "output_error", "all", "mean", 0.02, True, 0.05),
+    )
+
+    def of_model(self, model: Model) -> Inquiry:
+        """Return the question about the first test inputs."""
+        from ppbench.adversary.attack import Challenge
+        from ppbench.adversary.victims import digest
+
+        queries, true = model.test.x[: model.count], model.answers
+        challenge = Challenge((), 1, x=queries.clone())
+        return Inquiry([challenge], lambda guesses: score_outputs(true, guesses[0]), digest(queries))
+
+    def metrics(self, scores: Sequence[OutputScore], terms: Terms) -> list[Metric]:
+        """Return the share of queries with the true argmax, and the mean relative error of the outputs.
+
+        Chance is the best constant answer's share: the true model may decide alike on most queries, and a mask that
+        drowns its outputs makes the masked ones agree with that, or with nothing. 1 / classes where decisions were not
+        kept.
+        """
+        decisions = Counter(score.decision for score in scores)
+        chance = 1 / terms.classes if None in decisions else max(decisions.values()) / len(scores)
+        agreement = proportion([np.array([score.agree]) for score in scores], chance)
+        units = [np.array([score.error]) for score in scores]
+        return [
+            metric_of("agreement", agreement, False),
+            metric_of("output_error", bootstrap(units, "mean", seed_of(terms.seed, "output_error")), True),
+        ]
+
+    def headline(self, config: CellConfig) -> str:
+        """Return the agreement of decisions, or where there are no classes the relative error."""
+        return "agreement" if config.model.classes > 1 else "output_error"
+
+    def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
+        """Return both figures; of a model without classes the error alone."""
+        return self.figures if headline == "agreement" else self.figures[1:]
+
+    def judged(self, score: OutputScore, metric: str) -> float:
+        """Return whether the decision was read, or the error."""
+        return float(score.agree) if metric == "agreement" else score.error
+
+    def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
+        """Return the rule of the headline."""
+        return tuple(rule for rule in self.rules if rule.metric == self.headline(config))
+
+
+def score_outputs(true: Tensor, guess: Guess) -> Scored:
+    """Score guessed outputs against the true model's [Q, C].
+
+    Raises:
+        ValueError: the answer has no finite outputs for every query.
+    """
+    found = guess.outputs
+    if found is None or found.shape != true.shape or not bool(found.isfinite().all()):
+        raise ValueError("an extraction attack must answer finite outputs for every query")
+    found = found.detach().cpu().double()
+    decisions = true.argmax(1)
+    agree = (found.argmax(1) == decisions).tolist()
+    size = true.norm(dim=1).square().mean().sqrt().clamp(min=TINY)  # of all: a single output may be about 0
+    error = ((found - true).norm(dim=1) / size).tolist()
+    told = zip(agree, error, decisions.tolist(), strict=True)
+    return Scored([OutputScore(index=i, agree=a, error=e, decision=d) for i, (a, e, d) in enumerate(told)])

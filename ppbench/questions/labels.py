@@ -1,0 +1,99 @@
+"""Labels: which classes a probed batch had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ppbench.metrics.intervals import Estimate, proportion
+from ppbench.metrics.labels import multiset_chance, multiset_hits
+from ppbench.questions.base import DistanceLaw, Inquiry, Probe, Question, Rule, Scored, rest
+from ppbench.records.figure import Terms, metric_of
+from ppbench.records.schema import CellConfig, Metric
+from ppbench.records.scores import ProbedScore
+
+if TYPE_CHECKING:
+    from ppbench.adversary.attack import Challenge, Guess
+    from ppbench.adversary.victims import Victims
+    from ppbench.federation.plan import Plan
+
+
+class LabelScore(ProbedScore):
+    """One recovered label; label: whether it is right."""
+
+    kind: Literal["label"] = "label"
+    label: bool
+
+
+class Labels(Question):
+    """Which labels did a batch have? Compared as multisets: a gradient does not say which image has which."""
+
+    name = "label"
+    title = "Label recovery"
+    score = LabelScore
+    board = "reconstruction"
+    chapter = "uploads"
+    distances = (DistanceLaw("label/1", "label_accuracy", rest, "1 - label accuracy"),)
+    figures = (("label_accuracy", "Labels"),)
+    rules = (Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, 0.05),)
+
+    def of_probe(self, probe: Probe) -> Inquiry:
+        """Return one question a unit."""
+        victims = probe.victims
+        return Inquiry(victims.challenges(), lambda guesses: score_labels(victims, guesses), victims.digest())
+
+    def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
+        """Yield what is wrong with the labels: int64, one an example."""
+        yield from mislabelled(guess, challenge, plan)
+
+    def metrics(self, scores: Sequence[LabelScore], terms: Terms) -> list[Metric]:
+        """Return label_accuracy, its chance that of blind multisets."""
+        groups: dict[tuple[int, ...], list[bool]] = {}
+        for score in scores:
+            groups.setdefault(score.unit, []).append(score.label)
+        units = [np.array(unit, dtype=bool) for unit in groups.values()]
+        return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False)]
+
+    def blind(self, scores: Sequence[LabelScore], config: CellConfig) -> tuple[float, int, float]:
+        """Return the share of right labels and the chance of blind multisets of one batch."""
+        units = len({score.unit for score in scores})
+        chance = multiset_chance(config.model.classes, len(scores) // units)
+        return sum(score.label for score in scores) / len(scores), units, chance
+
+    def judged(self, score: LabelScore, metric: str) -> float:
+        """Return 1 for a right label."""
+        return float(score.label)
+
+
+def label_accuracy(units: Sequence[NDArray[np.bool_]], classes: int) -> Estimate:
+    """Return the share of right labels; chance is that of blind guessing, averaged over victims."""
+    chance = sum(len(unit) * multiset_chance(classes, len(unit)) for unit in units) / sum(map(len, units))
+    return proportion(units, chance)
+
+
+def mislabelled(guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
+    """Yield what is wrong with the labels of a guess."""
+    import torch
+
+    found, count = guess.y, len(challenge.unit) * challenge.batch
+    if found is None or tuple(found.shape) != (count,) or found.dtype != torch.int64:
+        seen = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+        yield f"the guess y is {seen}; it must be int64 of shape ({count},)"
+    elif not 0 <= int(found.min()) <= int(found.max()) < plan.spec.classes:
+        yield f"the guess y {found.tolist()} names classes that do not exist"
+
+
+def score_labels(victims: Victims, guesses: Sequence[Guess]) -> Scored:
+    """Score recovered labels as multisets; no guess is a wrong one."""
+    scores = []
+    for unit, guess in zip(victims.units, guesses, strict=True):
+        labels = victims.truth(unit).y.argmax(1).tolist()
+        hits = multiset_hits(guess.y.tolist() if guess.y is not None else [], labels)
+        for index, hit in enumerate(hits):
+            slot = unit[index // victims.batch]
+            place, cohort = index % victims.batch, len(unit) > 1
+            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=place, label=hit, cohort=cohort))
+    return Scored(scores)

@@ -1,0 +1,202 @@
+"""Membership: whether a record was trained on. Average records, canaries, and what an audit bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ppbench.metrics.audit import DELTA, audited
+from ppbench.metrics.intervals import Estimate, refused
+from ppbench.metrics.membership import Half, asr, auc, tpr_at
+from ppbench.questions.base import Audit, DistanceLaw, Inquiry, Model, Question, Rule, Scored
+from ppbench.records.figure import Terms, metric_of, seed_of
+from ppbench.records.schema import CellConfig, Metric, Score
+
+if TYPE_CHECKING:
+    from ppbench.adversary.attack import Guess
+    from ppbench.adversary.victims import Candidates
+
+AVERAGE = "average"
+"""The family of candidates that are records of the data; all others are canaries."""
+RATES = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
+
+
+class MemberScore(Score):
+    """One candidate of a membership attack.
+
+    Attributes:
+        half: the one it was asked in.
+        score: higher is member.
+        decision: by the other half's fit; null where the attack abstained (audits guess on the surest only).
+        family: "average" for a record of the data, else the family of canaries that it belongs to; the scorer's, never
+            the attack's.
+    """
+
+    kind: Literal["member"] = "member"
+    half: int
+    member: bool
+    score: float
+    decision: bool | None
+    family: str = AVERAGE
+
+
+def _hidden(asr: Any) -> Any:
+    return 2 * (1 - np.maximum(asr, 0.5))
+
+
+class Membership(Question):
+    """Which of the candidates were trained on? Asked in two halves, the other half's membership being known."""
+
+    name = "membership"
+    title = "Membership inference"
+    score = MemberScore
+    source = "model"
+    reads = False
+    audits = True
+    order = 2
+    chapter = "models"
+    distances = (DistanceLaw("mia/1", "asr", _hidden, "2 (1 - ASR)"),)
+    figures = (
+        *(("auc", "AUC"), ("asr", "ASR")),
+        *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
+    )
+    canaries = (("canary_auc", "Canaries, AUC"), ("canary_tpr_at_1pct_fpr", "Canaries, TPR at 1 % FPR"))
+    rules = (
+        Rule("asr", "asr", "average", "decision", 0.02, False, 0.02),
+        Rule("auc", "auc", "average", "auc", 0.02, False, 0.02),
+        Rule("tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "average", "tpr", 0.02, False, 0.02),
+        Rule("canary_auc", "auc", "canaries", "auc", 0.02, False, 0.02),
+        Rule("canary_tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "canaries", "tpr", 0.02, False, 0.05),
+        Rule("epsilon_lower", "epsilon_lower", "canaries", "epsilon", 0.25, False, 0.25),
+    )
+
+    def of_model(self, model: Model) -> Inquiry:
+        """Return the questions about either half of the candidates."""
+        candidates = model.candidates
+        challenges = [candidates.challenge(half) for half in (0, 1)]
+        return Inquiry(challenges, lambda guesses: score_members(candidates, guesses), candidates.digest())
+
+    def of_audit(self, audit: Audit) -> Inquiry:
+        """Return the questions about either half, with the references."""
+        candidates = audit.candidates
+        return Inquiry(audit.challenges(), lambda guesses: score_members(candidates, guesses), candidates.digest())
+
+    def metrics(self, scores: Sequence[MemberScore], terms: Terms) -> list[Metric]:
+        """Return the metrics of `members_metrics`."""
+        return members_metrics(scores, terms.seed, terms.delta)
+
+    def headline(self, config: CellConfig) -> str:
+        """Return the AUC, in audits that of the canaries."""
+        return "canary_auc" if config.audit is not None and config.audit.canaries else "auc"
+
+    def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
+        """Return the figures of average records, or of canaries."""
+        return self.canaries if headline == "canary_auc" else self.figures
+
+    def blind(self, scores: Sequence[MemberScore], config: CellConfig) -> tuple[float, int, float] | None:
+        """Return the share of right decisions, coins being right half of the time; None where there are none."""
+        decided = [score for score in scores if score.decision is not None]
+        hits = sum(score.member == score.decision for score in decided)
+        return (hits / len(decided), len(decided), 0.5) if decided else None
+
+    def judged(self, score: MemberScore, metric: str) -> float:
+        """Return whether the decision is right, or the score."""
+        return float(score.decision == score.member) if metric == "asr" else score.score
+
+
+def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
+    """Score membership decisions: each half by the answer to the question in which it was unknown.
+
+    Raises:
+        ValueError: an answer lacks scores or decisions, or a score is not finite.
+    """
+    scores = []
+    families = candidates.family
+    for half, guess in enumerate(guesses):
+        if guess.score is None or guess.decision is None or not bool(guess.score.isfinite().all()):
+            raise ValueError("a membership attack must answer finite scores and decisions for every candidate")
+        silent = [False] * len(guess.score) if guess.abstain is None else guess.abstain.tolist()
+        for index in (candidates.half == half).nonzero().flatten().tolist():
+            scores.append(
+                MemberScore(
+                    index=index,
+                    half=half,
+                    member=bool(candidates.member[index]),
+                    score=float(guess.score[index]),
+                    decision=None if silent[index] else bool(guess.decision[index]),
+                    family=families[index] if families else AVERAGE,
+                )
+            )
+    return Scored(scores)
+
+
+def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | None = None) -> list[Metric]:
+    """Return the metrics of a membership cell.
+
+    asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only canaries.
+    Where canaries were among them: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over the canaries of
+    all families together, and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the
+    canaries, whose membership is by independent coins, and no asr, which needs a decision on everyone.
+
+    Args:
+        scores: at least one.
+        seed: of the bootstraps.
+        delta: of the guarantee that is tested; None: the audit's own.
+    """
+    average = [score for score in scores if score.family == AVERAGE]
+    canaries = [score for score in scores if score.family != AVERAGE]
+    found = _figures(average or canaries, seed, "", pooled=bool(canaries))
+    if canaries:
+        found += _figures(canaries, seed, "canary_", pooled=True)
+        for family in sorted({score.family for score in canaries}):
+            name = f"auc_{family}"
+            found.append(_auc(name, halves([s for s in canaries if s.family == family]), seed))
+    if any(score.decision is None for score in scores):
+        found.append(metric_of("epsilon_lower", _bound(canaries, DELTA if delta is None else delta), False))
+    return found
+
+
+def halves(scores: Sequence[MemberScore]) -> list[Half]:
+    """Return the candidates by the half in which they were asked; an abstention reads as "not a member"."""
+    return [
+        Half(
+            np.array([score.member for score in some], dtype=bool),
+            np.array([score.score for score in some], dtype=np.float64),
+            np.array([score.decision is True for score in some], dtype=bool),
+        )
+        for number in sorted({score.half for score in scores})
+        for some in [[score for score in scores if score.half == number]]
+    ]
+
+
+def _figures(scores: Sequence[MemberScore], seed: int, prefix: str, pooled: bool) -> list[Metric]:
+    """Return the figures of one kind of candidates. pooled: one threshold for both halves where each is too small."""
+    both, found = halves(scores), []
+    if not prefix:
+        silent = any(score.decision is None for score in scores)
+        whole = refused(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
+        found.append(metric_of("asr", whole or asr(both, seed_of(seed, "asr")), False))
+    found.append(_auc(f"{prefix}auc", both, seed))
+    return found + [metric_of(f"{prefix}{name}", tpr_at(both, rate, pooled), False) for name, rate in RATES.items()]
+
+
+def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
+    return metric_of(name, auc(both, seed_of(seed, name)), False)
+
+
+def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
+    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves.
+
+    The quarter with the highest scores of all, of both halves together, is called in, the quarter with the lowest out;
+    equal scores by their places, which tell nothing. Without canaries nobody's membership is by independent coins.
+    """
+    if not canaries:
+        return refused(0, "no canaries, whose membership alone is by independent coins", 0.0)
+    order = sorted(range(len(canaries)), key=lambda place: (canaries[place].score, canaries[place].index))
+    quarter = len(order) // 4
+    decision, guessed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
+    decision[order[len(order) - quarter :]] = True
+    guessed[order[:quarter]] = guessed[order[len(order) - quarter :]] = True
+    return audited(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta)

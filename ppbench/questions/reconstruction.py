@@ -1,0 +1,112 @@
+"""Reconstruction: a probed batch's inputs, images or rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ppbench.questions.base import DistanceLaw, Inquiry, Probe, Question, Rule, Scored
+from ppbench.questions.image_metrics import BROKEN_DB, ImageScore, image_metrics, rebuilt
+from ppbench.questions.labels import mislabelled
+from ppbench.records.figure import Terms
+from ppbench.records.schema import CellConfig, Metric
+
+if TYPE_CHECKING:
+    from ppbench.adversary.attack import Challenge, Guess
+    from ppbench.federation.plan import Plan
+
+EXACT_DB = 59.0
+"""PSNR from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB. What an
+attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding."""
+
+FAILED = 1e6
+"""Relative error that a failed reconstruction of a table row counts as, where settings are tuned."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Reconstruction(Question):
+    """What did a batch look like? Images are judged in decibels, rows of tables by their relative error."""
+
+    name = "reconstruction"
+    title = "Reconstruction and label recovery"
+    score = ImageScore
+    inputs = True
+    order = 1
+    chapter = "uploads"
+    distances = (
+        DistanceLaw("recon/1", "rmse_mean", _same, "relative RMSE"),
+        DistanceLaw("recon_unit/1", "rmse_unit_mean", _same, "relative RMSE, at most 1"),
+    )
+    figures = (("rmse_mean", "Relative error"), ("share_rebuilt", "Within 10%"))
+    rules = (
+        Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, 1.0),
+        Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, 0.05),
+        Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, 0.05),
+    )
+
+    def of_probe(self, probe: Probe) -> Inquiry:
+        """Return one question a unit; labels are not granted."""
+        from ppbench.questions.images import score_images
+
+        view, victims = probe.view, probe.victims
+
+        def score(guesses: Sequence[Guess]) -> Scored:
+            if probe.yardstick is None:
+                return score_images(victims, guesses, {}, {}, view.plan.data_range)
+            own = {e.unit: e for e in probe.attack.evidence(view)}
+            plain = {e.unit: e for e in view.defense.evidence(view)}
+            return score_images(victims, guesses, own, plain, view.plan.data_range, probe.yardstick())
+
+        return Inquiry(victims.challenges(), score, victims.digest())
+
+    def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
+        """Yield what is wrong with the images, float32 without history, and with labels where there are any."""
+        import torch
+
+        right = (len(challenge.unit) * challenge.batch, *plan.spec.shape)
+        if guess.x is None or tuple(guess.x.shape) != right or guess.x.dtype != torch.float32:
+            seen = "nothing" if guess.x is None else f"{guess.x.dtype} {tuple(guess.x.shape)}"
+            yield f"the guess x is {seen}; it must be float32 of shape {right}"
+        elif guess.x.requires_grad:
+            yield "the guess x drags its autograd history along; detach it"
+        if guess.y is not None:
+            yield from mislabelled(guess, challenge, plan)
+
+    def metrics(self, scores: Sequence[ImageScore], terms: Terms) -> list[Metric]:
+        """Return the metrics of `image_metrics`."""
+        return image_metrics(scores, terms)
+
+    def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
+        """Return the median PSNR; of table rows, which decibels say nothing about, minus the median relative error."""
+        if len(plan.spec.shape) == 3:
+            return median([score.psnr or 0.0 for score in scores]) if scores else 0.0
+        return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
+
+    def headline(self, config: CellConfig) -> str:
+        """Return the PSNR of images, the relative error of table rows."""
+        return "psnr_median" if len(config.model.shape) == 3 else "rmse_mean"
+
+    def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
+        """Return the figures of table rows; boards of images have a table of their own."""
+        return () if headline == "psnr_median" else self.figures
+
+    def blind(self, scores: Sequence[ImageScore], config: CellConfig) -> tuple[float, int, float]:
+        """Return the share of rebuilt victims; a blind guess may succeed on a nearly uniform image: one in twenty."""
+        pictures = len(config.model.shape) == 3
+        return sum(rebuilt(v, pictures) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
+
+    def judged(self, score: ImageScore, metric: str) -> float:
+        """Return dB or relative error; a failed reconstruction is 0 dB and an error of 1, as in every aggregate."""
+        if metric == "rmse_mean":
+            return 1.0 if score.rmse is None else score.rmse
+        psnr = score.psnr or 0.0
+        return float(psnr > BROKEN_DB) if metric == "share_above_20db" else min(psnr, EXACT_DB)
+
+    def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
+        """Return the rules in dB for images, in relative error for rows."""
+        rows = self.headline(config) == "rmse_mean"
+        return tuple(rule for rule in self.rules if (rule.metric == "rmse_mean") == rows)

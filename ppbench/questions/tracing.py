@@ -1,0 +1,80 @@
+"""Tracing: which client owns an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from ppbench.metrics.tracing import tracing_accuracy
+from ppbench.questions.base import Audit, DistanceLaw, Inquiry, Probe, Question, Rule, Scored, rest
+from ppbench.records.figure import Terms, metric_of
+from ppbench.records.schema import CellConfig, Metric, Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppbench.adversary.attack import Guess
+
+
+class TraceScore(Score):
+    """One traced image: its owner, and the attack's answer."""
+
+    kind: Literal["trace"] = "trace"
+    owner: int
+    guess: int
+
+
+class Tracing(Question):
+    """Who owns each image? Of probed clients by the reconstructions of an attack, in audits by all rounds' mail."""
+
+    name = "tracing"
+    title = "Tracing"
+    score = TraceScore
+    reads = False
+    follows = "reconstruction"
+    order = 4
+    chapter = "uploads"
+    distances = (DistanceLaw("trace/1", "tracing_accuracy", rest, "1 - tracing accuracy"),)
+    figures = (("tracing_accuracy", "Traced to the owner"),)
+    rules = (Rule("tracing_accuracy", "tracing_accuracy", "all", "decision", 0.02, False, 0.05),)
+
+    def of_probe(self, probe: Probe) -> Inquiry:
+        """Return the question about all victims' images, with the adversary's own reconstructions of them."""
+        import torch
+
+        from ppbench.adversary.attack import Challenge
+
+        victims = probe.victims
+        slots = tuple(slot for unit in victims.units for slot in unit)
+        images = [g.x for g in probe.answers if g.x is not None]
+        whole = len(images) == len(victims.units)
+        rebuilt = torch.cat(images) if whole else torch.full((0, *probe.view.plan.spec.shape), 0.0)
+        queries, owners = victims.queries(probe.seeds)
+        challenge = Challenge(slots, victims.batch, x=queries, reconstructions=rebuilt)
+        return Inquiry([challenge], lambda guesses: score_traces(owners, guesses[0]), victims.digest())
+
+    def of_audit(self, audit: Audit) -> Inquiry:
+        """Return the question who holds each member."""
+        challenge, owners = audit.tracing()
+        return Inquiry([challenge], lambda guesses: score_traces(owners, guesses[0]), audit.candidates.digest())
+
+    def metrics(self, scores: Sequence[TraceScore], terms: Terms) -> list[Metric]:
+        """Return tracing_accuracy."""
+        figure = tracing_accuracy([v.owner for v in scores], [v.guess for v in scores])
+        return [metric_of("tracing_accuracy", figure, False)]
+
+    def blind(self, scores: Sequence[TraceScore], config: CellConfig) -> tuple[float, int, float]:
+        """Return the share of traced images, one owner in so many being right; images of a batch are one unit."""
+        share = sum(v.owner == v.guess for v in scores) / len(scores)
+        return share, max(1, len(scores) // max(1, config.batch_size)), 1 / len({v.owner for v in scores})
+
+    def judged(self, score: TraceScore, metric: str) -> float:
+        """Return 1 for an image traced to its owner."""
+        return float(score.owner == score.guess)
+
+
+def score_traces(owners: Tensor, guess: Guess) -> Scored:
+    """Score traced owners against the true `owners` [Q] of the queries; -1 is no answer."""
+    found = guess.owner.tolist() if guess.owner is not None else [-1] * len(owners)
+    pairs = zip(owners.tolist(), found, strict=True)
+    return Scored([TraceScore(index=i, owner=owner, guess=answer) for i, (owner, answer) in enumerate(pairs)])
