@@ -25,6 +25,7 @@ from ppbench.questions.labels import LabelScore
 from ppbench.questions.membership import MemberScore
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record, Victim
+from ppbench.records.sources import CODE
 from ppbench.records.store import Store
 from ppbench.report.compare import machine, report
 from ppbench.report.compare.join import facts_of, join, where_of
@@ -36,7 +37,6 @@ from ppbench.report.compare.samples import RULES, Rule, Sample, counts, rules_fo
 from ppbench.report.page.series import caps
 from ppbench.run import evaluation
 from ppbench.run.evaluation import evaluate
-from ppbench.run.sources import CODE
 
 REAL = {
     "defense": "dp",

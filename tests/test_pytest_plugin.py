@@ -17,7 +17,7 @@ import ppbench.run.sweep  # noqa: F401 - what a test run in this process imports
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.records.schema import Record
-from ppbench.run.sources import source_digest
+from ppbench.records.sources import source_digest
 from ppbench.testing.sweeps import request_of, run
 from ppbench.testing.worst import Limit, Worst, judge, worst_figures
 

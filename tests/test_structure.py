@@ -61,25 +61,17 @@ def arrows_between(level: Callable[[str], str]) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.xfail(
-    reason="the page trains the self-test, and files of defenses and of the page tie one another", strict=True
-)
 def test_packages_do_not_import_one_another_in_a_circle():
     assert not (found := circle(arrows_between(room))), " -> ".join(found)
 
 
-@pytest.mark.xfail(
-    reason="the page trains the self-test, and files of defenses and of the page tie one another", strict=True
-)
 def test_the_check_finds_a_circle_through_a_plugin_package():
     planted = arrows_between(room)
     planted["ppbench.federation"] |= {"ppbench.defenses"}  # the contract must not know a defense
     assert "ppbench.defenses" in circle(planted)
 
 
-@pytest.mark.xfail(
-    reason="the page trains the self-test, and files of defenses and of the page tie one another", strict=True
-)
+@pytest.mark.xfail(reason="files of the questions and of the page tie one another", strict=True)
 def test_files_do_not_import_one_another_in_a_circle():
     assert not (found := circle(arrows_between(lambda module: module))), " -> ".join(found)
 
@@ -91,7 +83,7 @@ def test_files_do_not_import_one_another_in_a_circle():
         ("attacks", ("ppbench.run", "ppbench.report")),
         ("metrics", ("ppbench.records", "ppbench.federation", "ppbench.adversary")),
         ("records", ("ppbench.run", "ppbench.report", "ppbench.questions")),
-        pytest.param("report", ("ppbench.run", "ppbench.testing"), marks=pytest.mark.xfail(strict=True)),
+        ("report", ("ppbench.run", "ppbench.testing")),
     ],
 )
 def test_what_a_package_must_never_know(part, closed):

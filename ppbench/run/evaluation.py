@@ -16,6 +16,7 @@ from ppbench.base.errors import UsageError
 from ppbench.metrics.perceptual import check_weights
 from ppbench.records.schema import Record
 from ppbench.records.soundness import save_soundness, soundness_of
+from ppbench.records.sources import tell_changed
 from ppbench.records.store import Store
 from ppbench.report.controls import Check, check_controls, check_harness
 from ppbench.report.page.board import up_to_date, write_board
@@ -29,7 +30,6 @@ from ppbench.run.executors.make import make_engine
 from ppbench.run.group import victims_of
 from ppbench.run.schedule import Progress, Schedule, Silent, Wanted, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
-from ppbench.run.sources import tell_changed
 from ppbench.run.task import Task, make_task
 from ppbench.run.tuning import tuning_victims
 

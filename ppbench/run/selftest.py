@@ -23,9 +23,9 @@ from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.images import score_images
 from ppbench.records.schema import Scalar
 from ppbench.records.soundness import Soundness, Trial
+from ppbench.records.sources import source_digest
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
-from ppbench.run.sources import source_digest
 from ppbench.run.task import Task, make_task
 
 VICTIMS = 2

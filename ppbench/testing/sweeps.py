@@ -167,7 +167,7 @@ def run(request: Request, home: Path, workers: int | None = None) -> Results:
     Raises:
         UsageError: something in the request cannot be used.
     """
-    from ppbench.run.sources import source_digest
+    from ppbench.records.sources import source_digest
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import sweep
     from ppbench.testing.worst import judge, worst_figures

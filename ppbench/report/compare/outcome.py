@@ -11,6 +11,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.records.schema import Record
 from ppbench.records.soundness import Soundness, soundness_of
+from ppbench.records.sources import CODE
 from ppbench.records.store import Store
 from ppbench.report.accepted import baseline_problems
 from ppbench.report.compare.doubts import doubts_of
@@ -19,7 +20,6 @@ from ppbench.report.compare.judge import Row, judged
 from ppbench.report.compare.naming import place
 from ppbench.report.compare.rows import rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
-from ppbench.run.sources import CODE
 
 OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
 UTILITY = ("accuracy", "dice", "mse", "cap")
