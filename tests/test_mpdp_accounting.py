@@ -10,30 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from ppbench.base.errors import UsageError
 from ppbench.defenses.mpdp.accounting import (
     calibrate,
     epsilon_of,
     exact_theta,
     gaussian_epsilon,
     pairwise_factor,
-    smallest_n,
     theorem10_theta,
     theorem11_conditions,
     theorem11_theta,
     theta_max,
 )
-from ppbench.defenses.mpdp.graph import check_graph, check_size, complete, n_out, without
 from ppbench.defenses.mpdp.known_scales import (
-    aggregate_kurtosis,
     delta_averaged,
-    delta_by_l1,
     delta_given_R,
-    delta_of_sum,
     hockey_stick_uniform,
     theta_cond,
 )
 from ppbench.defenses.mpdp.laws import abs_dn_star, dn
+from ppbench.defenses.mpdp.protocol import complete, n_out
 
 DELTA = 1e-5
 EPSILONS = st.floats(1e-4, 50)
@@ -115,29 +110,6 @@ def test_composition_over_rounds():
     assert gaussian_epsilon(math.inf, DELTA) == math.inf
 
 
-def test_numbers_out_of_range_are_refused():
-    for call in (
-        lambda: theta_max(0, DELTA),
-        lambda: theta_max(math.inf, DELTA),
-        lambda: theta_max(1, 0.0),
-        lambda: theta_max(1, math.nan),
-        lambda: epsilon_of(-1.0, DELTA),
-        lambda: epsilon_of(1.0, 1.0),
-        lambda: gaussian_epsilon(math.nan, DELTA),
-        lambda: gaussian_epsilon(1.0, DELTA, -1),
-        lambda: calibrate(1, DELTA, 1),
-        lambda: calibrate(1, DELTA, 5, frac=1.0),
-        lambda: calibrate(1, DELTA, 5, "ring"),
-        lambda: calibrate(1, DELTA, 5, "n_out"),
-        lambda: exact_theta(complete(3), -1.0, 1.0),
-        lambda: exact_theta(complete(3), 1.0, math.inf),
-        lambda: theorem10_theta(1, 1.0, 1.0),
-        lambda: delta_of_sum(1.0, 0, 1.0, 1.0, 1.0),
-    ):
-        with pytest.raises(UsageError, match=r"^MP-DP: [^.]*(\.\d[^.]*)*\.$"):
-            call()
-
-
 # -- theta of a graph --------------------------------------------------------------------------------------------
 @settings(deadline=None)
 @given(st.integers(2, 40), SIGMAS, SIGMAS)
@@ -173,25 +145,16 @@ def test_covariance_is_that_of_noise_drawn_from_the_laws():
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(3, 15), st.integers(0, 1000), SIGMAS, SIGMAS, st.data())
-def test_more_edges_never_raise_theta_and_colluders_never_lower_it(clients, seed, sigma_eta, sigma_delta, data):
+def test_more_edges_never_raise_theta(clients, seed, sigma_eta, sigma_delta, data):
     n = data.draw(st.integers(1, clients - 1))
     graph = n_out(clients, n, generator(seed))
     theta = exact_theta(graph, sigma_eta, sigma_delta)
     more = graph | n_out(clients, n, generator(seed + 1))
     assert exact_theta(more, sigma_eta, sigma_delta) <= theta * (1 + 1e-9)
     assert 1 / (clients * sigma_eta**2) <= theta * (1 + 1e-9) and theta <= (1 + 1e-9) / sigma_eta**2
-    colluders = data.draw(st.lists(st.integers(0, clients - 1), max_size=clients - 2, unique=True))
-    honest = [c for c in range(clients) if c not in colluders]
-    # Without the client of the largest theta the maximum over the others may fall, so compare an honest client's own.
-    inverse = torch.linalg.inv(
-        sigma_eta**2 * torch.eye(clients, dtype=torch.float64)
-        + sigma_delta**2 * (torch.diag(graph.double().sum(1)) - graph.double())
-    ).diagonal()[honest]
-    assert exact_theta(graph, sigma_eta, sigma_delta, colluders) >= float(inverse.max()) * (1 - 1e-6)
 
 
-def test_all_neighbors_colluding_leaves_the_independent_noise_alone():
-    assert exact_theta(complete(5), 0.7, 9.0, [0, 2, 3, 4]) == pytest.approx(1 / 0.49)
+def test_theta_at_the_ends():
     assert exact_theta(complete(5), 0.7, 0.0) == pytest.approx(1 / 0.49)
     assert exact_theta(complete(5), 0.0, 1.0) == math.inf
     # Very large pairwise noise leaves the sum: no rounding error of the Laplacian's zero is multiplied by it.
@@ -253,12 +216,6 @@ def test_n_out_inside_the_theorem_is_calibrated_at_a_third_of_delta():
     assert all(exact_theta(graph, s.eta, s.delta) < s.theta for graph in graphs)
 
 
-@pytest.mark.parametrize("clients, least", [(100, 68), (1000, 77), (80, None), (5, None)])
-def test_smallest_n_is_the_first_that_meets_all_conditions(clients, least):
-    meets = [n for n in range(1, clients) if all(c.holds for c in theorem11_conditions(clients, n, DELTA / 3))]
-    assert smallest_n(clients, DELTA) == least == (meets[0] if meets else None)
-
-
 def test_the_papers_settings_are_outside_its_theorem():
     violated = {c.name for c in theorem11_conditions(5, 5, DELTA / 3) if not c.holds}
     assert violated == {"K >= 81", "n <= K - 1", "n >= 4 ln(2K/(3 delta))", "n >= 3/2 + (9/4) ln(2e/delta)"}
@@ -266,12 +223,8 @@ def test_the_papers_settings_are_outside_its_theorem():
     assert violated == {"n >= 4 ln(2K/(3 delta))", "n >= 6 ln(K/3)", "n >= 3/2 + (9/4) ln(2e/delta)"}
 
 
-def test_strict_refuses_what_the_theorem_does_not_cover_and_names_what_would_be_right():
-    with pytest.raises(UsageError, match=r"4 ln\(2K/\(3 delta\)\) = 67\.2.*take n >= 68 or graph 'complete'\.$"):
-        calibrate(3, DELTA, 100, "n_out", 5)
-    with pytest.raises(UsageError, match=r"K >= 81.*take graph 'complete'\.$"):
-        calibrate(3, DELTA, 5, "n_out", 5)
-    s, whole = calibrate(3, DELTA, 100, "n_out", 5, strict=False), calibrate(3, DELTA, 100)
+def test_what_the_theorem_does_not_cover_gets_the_complete_graphs_sigmas_and_no_guarantee():
+    s, whole = calibrate(3, DELTA, 100, "n_out", 5), calibrate(3, DELTA, 100)
     assert (s.eta, s.delta, s.theta) == (whole.eta, whole.delta, whole.theta)
     assert not s.guarantee and len(s.conditions) == 3 and all("K = 100 and n = 5" in c for c in s.conditions)
 
@@ -291,7 +244,6 @@ def test_more_privacy_takes_more_noise_and_the_budget_is_spent_exactly(epsilon, 
 def test_n_out_graphs_are_symmetric_without_loops_and_of_degree_n_or_more(clients, data):
     n, seed = data.draw(st.integers(1, clients - 1)), data.draw(st.integers(0, 10_000))
     graph = n_out(clients, n, generator(seed))
-    check_graph(graph, n)
     assert graph.dtype == torch.bool and graph.shape == (clients, clients)
     assert torch.equal(graph, graph.T) and not bool(graph.diagonal().any())
     assert int(graph.sum(1).min()) >= n and int(graph.sum()) <= 2 * n * clients
@@ -308,35 +260,6 @@ def test_picks_are_uniform():
 
 def test_complete_graph_and_the_largest_n():
     assert torch.equal(complete(4), n_out(4, 3, generator())) and int(complete(4).sum()) == 12
-
-
-def test_graphs_that_cannot_be_are_refused():
-    for call, words in (
-        (lambda: n_out(5, 5, generator()), "at most 4, or take graph 'complete'"),
-        (lambda: n_out(5, 0, generator()), "at least 1"),
-        (lambda: complete(1), "at least 2"),
-        (lambda: check_size(1, 1), "at least 2"),
-        (lambda: check_graph(complete(5), 5), "at most 4"),
-        (lambda: check_graph(torch.zeros(1, 1, dtype=torch.bool)), "at least 2"),
-        (lambda: check_graph(complete(3).double()), "square boolean"),
-        (lambda: check_graph(complete(3)[:2]), "square boolean"),
-        (lambda: check_graph(torch.ones(3, 3, dtype=torch.bool)), "client 0 is its own neighbor"),
-        (lambda: check_graph(torch.ones(3, 3, dtype=torch.bool).triu(1)), "not symmetric"),
-        (lambda: exact_theta(torch.ones(3, 3, dtype=torch.bool).triu(1), 1.0, 1.0), "not symmetric"),
-        (lambda: without(complete(3), [3]), "colluder 3 is no client"),
-        (lambda: without(complete(3), [-1]), "colluder -1 is no client"),
-        (lambda: exact_theta(complete(3), 1.0, 1.0, [0, 1, 2]), "at least one must not"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            call()
-
-
-def test_an_isolated_client_is_named():
-    graph = torch.zeros(5, 5, dtype=torch.bool)
-    graph[:3, :3], graph[4, 0], graph[0, 4] = complete(3), True, True
-    with pytest.raises(UsageError, match="client 3 has no neighbor"):
-        check_graph(graph)
-    assert torch.equal(without(graph, [3, 4]), complete(3))
 
 
 # -- what R gives away -------------------------------------------------------------------------------------------
@@ -380,11 +303,8 @@ def test_mean_delta_over_the_scales_is_its_closed_form(epsilon):
         draws = delta_given_R(spread(d), sigma, abs_dn_star((20_000, d), 1, rng))
         error = 4 * float(draws.std()) / math.sqrt(len(draws))
         assert float(draws.mean()) == pytest.approx(delta_averaged(spread(d), sigma), abs=error)
-        shared = delta_given_R(spread(d), sigma, abs_dn_star((20_000, 1), 1, rng))
-        error = 4 * float(shared.std()) / math.sqrt(len(shared))
-        assert float(shared.mean()) == pytest.approx(delta_averaged(spread(d), sigma, shared=True), abs=error)
     one = delta_averaged(spread(1), sigma)
-    assert one == pytest.approx(gaussian_delta(sigma**-2, 0.0)) == pytest.approx(delta_averaged(spread(1), sigma, True))
+    assert one == pytest.approx(gaussian_delta(sigma**-2, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -400,8 +320,6 @@ def test_delta_of_a_unit_shift_spread_over_many_coordinates(epsilon, row):
             continue
         draws = delta_given_R(spread(d), sigma, abs_dn_star((2000, d), 1, generator(d)))
         assert float(draws.quantile(0.01)) < value < float(draws.quantile(0.99))
-        assert delta_by_l1(spread(d), sigma) == pytest.approx(mean, rel=0.1)
-    assert delta_by_l1(spread(10_000), sigma) == pytest.approx(delta_averaged(spread(10_000), sigma), rel=1e-4)
 
 
 @settings(deadline=None)
@@ -422,45 +340,6 @@ def test_no_noise_hides_nothing_and_no_shift_needs_no_hiding():
     assert float(hockey_stick_uniform(one, zero)) == 1 and float(hockey_stick_uniform(zero, zero)) == 0
 
 
-def test_delta_of_the_sum_is_the_uniforms_for_one_client_and_the_gaussians_for_many():
-    for epsilon in (0.0, 2.0):
-        value = delta_of_sum(0.5, 1, 1.3, 0.7, epsilon, copies=6)
-        exact = float(delta_given_R(torch.full((6,), 0.5), 1.3, torch.full((6,), 0.7)))
-        assert exact * (1 - 1e-4) <= value <= exact * (1 + 1e-9)
-    # 60 clients: the variance of one uniform is 2/3 sigma^2 R^2.
-    theta = 0.5**2 / (60 * 2 / 3 * 1.3**2 * 0.7**2)
-    assert delta_of_sum(0.5, 60, 1.3, 0.7, 0.1, cells=20_000) == pytest.approx(gaussian_delta(theta, 0.1), rel=0.02)
-    assert delta_of_sum(0.0, 5, 1.0, 1.0, 0.0) == pytest.approx(0, abs=1e-12) and delta_of_sum(1e3, 5, 1.0, 1.0, 9) == 1
-
-
-def test_delta_of_the_sum_agrees_with_monte_carlo_from_below():
-    clients, sigma, scale, shift, epsilon, copies = 3, 1.0, 0.8, 0.6, 0.5, 4
-    draws = scale * dn(sigma, (clients, 200_000, copies), 1, generator(13)).sum(0) / (2 * math.sqrt(2) * sigma * scale)
-
-    def density(u: torch.Tensor) -> torch.Tensor:
-        """Density of a sum of three uniforms on (-1/2, 1/2)."""
-        u = u.abs()
-        return torch.where(u < 0.5, 0.75 - u**2, (1.5 - u).clamp(min=0) ** 2 / 2)
-
-    loss = (density(draws).log() - density(draws - shift / (2 * math.sqrt(2) * sigma * scale)).log()).sum(1)
-    terms = (1 - torch.exp(epsilon - loss)).clamp(min=0)
-    bound = delta_of_sum(shift, clients, sigma, scale, epsilon, copies)
-    assert bound == pytest.approx(float(terms.mean()), abs=4 * float(terms.std()) / math.sqrt(len(terms)))
-
-
-def test_the_sum_of_five_clients_leaks_more_than_the_nominal_delta_where_the_scale_is_small():
-    # K = 5, epsilon 1, all of theta on the independent noise, a shift of norm 1 over 27 weights that share one R.
-    sigma = 1 / math.sqrt(5 * theta_max(1, DELTA))
-    at = {r: delta_of_sum(1 / math.sqrt(27), 5, sigma, r, 1.0, 27) for r in (math.sqrt(1.5), 1.088, 0.241, 0.110)}
-    # Monte Carlo of the notes at the root mean square of R: 1.8e-6 (ours, 6 million draws: 1.7 +- .3).
-    assert at[math.sqrt(1.5)] == pytest.approx(1.9e-6, rel=0.15)
-    assert gaussian_delta(1 / (5 * sigma**2), 1.0) == pytest.approx(3.9e-8, rel=0.02)
-    # At the median of R the notes print 4e-7, below the value at a larger R, which cannot be; ours by Monte Carlo
-    # with 6 million draws is 5.5e-6 +- .4e-6.
-    assert at[1.088] == pytest.approx(5.5e-6, rel=0.15)
-    assert printed(at[0.241], ".15") and printed(at[0.110], ".61")
-
-
 def test_conditional_theta_is_at_the_smallest_scale_and_three_times_the_gaussian_one_in_the_mean():
     scale = abs_dn_star((64, 3), 1, generator(14))
     worst = theta_cond(scale, 5, 0.8, 2.0)
@@ -479,15 +358,14 @@ def test_conditional_theta_is_at_the_smallest_scale_and_three_times_the_gaussian
 
 @pytest.mark.parametrize("clients, kurtosis, distance", [(5, 4.6, 0.040), (100, 5.0, 0.044)])
 def test_aggregate_noise_is_not_gaussian_because_all_clients_share_the_scale(clients, kurtosis, distance):
-    assert aggregate_kurtosis(clients) == pytest.approx(5 - 2 / clients)
-    assert aggregate_kurtosis(clients) == pytest.approx(kurtosis, abs=0.05)
+    assert 5 - 2 / clients == pytest.approx(kurtosis, abs=0.05)
     draws, rng = 100_000, generator(16)
     mean = torch.zeros(2, draws, dtype=torch.float64)
     for _ in range(clients):
         mean = mean + dn(1.0, (2, draws), 1, rng) / math.sqrt(clients)
     noise = abs_dn_star((draws,), 1, rng) * mean
     assert float(noise.square().mean()) == pytest.approx(1, abs=0.02)
-    assert float((noise**4).mean() / noise.square().mean() ** 2) == pytest.approx(aggregate_kurtosis(clients), rel=0.06)
+    assert float((noise**4).mean() / noise.square().mean() ** 2) == pytest.approx(5 - 2 / clients, rel=0.06)
     assert stats.kstest(noise[0].numpy(), stats.norm.cdf).statistic == pytest.approx(distance, abs=0.006)
     # Two weights of one row: their noise is uncorrelated, its size is not.
     assert abs(float(torch.corrcoef(noise)[0, 1])) < 0.02

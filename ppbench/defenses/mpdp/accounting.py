@@ -13,7 +13,6 @@ differentially private. delta is the probability, sigma_delta the pairwise noise
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,32 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import UsageError
-from ppbench.defenses.mpdp.graph import check_matrix, check_size, without
-
 Graph = Literal["complete", "n_out"]
 
 
 # -- theta and (epsilon, delta) ----------------------------------------------------------------------------------
 def theta_max(epsilon: float, delta: float) -> float:
-    """Return the largest theta that Eq. [23] allows at (epsilon, delta).
-
-    Raises:
-        UsageError: epsilon is not finite and positive, or delta is outside (0, 1).
-    """
-    _require(0 < epsilon < math.inf, f"epsilon={epsilon!r}", "a finite number > 0")
+    """Return the largest theta that Eq. [23] allows at (epsilon, delta)."""
     factor = _factor(delta)
     # Root of theta/2 + factor sqrt(theta) = epsilon, in the form that does not cancel at small epsilon.
     return (2 * epsilon / (factor + math.sqrt(factor**2 + 2 * epsilon))) ** 2
 
 
 def epsilon_of(theta: float, delta: float) -> float:
-    """Return the smallest epsilon that Eq. [23] allows at (theta, delta): theta/2 + factor sqrt(theta).
-
-    Raises:
-        UsageError: theta is negative or NaN, or delta is outside (0, 1).
-    """
-    _require(theta >= 0, f"theta={theta!r}", "a number >= 0")
+    """Return the smallest epsilon that Eq. [23] allows at (theta, delta): theta/2 + factor sqrt(theta)."""
     return theta / 2 + _factor(delta) * math.sqrt(theta)
 
 
@@ -56,13 +42,7 @@ def gaussian_epsilon(theta: float, delta: float, rounds: int = 1) -> float:
     T rounds have the ratio T theta, also when later rounds depend on earlier ones (Dong, Roth, Su 2022, Gaussian DP).
     The root is dp_accounting's: it solves the analytic Gaussian mechanism (Balle and Wang 2018, Eq. 6) in logarithms,
     agrees with 60-digit arithmetic from theta = 1e-8 to 1e10, and is kept by others; it needs release 0.6.
-
-    Raises:
-        UsageError: theta is negative or NaN, delta is outside (0, 1), or rounds is below 0.
     """
-    _require(theta >= 0, f"theta={theta!r}", "a number >= 0")
-    _check_delta(delta)
-    _require(rounds >= 0, f"rounds={rounds!r}", "a whole number >= 0")
     total = theta * rounds if rounds else 0.0
     if total == 0 or math.isinf(total):
         return total
@@ -75,12 +55,11 @@ def gaussian_epsilon(theta: float, delta: float, rounds: int = 1) -> float:
 
 def _factor(delta: float) -> float:
     """Return max(1, sqrt(2 ln(2 / (delta sqrt(2 pi))))): Eq. [23] reads epsilon >= theta/2 + factor sqrt(theta)."""
-    _check_delta(delta)
     return math.sqrt(max(1.0, 2 * math.log(2 / (delta * math.sqrt(2 * math.pi)))))
 
 
 # -- theta of a graph --------------------------------------------------------------------------------------------
-def exact_theta(adjacency: Tensor, sigma_eta: float, sigma_delta: float, colluders: Sequence[int] = ()) -> float:
+def exact_theta(adjacency: Tensor, sigma_eta: float, sigma_delta: float) -> float:
     """Return the largest theta over the clients of a given graph: max_k (S^-1)_kk.
 
     S = sigma_eta^2 I + sigma_delta^2 Laplacian is the covariance of the clients' noise at one coordinate. On the
@@ -90,15 +69,8 @@ def exact_theta(adjacency: Tensor, sigma_eta: float, sigma_delta: float, collude
         adjacency: client graph, bool [K, K]; clients without neighbors are allowed here.
         sigma_eta: standard deviation of the independent noise, finite, >= 0 (0 gives infinity).
         sigma_delta: standard deviation of the noise of one pair, finite, >= 0.
-        colluders: clients that tell the server their noise; they and their edges are left out, and the largest theta
-            is taken over the others.
-
-    Raises:
-        UsageError: no client graph, a sigma out of range, a colluder that is no client, or nobody honest.
     """
-    check_matrix(adjacency)
-    _check_sigmas(sigma_eta, sigma_delta)
-    edges = without(adjacency, colluders).double()
+    edges = adjacency.double()
     if sigma_eta == 0:
         return math.inf
     values, vectors = torch.linalg.eigh(torch.diag(edges.sum(1)) - edges)
@@ -114,14 +86,11 @@ def theorem10_theta(clients: int, sigma_eta: float, sigma_delta: float) -> float
     The paper prints sigma where sigma^2 is meant (its Theorem 11 has the squares): the squared form is what bounds
     `exact_theta` from above on every complete graph. A sigma of 0 gives infinity.
     """
-    check_size(clients)
-    _check_sigmas(sigma_eta, sigma_delta)
     return _inverse_square(sigma_eta) / clients + _inverse_square(sigma_delta) / clients
 
 
 def theorem11_theta(clients: int, n: int, sigma_eta: float, sigma_delta: float) -> float:
     """Return Theorem 11's theta for the random n-out graph; infinite for n <= 6, where its formula has no value."""
-    _check_sigmas(sigma_eta, sigma_delta)
     return _inverse_square(sigma_eta) / clients + pairwise_factor(clients, n) * _inverse_square(sigma_delta)
 
 
@@ -130,7 +99,6 @@ def pairwise_factor(clients: int, n: int) -> float:
 
     Infinite for n <= 6, where the first denominator is zero or negative: no finite pairwise noise is enough.
     """
-    check_size(clients)
     denominator = (n - 1) // 3 - 1
     return math.inf if denominator < 1 else 1 / denominator + (12 + 6 * math.log(clients)) / clients
 
@@ -151,9 +119,6 @@ def theorem11_conditions(clients: int, n: int, delta: float) -> tuple[Condition,
         clients: K.
         n: others that each client picks.
         delta: the theorem's delta, a third of the delta that is guaranteed.
-
-    Raises:
-        UsageError: delta is outside (0, 1), or fewer than two clients.
     """
     given = f"K = {clients} and n = {n}"
     rows = [("K >= 81", "", clients >= 81), ("n <= K - 1", f" = {clients - 1}", n <= clients - 1)]
@@ -166,8 +131,6 @@ def theorem11_conditions(clients: int, n: int, delta: float) -> tuple[Condition,
 
 def n_bounds(clients: int, delta: float) -> tuple[tuple[str, float], ...]:
     """Return Theorem 11's three lower bounds on n at its own delta, each with its formula."""
-    _check_delta(delta)
-    check_size(clients)
     return (
         ("n >= 4 ln(2K/(3 delta))", 4 * math.log(2 * clients / (3 * delta))),
         ("n >= 6 ln(K/3)", 6 * math.log(clients / 3)),
@@ -202,12 +165,12 @@ def calibrate(
     clients: int,
     graph: Graph = "complete",
     n: int | None = None,
-    strict: bool = True,
     frac: float = 0.9,
 ) -> Sigmas:
     """Return the sigmas with which the theorems claim (epsilon, delta) in one round.
 
-    The share `frac` of Eq. [23]'s theta goes to the independent noise, so the mean over the clients carries little.
+    The share `frac` of Eq. [23]'s theta goes to the independent noise, so the mean over the clients carries little. For
+    what Theorem 11 does not cover the sigmas are the complete graph's, with `guarantee` False.
 
     Args:
         epsilon: > 0.
@@ -215,57 +178,17 @@ def calibrate(
         clients: K >= 2.
         graph: "complete" (Theorem 10) or "n_out" (Theorem 11).
         n: others that each client picks, for "n_out".
-        strict: whether to refuse what Theorem 11 does not cover; else the sigmas of the complete graph are returned
-            with `guarantee` False.
         frac: in (0, 1).
-
-    Raises:
-        UsageError: a number out of range, an unknown graph, no n for "n_out", or, if strict, n and K for which
-            Theorem 11 says nothing.
     """
-    check_size(clients)
-    _require(0 < frac < 1, f"frac={frac!r}", "a number between 0 and 1")
-    _require(graph in ("complete", "n_out"), f"graph={graph!r}", "'complete' or 'n_out'")
-    _require(graph == "complete" or (n is not None and n >= 1), f"n={n!r}", "a whole number >= 1 with graph 'n_out'")
     violated: tuple[str, ...] = ()
     pairwise, theta = 1 / clients, theta_max(epsilon, delta)
     if graph == "n_out" and n is not None:
         violated = tuple(c.sentence for c in theorem11_conditions(clients, n, delta / 3) if not c.holds)
-        if violated and strict:
-            raise UsageError(_refusal(clients, n, delta, violated))
         if not violated:
             pairwise, theta = pairwise_factor(clients, n), theta_max(epsilon, delta / 3)
     sigma_eta = 1 / math.sqrt(clients * frac * theta)
     return Sigmas(sigma_eta, math.sqrt(pairwise / ((1 - frac) * theta)), theta, not violated, violated)
 
 
-def smallest_n(clients: int, delta: float) -> int | None:
-    """Return the smallest n for which Theorem 11 guarantees (epsilon, delta) among K clients, or None for no n."""
-    n = math.ceil(max(bound for _, bound in n_bounds(clients, delta / 3)))
-    return n if clients >= 81 and n <= clients - 1 else None
-
-
-def _refusal(clients: int, n: int, delta: float, violated: Sequence[str]) -> str:
-    n_least = smallest_n(clients, delta)
-    right = "graph 'complete'" if n_least is None else f"n >= {n_least} or graph 'complete'"
-    return (
-        f"MP-DP: n={n} of {clients} clients has no guarantee at delta={delta:g} ({'; '.join(violated)}); take {right}."
-    )
-
-
-def _check_delta(delta: float) -> None:
-    _require(0 < delta < 1, f"delta={delta!r}", "a number between 0 and 1")
-
-
-def _check_sigmas(sigma_eta: float, sigma_delta: float) -> None:
-    _require(0 <= sigma_eta < math.inf, f"sigma_eta={sigma_eta!r}", "a finite number >= 0")
-    _require(0 <= sigma_delta < math.inf, f"sigma_delta={sigma_delta!r}", "a finite number >= 0")
-
-
 def _inverse_square(sigma: float) -> float:
     return math.inf if sigma == 0 else sigma**-2
-
-
-def _require(condition: bool, given: str, right: str) -> None:
-    if not condition:
-        raise UsageError(f"MP-DP: {given} cannot be used; it must be {right}.")

@@ -76,11 +76,6 @@ class Expansion:
     laws: Laws
     transitional: dict[str, tuple[int, ...]]
 
-    @property
-    def transitional_count(self) -> int:
-        """q, the number of transitional channels."""
-        return sum(torch.Size(shape).numel() for shape in self.transitional.values())
-
     def full(self, params: Params) -> Params:
         """Return the expanded network's true weights: `params`, and ones in the transitional layers."""
         like = params["head.weight"]

@@ -21,11 +21,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 
-# Moments of R, of law |DN*(1)|: E R^2, E R^4, E 1/R and E 1/R^2.
-SECOND_MOMENT = 3 / 2
-FOURTH_MOMENT = 15 / 4
-MEAN_INVERSE = 2 / math.sqrt(math.pi)
-MEAN_INVERSE_SQUARE = 2.0
+SECOND_MOMENT = 3 / 2  # of R, of law |DN*(1)|
 
 TERMS = 30
 # Mean and variance of -ln |DN*(1)|: -psi(3/2) / 2 and psi'(3/2) / 4.

@@ -28,7 +28,6 @@ from ppbench.defenses.mpdp.accounting import (
     theorem10_theta,
     theorem11_theta,
 )
-from ppbench.defenses.mpdp.graph import check_graph, complete, n_out
 from ppbench.defenses.mpdp.known_scales import delta_averaged, delta_given_R, theta_cond
 from ppbench.defenses.mpdp.laws import SECOND_MOMENT, dn
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
@@ -113,7 +112,7 @@ class MPDP(ModelPerturbation):
     def sigmas(self, plan: Plan) -> Sigmas:
         """Return the noise's standard deviations, in units of the bound."""
         n = self.n if self.graph == "n_out" else None
-        return calibrate(self.epsilon, self.delta, plan.clients, self.graph, n, strict=False)
+        return calibrate(self.epsilon, self.delta, plan.clients, self.graph, n)
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee, what the paper claims, and what is left of it even without Psi and Phi."""
@@ -155,7 +154,6 @@ class MPDP(ModelPerturbation):
         """Draw the client graph, exchange public keys, announce the graph; neighbors share a secret."""
         everybody = self.graph == "complete"
         graph = complete(len(cohort)) if everybody else n_out(len(cohort), self.n, ctx.generator)
-        check_graph(graph)
         server = yield from secagg.setup(ctx, server, cohort, graph)
         none = torch.zeros(0, dtype=torch.float64)
         return Server(server.params, server.opt, server.counts, Secrets(none, none, none, graph))
@@ -216,3 +214,25 @@ class MPDP(ModelPerturbation):
 
     def _delta_single(self, sigma_eta: float, scale: Tensor) -> float:
         return delta_averaged(torch.ones(1), sigma_eta)
+
+
+def complete(clients: int) -> Tensor:
+    """Return the complete graph of `clients` clients, bool [K, K]."""
+    return ~torch.eye(clients, dtype=torch.bool)
+
+
+def n_out(clients: int, n: int, generator: torch.Generator) -> Tensor:
+    """Return a random n-out graph, bool [K, K]: each client picks n others, and every pick is an edge.
+
+    A client has n neighbors or more, because others pick it too. (The paper's Fig. 2, n = 3, draws two a client.)
+
+    Args:
+        clients: number of clients K, >= 2.
+        n: others that each client picks, without replacement; 1 <= n <= K - 1.
+        generator: CPU generator.
+    """
+    score = torch.rand(clients, clients, generator=generator, dtype=torch.float64)
+    # Scores lie below 1, so 2 keeps a client from picking itself; the n smallest of a row are a uniform n-subset.
+    order = torch.where(complete(clients), score, 2.0).argsort(dim=1)
+    picks = torch.zeros(clients, clients, dtype=torch.bool).scatter(1, order[:, :n], True)
+    return picks | picks.T
