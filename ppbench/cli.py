@@ -204,7 +204,7 @@ def evaluate(
         raise typer.Exit(3)
 
 
-for command in (sweep.sweep, boards.leaderboard, boards.verify, compare.compare, boards.claims):
+for command in (sweep.sweep, boards.leaderboard, boards.verify, boards.pack, compare.compare, boards.claims):
     app.command()(command)
 app.add_typer(compare.baseline, name="baseline")
 

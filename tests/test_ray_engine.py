@@ -191,5 +191,5 @@ def test_a_node_goes_away_and_all_cells_are_what_they_would_be(connected, cluste
     there = done(config, out, RayEngine(2))
     taker.join(30)
     assert not taker.is_alive() and seen[0] < 12, "the node went away while there was work"
-    assert len(there.ids()) == 12 and {r.status for r in there.records()} == {"complete"}
+    assert len(there.ids()) == 12 and {r.status for r in there.load_all()} == {"complete"}
     assert records(there) == records(here)

@@ -1,4 +1,4 @@
-"""`ppbench leaderboard`, `verify` and `claims`: what is derived from a folder of records."""
+"""`ppbench leaderboard`, `verify`, `claims` and `pack`: what is derived from a folder of records, or an archive."""
 
 from __future__ import annotations
 
@@ -10,33 +10,58 @@ import typer
 from ppbench.base.errors import UsageError
 
 
-def leaderboard(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
+def leaderboard(
+    folder: Annotated[Path, typer.Argument(help="A folder of results, or an archive of one.")],
+    out: Annotated[Path | None, typer.Option(help="Of an archive: the new folder to unpack it into, and draw.")] = None,
+) -> None:
     """Rebuild leaderboard.csv, leaderboard.html and the figures from the records in FOLDER.
 
     Exit code 0: all records are on the board; 1: some could not be read, which the page and stderr name; 2: none could.
     """
-    from ppbench.records.store import Store
+    from ppbench.records.archive import unpack
+    from ppbench.records.store import results
     from ppbench.report.page.board import rebuild
 
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
-    written = rebuild(Store(folder))
-    for problem in written.problems:
+    if folder.is_file() != (out is not None):
+        raise UsageError(f"{folder}: --out FOLDER is where an archive is unpacked and drawn, and for archives alone.")
+    damaged = unpack(folder, out) if out is not None else []
+    written = rebuild(results(out or folder))
+    for problem in (*damaged, *written.problems):
         typer.echo(f"warning: {problem}", err=True)
     for path in written.paths:
         typer.echo(str(path))
-    if written.problems:
+    if damaged or written.problems:
         raise typer.Exit(1)
 
 
-def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")]) -> None:
+def pack(
+    folder: Annotated[Path, typer.Argument(help="A folder of results.")],
+    archive: Annotated[Path | None, typer.Argument(help="The file to write; FOLDER.zip by default.")] = None,
+) -> None:
+    """Write FOLDER as one file that leaderboard, verify, compare, baseline and claims take in its place.
+
+    Records, times, reconstructions and tables go along byte for byte; the page and its figures, which are drawn from
+    the records, and caches do not.
+    """
+    from ppbench.records.archive import pack as run
+    from ppbench.records.store import results
+
+    if folder.is_file() or not results(folder).ids():
+        raise UsageError(f"{folder} holds no records; give the --out of an evaluation.")
+    target = archive or folder.with_name(f"{folder.resolve().name}.zip")
+    left_out = run(folder, target)
+    typer.echo(str(target))
+    if left_out:
+        typer.echo(f"left out: {', '.join(left_out)}", err=True)
+
+
+def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or an archive of one.")]) -> None:
     """Recompute every aggregate in FOLDER from the per-victim scores; exit code 1 where something differs."""
+    from ppbench.records.store import results
     from ppbench.report.page.board import claimed
     from ppbench.report.verify import verify as check
 
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
-    problems = check(folder, claimed)
+    problems = check(results(folder).out, claimed)
     for problem in problems:
         typer.echo(problem)
     if problems:
@@ -45,7 +70,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results.")])
 
 
 def claims(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of results.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of results, or archives.")],
     to: Annotated[Path | None, typer.Option(help="File for the table; the screen by default.")] = None,
     figures: Annotated[list[Path] | None, typer.Option(help="JSON of benchmark figures. Repeatable.")] = None,
 ) -> None:

@@ -12,8 +12,10 @@ from ppbench.base.errors import UsageError
 
 
 def compare(
-    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="Accepted results, or any folder of results.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of results to judge.")],
+    baseline: Annotated[
+        Path, typer.Argument(metavar="BASELINE", help="Accepted results, or any folder or archive of results.")
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder or archive of results to judge.")],
     markdown: Annotated[Path | None, typer.Option(help="File for the comparison in Markdown.")] = None,
     junit: Annotated[Path | None, typer.Option(help="File for JUnit XML.")] = None,
     github: Annotated[
@@ -75,7 +77,7 @@ def _baseline() -> None:
 
 @baseline.command("accept")
 def accept(
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of results to accept.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder or archive of results to accept.")],
     folder: Annotated[Path, typer.Argument(metavar="BASELINE", help="The baseline to move, or a folder to be made.")],
     reason: Annotated[str, typer.Option(help="Why the baseline moves; kept in BASELINE/accepted.jsonl.")],
 ) -> None:

@@ -77,7 +77,7 @@ def soundness_of(store: Store) -> Soundness | None:
     """
     path = store.out / SELFTEST
     try:
-        return Soundness.model_validate_json(path.read_bytes(), strict=True)
+        return Soundness.model_validate_json(store.files.read(SELFTEST), strict=True)
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as cause:

@@ -1,14 +1,16 @@
 """Records on disk: a cell is written whole or not at all, and results outlive crashes.
 
     OUT/ppbench.json                    the marker: this folder is ours
-    OUT/records/<cell_id>.json          the record; written last, so a cell exists if and only if this file
-    does OUT/records/<cell_id>.timing.json   seconds; not part of the result
+    OUT/records/<cell_id>.json          the record; written last, so a cell exists if and only if this file does
+    OUT/records/<cell_id>.timing.json   seconds; not part of the result
     OUT/records/<cell_id>.safetensors   reconstructions: "guess" and "truth", float32 [n, *shape]
     OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
+    OUT/selftest.json                   what vouches for the harness, see `soundness.py`
 
 Every file is written to a temporary one in its folder, synced, renamed, and the folder synced. Equal records
 give equal bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions were left
-out: then nothing misses them, and nothing but `ppbench baseline accept` writes there.
+out: then nothing misses them, and nothing but `ppbench baseline accept` writes there. All of it travels as one file
+(`archive.py`), which is read as a folder is.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +31,7 @@ from safetensors import numpy as safe
 
 from ppbench import __version__
 from ppbench.base.errors import UsageError
+from ppbench.records.archive import files_of
 from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
 from ppbench.records.schema import Artifact, Record, Strict, lean
 from ppbench.records.versions import by_newer, newer
@@ -74,8 +77,9 @@ def marker_bytes(bare: bool = False) -> bytes:
 
 
 class Store:
-    """The output folder of a sweep. Making a Store checks the folder and writes nothing.
+    """The output folder of a sweep, or an archive of one, which can only be read. Making a Store writes nothing.
 
+    files: what lies there, by name, whether it is a folder or an archive.
     bare: whether the folder is an accepted baseline, whose reconstructions were left out on purpose.
     """
 
@@ -83,10 +87,11 @@ class Store:
         """Open `out`, which need not exist yet.
 
         Raises:
-            UsageError: `out` is a file, or holds files but not our marker, or a marker that is not ours to
-                read.
+            UsageError: `out` is a file that is no archive, or holds files but not our marker, or a marker that is
+                not ours to read.
         """
         self.out = Path(out)
+        self.files = files_of(self.out)
         self.folder = self.out / "records"
         self.bare = False
         self._check()
@@ -104,11 +109,10 @@ class Store:
     def _check(self) -> None:
         if not self.out.exists():
             return
-        if not self.out.is_dir():
-            raise UsageError(f"{self.out} is a file; give a folder, new or empty or made by ppbench.")
         marker = self.out / MARKER
-        if not marker.is_file():
-            foreign = sorted(p.name for p in self.out.iterdir() if not leftover(p.name))
+        if not self.files.holds(MARKER):
+            found = self.out.iterdir() if self.out.is_dir() else [self.out]
+            foreign = sorted(p.name for p in found if not leftover(p.name))
             if foreign:
                 raise UsageError(
                     f"{self.out} holds files that are not ppbench's (such as {foreign[0]!r}) and no {MARKER}; "
@@ -116,9 +120,9 @@ class Store:
                 )
             return
         try:
-            about = json.loads(marker.read_text(encoding="utf-8"))
+            about = json.loads(self.files.read(MARKER))
             schema, left_out = about["schema"], about.get("without", [])
-        except (ValueError, TypeError, KeyError, AttributeError) as cause:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as cause:
             raise UsageError(f"{marker} is not ppbench's marker; give another folder.") from cause
         if schema != RESULTS_SCHEMA:
             raise UsageError(
@@ -131,8 +135,10 @@ class Store:
         """Make the folder and its marker, and sweep what killed runs of this machine left behind.
 
         Raises:
-            UsageError: the folder cannot be made or written, or is an accepted baseline.
+            UsageError: the folder cannot be made or written, or is an accepted baseline, or an archive.
         """
+        if self.out.is_file():
+            raise UsageError(f"{self.out} is an archive, which can only be read; give another --out.")
         if self.bare:
             raise UsageError(
                 f"{self.out} is an accepted baseline, which `ppbench baseline accept` alone moves; give another --out."
@@ -151,12 +157,12 @@ class Store:
 
     def has(self, cell_id: str) -> bool:
         """Return whether the cell is finished."""
-        return (self.folder / f"{cell_id}.json").is_file()
+        return self.files.holds(f"records/{cell_id}.json")
 
     def ids(self) -> list[str]:
         """Return the names of the finished cells, sorted."""
-        found = self.folder.iterdir() if self.folder.is_dir() else iter(())
-        return sorted(path.stem for path in found if path.suffix == ".json" and _CELL.fullmatch(path.stem))
+        stems = (name.removesuffix(".json") for name in self.files.names("records"))
+        return [stem for stem in stems if _CELL.fullmatch(stem)]
 
     def finished(self, cell_id: str) -> bool:
         """Return whether the cell has a result, complete or diverged; a failed one is worth another try.
@@ -209,7 +215,7 @@ class Store:
         """
         path, data = self.folder / f"{cell_id}.json", b""
         try:
-            data = path.read_bytes()
+            data = self.files.read(f"records/{cell_id}.json")
             record = Record.model_validate_json(data, strict=True)
         except FileNotFoundError as cause:
             raise UsageError(f"There is no record {cell_id} in {self.folder}.") from cause
@@ -228,15 +234,8 @@ class Store:
         return lean(record)
 
     def load_all(self) -> list[Record]:
-        """Return every record, in the order of the cells' names. Raises UsageError for the first that is
-        corrupt.
-        """
-        return list(self.records())
-
-    def records(self) -> Iterator[Record]:
-        """Yield every record, one at a time; raises as `load` does."""
-        for cell_id in self.ids():
-            yield self.load(cell_id)
+        """Return every record, in the order of the cells' names. Raises UsageError for the first that is corrupt."""
+        return [self.load(cell_id) for cell_id in self.ids()]
 
     def readable(self) -> tuple[list[Record], list[str]]:
         """Return the records that can be read, in the order of the cells' names, and a sentence for each that cannot.
@@ -265,7 +264,7 @@ class Store:
             return None
         path = self.folder / f"{record.cell_id}.safetensors"  # of a portfolio, those of its best cell
         try:
-            found = safe.load(path.read_bytes())
+            found = safe.load(self.files.read(f"records/{path.name}"))
             guess, truth = found["guess"], found["truth"]
         except (OSError, SafetensorError, KeyError, ValueError) as cause:
             raise UsageError(f"{path} does not hold the cell's reconstructions ({cause}).") from cause
@@ -284,3 +283,14 @@ def _pack(arrays: Mapping[str, Array]) -> bytes:
 
 def _artifact(name: str, data: bytes) -> Artifact:
     return Artifact(path=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), kind="reconstructions")
+
+
+def results(path: Path) -> Store:
+    """Return the store of a folder or an archive that is there.
+
+    Raises:
+        UsageError: it is not there, or is none of ppbench's.
+    """
+    if not path.exists():
+        raise UsageError(f"{path} is no folder and no archive of results; give the --out of an evaluation.")
+    return Store(path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError
+from ppbench.records.archive import Files, files_of
 from ppbench.records.schema import Record, Strict
 from ppbench.records.store import Store, canonical
 
@@ -63,9 +64,13 @@ def history(out: Path) -> list[Accepted]:
     Raises:
         UsageError: the file cannot be read, or a line is not one that `ppbench baseline accept` wrote.
     """
-    path = out / HISTORY
+    return _history(files_of(out))
+
+
+def _history(files: Files) -> list[Accepted]:
+    path = files.path / HISTORY
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = files.read(HISTORY).decode().splitlines()
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as cause:
@@ -89,7 +94,7 @@ def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
         records: all its records.
     """
     try:
-        lines = history(store.out)
+        lines = _history(store.files)
     except UsageError as error:
         yield str(error)
         return

@@ -23,7 +23,7 @@ from ppbench.base.errors import UsageError
 from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
-from ppbench.records.store import MARKER, Store, canonical, marker_bytes
+from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
 from ppbench.report.accepted import HISTORY, Accepted, Moved, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.page.board import claimed, write_board
@@ -40,7 +40,7 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
     Everything is written to a folder beside `baseline`, which then takes its place: a failure leaves the old one.
 
     Args:
-        new: a folder of results without problems.
+        new: a folder or an archive of results without problems.
         baseline: an accepted baseline, a new or an empty folder.
         reason: why; must say something.
 
@@ -77,8 +77,7 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
 
 def _check_target(new: Path, baseline: Path) -> None:
     """Refuse a target that holds anything but a baseline: it is about to be replaced (UsageError)."""
-    if not new.is_dir():
-        raise UsageError(f"{new} is no folder; give the --out of an evaluation.")
+    results(new)
     if baseline.exists() and new.resolve() == baseline.resolve():
         raise UsageError(f"NEW and BASELINE are one folder, {new}; give two.")
     if not baseline.parent.is_dir():
@@ -91,6 +90,8 @@ def _check_target(new: Path, baseline: Path) -> None:
             "folder and name it from there."
         )
     store = Store(baseline)
+    if baseline.is_file():
+        raise UsageError(f"{baseline} is an archive; a baseline that moves is a folder.")
     if (baseline / MARKER).is_file() and not (store.bare and (baseline / HISTORY).is_file()):
         raise UsageError(
             f"{baseline} holds results, not an accepted baseline; give another folder, they would be lost."

@@ -14,6 +14,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
+from ppbench.records.archive import Files
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import MARKER, Store
@@ -23,6 +24,7 @@ from ppbench.report.page.boards import boards
 from ppbench.report.page.table import Claims, csv_text, no_claims
 from ppbench.report.page.worst import worst_csv
 
+TABLE, WORST_CASE = "leaderboard.csv", "worst_case.csv"
 _CLOSE = 1e-9
 _NAME = re.compile(r"[\w .:+=(),/-]+")
 
@@ -36,14 +38,14 @@ def verify(out: Path, claims: Claims | None = None) -> list[str]:
     they would only repeat what is wrong with one.
 
     Args:
-        out: a results folder.
+        out: a results folder, or an archive of one.
         claims: what the harness writes into the column `claimed`; None leaves that column unchecked.
 
     Raises:
         UsageError: `out` is not a results folder of this ppbench.
     """
     store = Store(out)
-    if not (store.out / MARKER).is_file():
+    if not store.files.holds(MARKER):
         raise UsageError(f"{out} holds no ppbench results (no {MARKER} in it); give a finished run's folder.")
     records, problems = store.readable()
     for record in records:
@@ -57,11 +59,12 @@ def verify(out: Path, claims: Claims | None = None) -> list[str]:
         harness = check_harness(soundness_of(store))
     except UsageError as error:
         return [*problems, str(error)]
-    if sound and store.csv_path.is_file():
-        problems += _csv_problems(store.csv_path, records, claims)
-    if sound and (store.out / "worst_case.csv").is_file():
+    if sound and store.files.holds(TABLE):
+        unchecked = () if claims is not None else ("claimed",)
+        problems += _differences(store.files, TABLE, csv_text(records, claims or no_claims), unchecked)
+    if sound and store.files.holds(WORST_CASE):
         worst = worst_csv(boards(records, no_claims, sound=harness.ok is not False))
-        problems += _differences(store.out / "worst_case.csv", worst)
+        problems += _differences(store.files, WORST_CASE, worst)
     return problems
 
 
@@ -124,38 +127,46 @@ def _artifact_problems(store: Store, record: Record) -> Iterator[str]:
         if artifact.path != f"{record.cell_id}.safetensors":
             yield f"artifact {artifact.path!r} is not the cell's own file"
             continue
-        path = store.folder / artifact.path
-        if not path.is_file():
+        try:
+            data = store.files.read(f"records/{artifact.path}")
+        except FileNotFoundError:
             yield f"artifact {artifact.path} is missing"
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != artifact.sha256:
+            continue
+        except OSError as cause:
+            yield f"artifact {artifact.path} cannot be read ({cause.strerror})"
+            continue
+        if hashlib.sha256(data).hexdigest() != artifact.sha256:
             yield f"artifact {artifact.path} is not the file that was scored (its SHA-256 differs)"
-        elif path.stat().st_size != artifact.bytes:
-            yield f"artifact {artifact.path} has {path.stat().st_size} bytes, not {artifact.bytes} as recorded"
+        elif len(data) != artifact.bytes:
+            yield f"artifact {artifact.path} has {len(data)} bytes, not {artifact.bytes} as recorded"
 
 
 def _strays(store: Store) -> Iterator[str]:
-    """Yield JSON files that look like records and are not named like cells, which nothing would ever read."""
+    """Yield JSON files that look like records and are not named like cells, which nothing would ever read; and times
+    that cannot be read.
+    """
     known = set(store.ids())
-    for path in sorted(store.folder.glob("*.json")) if store.folder.is_dir() else ():
-        if path.stem.removesuffix(".timing") not in known:
-            yield f"{path.name}: not a file of any finished cell"
+    for name in store.files.names("records"):
+        if name.endswith(".json") and name.removesuffix(".json").removesuffix(".timing") not in known:
+            yield f"{name}: not a file of any finished cell"
+    timings = [f"records/{name}" for name in store.files.names("records") if name.endswith(".timing.json")]
+    for name in [*timings, *(f"times/{name}" for name in store.files.names("times"))]:
+        try:
+            store.files.read(name)
+        except OSError as cause:
+            yield f"{name} cannot be read ({cause.strerror})"
 
 
-def _csv_problems(path: Path, records: list[Record], claims: Claims | None) -> Iterator[str]:
-    expected = csv_text(records, claims or no_claims)
-    yield from _differences(path, expected, () if claims is not None else ("claimed",))
-
-
-def _differences(path: Path, text: str, unchecked: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield where the table at `path` differs from `text`, but for columns `unchecked`."""
+def _differences(files: Files, name: str, text: str, unchecked: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield where the table `name` differs from `text`, but for columns `unchecked`."""
     try:
-        stated = list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
-    except (UnicodeDecodeError, csv.Error) as cause:
-        yield f"{path.name} cannot be read as CSV ({cause})"
+        stated = list(csv.DictReader(io.StringIO(files.read(name).decode(), newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as cause:
+        yield f"{name} cannot be read as CSV ({cause})"
         return
     expected = list(csv.DictReader(io.StringIO(text, newline="")))
     if len(stated) != len(expected):
-        yield f"{path.name} has {len(stated)} rows, the records give {len(expected)}; write it again"
+        yield f"{name} has {len(stated)} rows, the records give {len(expected)}; write it again"
         return
     columns = list(expected[0]) if expected else []
     # New columns go last, so a table whose head is the beginning of today's was written before them.
@@ -164,4 +175,4 @@ def _differences(path: Path, text: str, unchecked: tuple[str, ...] = ()) -> Iter
         for column in [*want, *(key for key in have if key not in want)]:
             if column not in (*absent, *unchecked) and have.get(column) != want.get(column):
                 found, right = have.get(column), want.get(column)
-                yield f"{path.name} line {number}: {column} is {found!r}, the records give {right!r}"
+                yield f"{name} line {number}: {column} is {found!r}, the records give {right!r}"

@@ -27,7 +27,7 @@ from ppbench.report.page.table import csv_text
 from ppbench.report.page.worst import worst_csv
 
 HERE = Path(__file__).parent
-BOARD = HERE.parents[1] / "leaderboards" / "results" / "digits-quick"
+BOARD = HERE.parents[1] / "leaderboards" / "results" / "digits-quick" / "records.zip"
 KEPT = ("leaderboard.csv.xz", "metrics.csv.xz", "worst_case.csv", "sentences.txt", "claims.md")
 SHOWN = 40  # changes that are printed of each file
 

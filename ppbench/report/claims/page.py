@@ -9,7 +9,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
-from ppbench.records.store import Store
+from ppbench.records.store import results
 from ppbench.report.claims import NO_RECORD, RULES, WORST, Checked, Unchecked, check, claimed_by_all
 from ppbench.report.claims.figures import Benchmark, read_figures, time_is_kept
 
@@ -44,9 +44,7 @@ def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
     """
     records: list[Record] = []
     for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder; give the --out of an evaluation.")
-        found = Store(folder).load_all()
+        found = results(folder).load_all()
         if not found:
             raise UsageError(f"{folder} holds no records; run ppbench evaluate --out {folder} first.")
         records += found

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
+from ppbench.records.archive import files_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import Soundness, soundness_of
 from ppbench.records.sources import CODE
-from ppbench.records.store import Store
+from ppbench.records.store import results
 from ppbench.report.accepted import baseline_problems
 from ppbench.report.compare.doubts import doubts_of
 from ppbench.report.compare.join import join
@@ -30,7 +31,7 @@ class Comparison:
     """What became of a baseline.
 
     Attributes:
-        baseline, new: the folders.
+        baseline, new: the folders or archives.
         rows: every row, judged; where there are faults, those of defenses are "unjudged".
         faults: why nothing may be concluded about any defense, in sentences.
         notes: what a reader should know beside the rows, in sentences.
@@ -111,9 +112,10 @@ def compare(baseline: Path, new: Path) -> Comparison:
 
 def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
     """Return the records of a folder, and the outcome of its self-test. Raises UsageError, see `compare`."""
-    if not folder.is_dir():
-        raise UsageError(f"{side}: {folder} is no folder; give the --out of an evaluation or an accepted baseline.")
-    store = Store(folder)
+    try:
+        store = results(folder)
+    except UsageError as error:
+        raise UsageError(f"{side}: {error}") from error
     records, problems = store.readable()
     problems += baseline_problems(store, records)
     if problems:
@@ -127,7 +129,7 @@ def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
 def _mixed(new: Path) -> list[str]:
     """Return that the cells of NEW were computed by several states of the code, where its note of them says so."""
     try:
-        states = json.loads((new / CODE).read_bytes())
+        states = json.loads(files_of(new).read(CODE))
     except (OSError, ValueError):  # a folder of before it was noted, or an accepted baseline, has none
         return []
     if not isinstance(states, list) or len(set(map(str, states))) < 2:

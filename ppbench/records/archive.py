@@ -1,0 +1,221 @@
+"""Results in one file: a zip of what a results folder holds, safe to open wherever it comes from.
+
+An archive holds exactly the files of `MEMBER`, none derived by drawing: the page and its figures are made again. Its
+bytes are a function of the folder's: members in order of their names, all of one date, LZMA for text. Nothing is
+believed: a name that is none of ours, a link, a second member of one name, a member or an archive that would unfold
+beyond `MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO` is refused before anything is read; a member is unfolded to the length
+that it states, no further, and checked. One that is damaged is an OSError of its own, and the others can be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import lzma
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+from ppbench.base.errors import UsageError
+from ppbench.records.files import unwritable, write_atomic
+
+MEMBER = re.compile(
+    r"(?:ppbench|selftest|sources)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
+    r"records/[0-9a-f]{32}\.(?:json|timing\.json|safetensors)|times/[0-9a-f]{32}\.json"
+)
+MEMBERS = 200_000
+MEMBER_BYTES = 1 << 30
+TOTAL_BYTES = 1 << 35
+RATIO, FREE_BYTES = 200, 1 << 24
+"""How many times its own size an archive may unfold to, beyond `FREE_BYTES`; records give about 10."""
+_KNOWN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
+_DICTIONARY = 1 << 27  # bytes of memory that LZMA may take
+_DAY = (1980, 1, 1, 0, 0, 0)  # the first that a zip can state
+_HEADER = 30  # bytes of a member's own header before its name
+
+
+class Files(Protocol):
+    """The files of results, by their names below the folder, with "/" between. path: of the folder or archive."""
+
+    path: Path
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of the files in a folder of them, without the folder's, sorted."""
+
+    def holds(self, name: str) -> bool:
+        """Return whether there is such a file."""
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes. Raises FileNotFoundError, or another OSError where it cannot be read."""
+
+
+class Folder:
+    """Results in a folder, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of the files in a folder of it, sorted."""
+        inner = self.path / folder
+        return sorted(path.name for path in inner.iterdir() if path.is_file()) if inner.is_dir() else []
+
+    def holds(self, name: str) -> bool:
+        """Return whether there is such a file."""
+        return (self.path / name).is_file()
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes. Raises FileNotFoundError, or another OSError where it cannot be read."""
+        return (self.path / name).read_bytes()
+
+
+class Archive:
+    """Results in one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an archive; nothing of it is unfolded yet.
+
+        Raises:
+            UsageError: it is no whole zip, or holds anything that `ppbench pack` would not have written.
+        """
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as opened:
+                members = opened.infolist()
+        except (zipfile.BadZipFile, ValueError, struct.error, EOFError, NotImplementedError, OSError) as cause:
+            raise UsageError(f"{path} is a file and no whole archive of results ({cause}); give a folder.") from cause
+        self._check(members)
+        self._members = {member.filename: member for member in members}
+
+    def _check(self, members: list[zipfile.ZipInfo]) -> None:
+        """Refuse an archive for what its directory says (UsageError)."""
+        names: set[str] = set()
+        for member in members:
+            if why := _refusal(member, names):
+                raise UsageError(f"{self.path} is refused: its member {member.orig_filename[:80]!r} {why}.")
+            names.add(member.filename)
+        total, most = sum(member.file_size for member in members), RATIO * self.path.stat().st_size
+        if len(members) > MEMBERS or total > min(TOTAL_BYTES, max(FREE_BYTES, most)):
+            raise UsageError(f"{self.path} is refused: it would unfold to {len(members)} files of {total} bytes.")
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of the members in a folder of it, sorted."""
+        start = f"{folder}/" if folder else ""
+        inner = (name.removeprefix(start) for name in self._members if name.startswith(start))
+        return sorted(name for name in inner if "/" not in name)
+
+    def holds(self, name: str) -> bool:
+        """Return whether there is such a member."""
+        return name in self._members
+
+    def read(self, name: str) -> bytes:
+        """Return a member's bytes. Raises FileNotFoundError, or another OSError where it is damaged."""
+        member = self._members.get(name)
+        if member is None:
+            raise FileNotFoundError(errno.ENOENT, "no such member", name)
+        with self.path.open("rb") as file:
+            file.seek(member.header_offset)
+            header = file.read(_HEADER)
+            skipped = sum(struct.unpack("<HH", header[-4:])) if len(header) == _HEADER else 0
+            file.seek(member.header_offset + _HEADER + skipped)
+            packed = file.read(member.compress_size)
+        try:
+            data = _unfolded(packed, member)
+        except (zlib.error, lzma.LZMAError, EOFError, ValueError) as cause:
+            raise OSError(errno.EIO, f"damaged: {cause}", name) from cause
+        if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
+            raise OSError(errno.EIO, "damaged: not the bytes that were packed", name)
+        return data
+
+
+def _refusal(member: zipfile.ZipInfo, before: set[str]) -> str:
+    """Return why a member cannot be accepted beside those named `before`, "" where it can."""
+    if MEMBER.fullmatch(member.orig_filename) is None:
+        return "is no file of results"
+    if member.filename in before:
+        return "is there twice"
+    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
+        return "is a link or a device"
+    if member.flag_bits & 1 or member.compress_type not in _KNOWN:
+        return "is encrypted or packed by a method other than deflate and LZMA"
+    return f"would unfold to {member.file_size} bytes" if member.file_size > MEMBER_BYTES else ""
+
+
+def _unfolded(packed: bytes, member: zipfile.ZipInfo) -> bytes:
+    """Return what a member's `packed` bytes unfold to, at most one byte more than it states."""
+    most = member.file_size + 1
+    if member.compress_type == zipfile.ZIP_STORED:
+        return packed
+    if member.compress_type == zipfile.ZIP_DEFLATED:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, most)
+    # A zip's LZMA: version and length of the properties, five bytes of properties, the stream. A .lzma file has the
+    # properties, an unknown length, and the same stream.
+    alone = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_DICTIONARY)
+    return alone.decompress(packed[4:9] + b"\xff" * 8 + packed[9:], most)
+
+
+def files_of(path: Path) -> Files:
+    """Return the files of a folder, which need not exist, or of an archive. Raises UsageError, see `Archive`."""
+    return Archive(path) if path.is_file() else Folder(path)
+
+
+def pack(folder: Path, target: Path) -> list[str]:
+    """Write the archive of a results folder, whole or not at all.
+
+    Args:
+        folder: the results.
+        target: the archive; must not exist.
+
+    Returns:
+        The names of what was left out: what is drawn from the records, caches, files that are not ppbench's.
+
+    Raises:
+        UsageError: `target` is there, or a file cannot be read or written.
+    """
+    if target.exists():
+        raise UsageError(f"{target} is there already; give another name for the archive.")
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
+    out = io.BytesIO()
+    try:
+        with zipfile.ZipFile(out, "w") as made:
+            for name in kept:
+                member = zipfile.ZipInfo(name, _DAY)
+                member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16
+                floats = name.endswith(".safetensors")
+                member.compress_type = zipfile.ZIP_DEFLATED if floats else zipfile.ZIP_LZMA
+                made.writestr(member, (folder / name).read_bytes())
+    except OSError as cause:
+        raise UsageError(f"{folder} cannot be packed ({cause}).") from cause
+    write_atomic(target, out.getvalue())
+    return sorted({f"{name.partition('/')[0]}/" if "/" in name else name for name in names - {*kept}})
+
+
+def unpack(archive: Path, folder: Path) -> list[str]:
+    """Write the files of an archive into a new or empty folder; return a sentence for each that is damaged.
+
+    Raises:
+        UsageError: the archive is refused, the folder holds something or cannot be written.
+    """
+    files = Archive(archive)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty; give a new or an empty folder for what {archive.name} holds.")
+    problems = []
+    for inner in ("", "times", "records"):
+        for name in files.names(inner):
+            path = folder / inner / name
+            try:
+                data = files.read(path.relative_to(folder).as_posix())
+            except OSError as cause:
+                problems.append(f"{archive / inner / name} cannot be read ({cause.strerror}).")
+                continue
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            except OSError as cause:
+                raise unwritable(path, len(data), cause) from cause
+    return problems
