@@ -25,13 +25,13 @@ from ppbench.testing import check_attack, check_defense
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-PACKAGES = ("my_defense", "my_attack")
+PACKAGES = ("my_defense", "my_attack", "my_question")
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder into which pip has installed both examples; the sources stay as they are."""
+    """Return a folder into which pip has installed the examples; the sources stay as they are."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("installed")
     sources = [folder / "src" / name for name in PACKAGES]
@@ -49,7 +49,7 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in PACKAGES:
         monkeypatch.syspath_prepend(EXAMPLES / name / "src")
     yield
-    for name in ("sign_sgd", "row_ratio"):
+    for name in ("sign_sgd", "row_ratio", "column_guess"):
         sys.modules.pop(name, None)
 
 
@@ -65,6 +65,8 @@ def test_installed_examples_are_listed_with_their_package(site: Path, tmp_path: 
     listed = ppbench(site, tmp_path, "list")
     assert "sign_sgd         [ppbench-sign-sgd] Uploads one sign a parameter" in listed
     assert "row_ratio        [ppbench-row-ratio] Row i of dL/dW over dL/db_i" in listed
+    assert "attribute        [ppbench-column-guess] Which value has one column" in listed
+    assert "value_search     [ppbench-column-guess] The value whose gradient explains" in listed
 
 
 def test_an_installed_defense_is_evaluated_with_an_installed_attack(site: Path, tmp_path: Path) -> None:
@@ -72,6 +74,15 @@ def test_an_installed_defense_is_evaluated_with_an_installed_attack(site: Path, 
     out = ("--attack", "row_ratio", "--out", str(tmp_path / "out"))
     told = ppbench(site, tmp_path, "evaluate", "--defense", "sign_sgd", *words.split(), *out)
     assert "The best attack (row_ratio) breaks the undefended model: 100% of images above 20 dB." in told
+
+
+def test_an_installed_question_passes_its_own_tests_and_touches_no_file_of_ours(site: Path, tmp_path: Path) -> None:
+    tests = shutil.copytree(EXAMPLES / "my_question/tests", tmp_path / "tests")
+    env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout
+    assert not [p for p in (ROOT / "ppbench").rglob("*.py") if "column_guess" in p.read_text()]
 
 
 def test_the_defense_keeps_the_contract_without_being_installed(imported: None) -> None:
@@ -87,10 +98,9 @@ def test_the_attack_keeps_the_contract_without_being_installed(imported: None) -
 @pytest.mark.parametrize("name", PACKAGES)
 def test_an_example_is_small_and_says_how_it_is_used(name: str) -> None:
     about = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())
-    (entries,) = about["project"]["entry-points"].values()
-    (plugin,) = entries
+    found = [plugin for entries in about["project"]["entry-points"].values() for plugin in entries]
     text = (EXAMPLES / name / "README.md").read_text()
-    assert plugin in text and len(text.splitlines()) <= 30
+    assert found and all(plugin in text for plugin in found) and len(text.splitlines()) <= 30
     assert about["project"]["dependencies"] == ["ppbench"]
 
 

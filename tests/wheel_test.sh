@@ -34,17 +34,19 @@ cd "$work/mine"
   --stage init --attack dlg,label_recovery --set dlg.budget=300 --workers 1
 "$work/venv/bin/ppbench" verify ppbench-results
 
-# Two packages of somebody else, installed as such: found, evaluated, and their own tests pass with the plugin.
+# Three packages of somebody else, installed as such: found, evaluated, and their own tests pass with the plugin.
 "$work/venv/bin/pip" install -q pytest "setuptools>=77"
-cp -r "$root/examples/my_defense" "$root/examples/my_attack" .
+cp -r "$root/examples/my_defense" "$root/examples/my_attack" "$root/examples/my_question" .
 rm -rf my_*/build my_*/src/*.egg-info
-"$work/venv/bin/pip" install -q --no-deps --no-build-isolation ./my_defense ./my_attack
+"$work/venv/bin/pip" install -q --no-deps --no-build-isolation ./my_defense ./my_attack ./my_question
 "$work/venv/bin/ppbench" list | grep -F "sign_sgd         [ppbench-sign-sgd]"
 "$work/venv/bin/ppbench" list | grep -F "row_ratio        [ppbench-row-ratio]"
+"$work/venv/bin/ppbench" list | grep -F "attribute        [ppbench-column-guess]"
 "$work/venv/bin/ppbench" evaluate --defense sign_sgd --model mlp --grid 5 --rounds 1 --clients 2 --victims 4 --attack-batch 1 \
   --stage init --attack row_ratio --workers 1 --out theirs
 "$work/venv/bin/ppbench" verify theirs
 (cd my_attack && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider)
+(cd my_question && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider)
 (cd my_defense && "$work/venv/bin/python" -m pytest -q -rs --ppbench-out=results)
 "$work/venv/bin/ppbench" baseline accept my_defense/results/sign-sgd-small-* my_defense/baseline --reason "first measured"
 (cd my_defense && "$work/venv/bin/python" -m pytest -q --ppbench-out=results --ppbench-baseline=baseline)

@@ -6,122 +6,27 @@ question up and ask it. Reading records loads every question, so these modules i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, load_all, plugins
+from ppbench.questions.inquiry import Audit, Inquiry, Model, Probe
 from ppbench.records.figure import Terms
-from ppbench.records.schema import CellConfig, Flag, Metric, Record, Score
-from ppbench.records.scores import OtherScore, word_of
+from ppbench.records.schema import CellConfig, Metric, Record, Score
+from ppbench.records.scores import OtherScore
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ppbench.adversary.attack import Attack, Challenge, Guess
-    from ppbench.adversary.victims import Candidates, Victims
-    from ppbench.base.seeds import Seeds
-    from ppbench.federation.plan import Data, Plan
-    from ppbench.federation.view import View
-    from ppbench.questions.images import Yardstick
+    from ppbench.adversary.attack import Challenge, Guess
+    from ppbench.federation.plan import Plan
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Scores of one cell, and for reconstructions the images themselves in the order of the truth."""
-
-    victims: list[Any]
-    flags: tuple[Flag, ...] = ()
-    guess: Tensor | None = None
-    truth: Tensor | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Inquiry:
-    """One cell's questions and how their answers are scored.
-
-    Attributes:
-        challenges: what the attack is handed.
-        score: guesses, one a challenge, to scores. It holds the truth, so no attack ever sees it. Raises ValueError for
-            answers without the form that the question asks for.
-        digest: hash of what was asked with its answers, see `Record.asked`.
-    """
-
-    challenges: list[Challenge]
-    score: Callable[[Sequence[Guess]], Scored]
-    digest: str
-
-
-@dataclass(frozen=True, eq=False)
-class Probe:
-    """Probed clients.
-
-    Attributes:
-        attack: who is asked, for the evidence that it goes by.
-        view: what it sees.
-        victims: who is asked about, with the truth.
-        seeds: the task's.
-        test: examples that nobody trains on.
-        yardstick: makes what reconstructions are measured with; None: only what tells good answers from bad is
-            measured, nothing about the evidence.
-        answers: of the attack that this one follows, on the same victims; empty where it follows none.
-    """
-
-    attack: Attack
-    view: View
-    victims: Victims
-    seeds: Seeds
-    test: Data
-    yardstick: Callable[[], Yardstick] | None = None
-    answers: Sequence[Guess] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """A model that the adversary holds: delivered, or sent to be trained on.
-
-    Attributes:
-        test: examples that nobody trains on.
-        count: candidates, or queries, that are wanted.
-        outputs: inputs [Q, *shape] to the true model's outputs [Q, C].
-        choose: draws the candidates of membership.
-    """
-
-    test: Data
-    count: int
-    outputs: Callable[[Tensor], Tensor]
-    choose: Callable[[], Candidates]
-
-    @cached_property
-    def candidates(self) -> Candidates:
-        """Members and others, the same for all attacks."""
-        return self.choose()
-
-    @cached_property
-    def answers(self) -> Tensor:
-        """The true model's outputs [Q, C] on the first `count` test examples."""
-        return self.outputs(self.test.x[: self.count])
-
-
-class Audit(Protocol):
-    """An audit that is complete (`ppbench.run.audit.questions`)."""
-
-    @property
-    def candidates(self) -> Candidates:
-        """The truth about the candidates."""
-
-    def challenges(self) -> list[Challenge]:
-        """Return the membership questions about either half, with the references."""
-
-    def tracing(self) -> tuple[Challenge, Tensor]:
-        """Return the question who holds each member, and the owners."""
 
 
 @dataclass(frozen=True)
@@ -350,6 +255,11 @@ def questions() -> Mapping[str, Question]:
     return {q.name: q for q in sorted(found, key=lambda q: (q.order, q.name))}
 
 
-def by_score(word: str) -> Question | None:
-    """Return the question whose scores the word names, None where it is not installed."""
-    return next((q for q in questions().values() if word_of(q.score) == word), None)
+def missing(records: Sequence[Record]) -> list[str]:
+    """Return a sentence for each question that is not installed here, of which nothing is made of its records."""
+    names = Counter(r.config.attack.kind for r in records if isinstance(asked(r), Missing))
+    return [
+        f"{count} records answer the question {name!r}, which is not installed here: they are on no board; install the "
+        "package that brings it."
+        for name, count in sorted(names.items())
+    ]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ppbench.metrics.intervals import bootstrap, proportion
-from ppbench.questions.base import DistanceLaw, Inquiry, Model, Question, Rule, Scored, rest
+from ppbench.questions.base import DistanceLaw, Question, Rule, rest
+from ppbench.questions.inquiry import Inquiry, Model, Scored
 from ppbench.records.figure import Terms, metric_of, seed_of
 from ppbench.records.schema import CellConfig, Metric, Score
 

@@ -19,9 +19,9 @@ from ppbench.federation.wire import Slot
 from ppbench.metrics.image import image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.perceptual import Network, measurable
-from ppbench.questions.base import Scored
 from ppbench.questions.flags import flags_of
 from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.inquiry import Scored
 from ppbench.records.schema import Flag
 
 Range = tuple[float, float]

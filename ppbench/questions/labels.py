@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ppbench.metrics.intervals import Estimate, proportion
 from ppbench.metrics.labels import multiset_chance, multiset_hits
-from ppbench.questions.base import DistanceLaw, Inquiry, Probe, Question, Rule, Scored, rest
+from ppbench.questions.base import DistanceLaw, Question, Rule, rest
+from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, metric_of
 from ppbench.records.schema import CellConfig, Metric
 from ppbench.records.scores import ProbedScore

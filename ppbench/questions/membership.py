@@ -10,7 +10,8 @@ import numpy as np
 from ppbench.metrics.audit import DELTA, audited
 from ppbench.metrics.intervals import Estimate, refused
 from ppbench.metrics.membership import Half, asr, auc, tpr_at
-from ppbench.questions.base import Audit, DistanceLaw, Inquiry, Model, Question, Rule, Scored
+from ppbench.questions.base import DistanceLaw, Question, Rule
+from ppbench.questions.inquiry import Audit, Inquiry, Model, Scored
 from ppbench.records.figure import Terms, metric_of, seed_of
 from ppbench.records.schema import CellConfig, Metric, Score
 
@@ -40,6 +41,16 @@ class MemberScore(Score):
     score: float
     decision: bool | None
     family: str = AVERAGE
+
+    @property
+    def stratum(self) -> tuple[int, bool]:
+        """Half and membership."""
+        return self.half, self.member
+
+    @property
+    def canary(self) -> bool:
+        """Whether it belongs to a family of canaries."""
+        return self.family != AVERAGE
 
 
 def _hidden(asr: Any) -> Any:
@@ -145,8 +156,8 @@ def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | Non
         seed: of the bootstraps.
         delta: of the guarantee that is tested; None: the audit's own.
     """
-    average = [score for score in scores if score.family == AVERAGE]
-    canaries = [score for score in scores if score.family != AVERAGE]
+    average = [score for score in scores if not score.canary]
+    canaries = [score for score in scores if score.canary]
     found = _figures(average or canaries, seed, "", pooled=bool(canaries))
     if canaries:
         found += _figures(canaries, seed, "canary_", pooled=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ppbench.questions.base import DistanceLaw, Inquiry, Probe, Question, Rule, Scored
+from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import BROKEN_DB, ImageScore, image_metrics, rebuilt
+from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import mislabelled
 from ppbench.records.figure import Terms
 from ppbench.records.schema import CellConfig, Metric

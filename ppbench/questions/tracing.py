@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ppbench.metrics.tracing import tracing_accuracy
-from ppbench.questions.base import Audit, DistanceLaw, Inquiry, Probe, Question, Rule, Scored, rest
+from ppbench.questions.base import DistanceLaw, Question, Rule, rest
+from ppbench.questions.inquiry import Audit, Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, metric_of
 from ppbench.records.schema import CellConfig, Metric, Score
 

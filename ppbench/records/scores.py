@@ -41,6 +41,16 @@ class Score(Strict):
         """What it was observed with: victims of one unit are not independent."""
         return (self.index,)
 
+    @property
+    def stratum(self) -> tuple[int, bool]:
+        """Victims are drawn anew within it: of candidates their half and whether they are members."""
+        return 0, False
+
+    @property
+    def canary(self) -> bool:
+        """Whether it is no record of the data, but one that was made to be found."""
+        return False
+
 
 class ProbedScore(Score):
     """A victim of a probe.

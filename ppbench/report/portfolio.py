@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
+from ppbench.questions.base import asked
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.report.controls import best, rebuilding
 
-Place = tuple[int, int, int]
+Place = tuple[int, ...]
 OF_ONE_ATTACK = (
     *("at_truth_median", "ratio_median", "blind_median", "oracle_median", "evaluations_per_broken"),
     *("rmse_raw_mean", "rmse_unit_mean"),
@@ -55,8 +57,8 @@ def worst_case(records: Sequence[Record]) -> Record | None:
     return first.model_copy(update={"config": config, "victims": merged, "metrics": metrics})
 
 
-def _images(record: Record) -> dict[Place, ImageScore]:
-    return {(v.probe, v.client, v.index): v for v in record.victims if isinstance(v, ImageScore)}
+def _images(record: Record) -> dict[Place, Any]:
+    return {v.place: v for v in record.victims} if asked(record).inputs else {}
 
 
 def _leak(score: ImageScore, record: Record) -> float:

@@ -19,8 +19,9 @@ from ppbench.base.errors import Overflow
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.metrics.perceptual import measurable, network
-from ppbench.questions.base import Inquiry, Model, Probe, Scored, question_of
+from ppbench.questions.base import question_of
 from ppbench.questions.images import Yardstick
+from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import (
     Environment,

@@ -17,7 +17,8 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
 from ppbench.federation.view import View
-from ppbench.questions.base import Probe, question_of
+from ppbench.questions.base import question_of
+from ppbench.questions.inquiry import Probe
 from ppbench.records.schema import Tuned
 from ppbench.run.cells import Group
 from ppbench.run.config import EvaluateConfig

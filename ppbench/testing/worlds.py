@@ -23,8 +23,9 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.base import Probe, question_of
+from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
+from ppbench.questions.inquiry import Probe
 from ppbench.testing.scene import CLASSES, CLIENTS, SHAPE, SHARD, Change, base_plan, dealt, digits
 
 LEVEL = 0.999

@@ -10,7 +10,8 @@ import pytest
 from column_guess import ValueSearch
 
 import ppbench
-from ppbench.report.compare.report import compare
+from ppbench.report.compare.outcome import compare
+from ppbench.run.evaluation import Evaluation
 from ppbench.testing import check_attack
 
 
@@ -25,22 +26,25 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def evaluated(rows: Path, out: Path, **more: object) -> ppbench.Evaluation:
+def evaluated(rows: Path, out: Path, **more: object) -> Evaluation:
+    """Evaluate dp, nearly off and nearly all noise, on the table."""
     options = {"rounds": 1, "clients": 4, "victims": 40, "attack_batch": (1,), "stages": ("init",), "workers": 1}
     task = {"defense": "dp", "grid": (1e-6, 1e3), "dataset": f"csv:{rows}?target=ill", "model": "mlp"}
     return ppbench.evaluate(**task, attacks=("value_search",), threats=("server/1",), out=out, **options, **more)
 
 
 @pytest.fixture(scope="module")
-def result(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> ppbench.Evaluation:
+def result(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
+    """Return the evaluation that the tests look at."""
     return evaluated(rows, tmp_path_factory.mktemp("out") / "first")
 
 
 def test_undefended_rows_give_their_values_and_noise_gives_the_most_frequent_at_best(result) -> None:
-    found = {
-        (r.config.defense.id, r.config.defense.control and r.config.defense.control.value): r for r in result.records
-    }
-    shares = {key: record.metric("attribute_accuracy") for key, record in found.items()}
+    """A planted leak and two nulls."""
+    shares = {}
+    for record in result.records:
+        defense = record.config.defense
+        shares[defense.id, defense.control and defense.control.value] = record.metric("attribute_accuracy")
     assert shares["none", None].value == 1.0 and shares["dp", 1e-6].value == 1.0
     for key in (("full_noise", None), ("dp", 1e3)):
         assert shares[key].low < shares[key].chance < 0.7, key
@@ -48,6 +52,7 @@ def test_undefended_rows_give_their_values_and_noise_gives_the_most_frequent_at_
 
 
 def test_the_question_has_a_board_columns_and_sentences(result) -> None:
+    """Nothing of ppbench names the question, and it is shown."""
     page = (result.out / "leaderboard.html").read_text()
     assert "Attribute inference" in page and "Values guessed" in page
     table = list(csv.DictReader((result.out / "leaderboard.csv").open()))
@@ -58,10 +63,13 @@ def test_the_question_has_a_board_columns_and_sentences(result) -> None:
 
 
 def test_two_folders_are_compared_by_it(result, rows: Path, tmp_path: Path) -> None:
+    """Equal cells are equal rows."""
     again = evaluated(rows, tmp_path / "second")
-    text = compare(result.out, again.out).text
-    assert "attribute_accuracy" in text
+    judged = [row for row in compare(result.out, again.out).rows if row.metric == "attribute_accuracy"]
+    assert {row.where.defense for row in judged} == {"none", "dp", "full_noise"}
+    assert all(row.status == "ok" and row.headline and row.change.worse == 0 for row in judged)
 
 
 def test_the_attack_has_manners() -> None:
+    """Form, seeds, poison and missing mail are the battery's."""
     check_attack(ValueSearch)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ppbench.questions.base import question_of
 from ppbench.records.schema import Record
 from ppbench.report.compare.join import Facts, Pair, Where, facts_of
 from ppbench.report.compare.samples import RULES, rules_for
@@ -38,7 +39,7 @@ def worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
     The same attacks on both sides: one that is only in NEW changes what is known of a defense, not the defense.
     """
     for (where, _, seeds, kind), places in _points(pairs).items():
-        if kind != "reconstruction" or len(places) < 2:
+        if not question_of(kind).inputs or len(places) < 2:
             continue
         some = [pairs[place] for place in places]
         sides = [
@@ -59,11 +60,12 @@ def headlines(pairs: Sequence[Pair]) -> list[frozenset[str]]:
     """
     found = [frozenset[str]() for _ in pairs]
     for (_, _, _, kind), places in _points(pairs).items():
-        if kind == "reconstruction":
+        if question_of(kind).inputs:
             if len(places) == 1:
                 found[places[0]] = frozenset(rule.metric for rule in RULES)
             continue
-        metric = next((name for name in MAIN if any(_level(pairs[p].base, name) is not None for p in places)), None)
+        names = (*MAIN, *(rule.metric for rule in question_of(kind).rules))
+        metric = next((name for name in names if any(_level(pairs[p].base, name) is not None for p in places)), None)
         if metric is not None:
             levels = [-np.inf if (level := _level(pairs[p].base, metric)) is None else level for p in places]
             found[places[int(np.argmax(levels))]] = frozenset([metric])

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ppbench.metrics.audit import DELTA, epsilon_lower
 from ppbench.questions.base import Rule, asked, questions
-from ppbench.questions.membership import AVERAGE, MemberScore
 from ppbench.records.schema import Record, Score
 
 Floats = NDArray[np.float64]
@@ -78,8 +77,8 @@ def sample_of(base: Record, new: Record, rule: Rule) -> Sample:
     if [v.place for v in ours] != [v.place for v in theirs]:
         raise ValueError("two cells of one question have other victims")
     one, two = (np.array([question.judged(v, rule.metric) for v in side], dtype=np.float64) for side in (ours, theirs))
-    member = np.array([isinstance(v, MemberScore) and v.member for v in ours], dtype=np.bool_)
-    half = np.array([v.half if isinstance(v, MemberScore) else 0 for v in ours], dtype=np.intp)
+    member = np.array([v.stratum[1] for v in ours], dtype=np.bool_)
+    half = np.array([v.stratum[0] for v in ours], dtype=np.intp)
     units = {key: number for number, key in enumerate(dict.fromkeys(v.unit for v in ours))}
     unit = np.array([units[v.unit] for v in ours], dtype=np.intp)
     strata = np.unique(2 * half + member, return_inverse=True)[1].reshape(-1)
@@ -92,7 +91,7 @@ def sample_of(base: Record, new: Record, rule: Rule) -> Sample:
         unit=unit,
         stratum=strata if member.any() else np.zeros(len(units), dtype=np.intp),
         member=member,
-        group=_groups(half, member, pooled=any(_canary(v) for v in base.victims) and rule.form == "tpr"),
+        group=_groups(half, member, pooled=any(v.canary for v in base.victims) and rule.form == "tpr"),
         delta=DELTA if delta is None else delta,
     )
 
@@ -103,16 +102,12 @@ def _groups(half: NDArray[np.intp], member: NDArray[np.bool_], pooled: bool) -> 
     return np.zeros_like(half) if pooled and FPR * fewest < 1 else half
 
 
-def _canary(victim: Score) -> bool:
-    return isinstance(victim, MemberScore) and victim.family != AVERAGE
-
-
 def _subset(victims: Sequence[Score], rule: Rule) -> list[Score]:
     """Return whom a metric is about: of membership average records, or canaries; the latter alone are both."""
     if rule.subset == "all":
         return list(victims)
-    canaries = [v for v in victims if _canary(v)]
-    return canaries if rule.subset == "canaries" else [v for v in victims if not _canary(v)] or canaries
+    canaries = [v for v in victims if v.canary]
+    return canaries if rule.subset == "canaries" else [v for v in victims if not v.canary] or canaries
 
 
 def counts(sample: Sample, replicates: int, generator: np.random.Generator) -> Floats:

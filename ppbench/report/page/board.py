@@ -14,6 +14,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.federation.contract import Claim, Defense
+from ppbench.questions.base import missing
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
@@ -94,16 +95,16 @@ def up_to_date(store: Store) -> bool:
 
 @contextmanager
 def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
-    """Give all records of a folder that can be read, and a sentence for each that cannot.
+    """Give all records of a folder that can be read, and a sentence for what cannot, or answers a missing question.
 
     They are left out of the search for cycles: there are millions of objects in many.
     """
     gc.disable()
     try:
-        found = store.readable()
+        records, problems = store.readable()
         gc.freeze()
         gc.enable()
-        yield found
+        yield records, problems + missing(records)
     finally:
         gc.unfreeze()
         gc.enable()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.questions.base import asked, question_of
+from ppbench.questions.base import Missing, asked, question_of
 from ppbench.records.schema import DefenseInfo, Flag, Record, Scalar
 from ppbench.report.controls import CONTROLS, Check, best, is_image
 from ppbench.report.page.badges import Badge, adaptive, badges_of, knowing
@@ -170,7 +170,8 @@ def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> lis
     for record in records:
         setting = setting_of(record)
         scopes[_scope(setting)].append(record)
-        groups[setting].append(record)
+        if not isinstance(asked(record), Missing):
+            groups[setting].append(record)
     keys = sorted(
         groups,
         key=lambda s: (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ppbench.questions.base import questions
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
@@ -77,6 +78,7 @@ def render(
                 (name, [s for s in sections if s.group == name]) for name in dict.fromkeys(s.group for s in sections)
             ],
             profiles=parts,
+            titles={name: title for question in questions().values() for name, title in question.figures},
             anchor={part.defense: part.anchor for part in parts},
             played=[(counted.title, played_svg(counted)) for counted in role_counts(records)],
             costs=table,

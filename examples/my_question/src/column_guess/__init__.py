@@ -15,7 +15,8 @@ from ppbench import Attack, Challenge, Evidence, Guess, View
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import proportion
-from ppbench.questions.base import DistanceLaw, Inquiry, Probe, Question, Rule, Scored, rest
+from ppbench.questions.base import DistanceLaw, Question, Rule, rest
+from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, metric_of
 from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore

@@ -1,0 +1,111 @@
+"""What a question is asked about (probed clients, a model, an audit), and what it makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ppbench.records.schema import Flag
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ppbench.adversary.attack import Attack, Challenge, Guess
+    from ppbench.adversary.victims import Candidates, Victims
+    from ppbench.base.seeds import Seeds
+    from ppbench.federation.plan import Data
+    from ppbench.federation.view import View
+    from ppbench.questions.images import Yardstick
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of one cell, and for reconstructions the images themselves in the order of the truth."""
+
+    victims: list[Any]
+    flags: tuple[Flag, ...] = ()
+    guess: Tensor | None = None
+    truth: Tensor | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """One cell's questions and how their answers are scored.
+
+    Attributes:
+        challenges: what the attack is handed.
+        score: guesses, one a challenge, to scores. It holds the truth, so no attack ever sees it. Raises ValueError for
+            answers without the form that the question asks for.
+        digest: hash of what was asked with its answers, see `Record.asked`.
+    """
+
+    challenges: list[Challenge]
+    score: Callable[[Sequence[Guess]], Scored]
+    digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Probed clients.
+
+    Attributes:
+        attack: who is asked, for the evidence that it goes by.
+        view: what it sees.
+        victims: who is asked about, with the truth.
+        seeds: the task's.
+        test: examples that nobody trains on.
+        yardstick: makes what reconstructions are measured with; None: only what tells good answers from bad is
+            measured, nothing about the evidence.
+        answers: of the attack that this one follows, on the same victims; empty where it follows none.
+    """
+
+    attack: Attack
+    view: View
+    victims: Victims
+    seeds: Seeds
+    test: Data
+    yardstick: Callable[[], Yardstick] | None = None
+    answers: Sequence[Guess] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model that the adversary holds: delivered, or sent to be trained on.
+
+    Attributes:
+        test: examples that nobody trains on.
+        count: candidates, or queries, that are wanted.
+        outputs: inputs [Q, *shape] to the true model's outputs [Q, C].
+        choose: draws the candidates of membership.
+    """
+
+    test: Data
+    count: int
+    outputs: Callable[[Tensor], Tensor]
+    choose: Callable[[], Candidates]
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """Members and others, the same for all attacks."""
+        return self.choose()
+
+    @cached_property
+    def answers(self) -> Tensor:
+        """The true model's outputs [Q, C] on the first `count` test examples."""
+        return self.outputs(self.test.x[: self.count])
+
+
+class Audit(Protocol):
+    """An audit that is complete (`ppbench.run.audit.questions`)."""
+
+    @property
+    def candidates(self) -> Candidates:
+        """The truth about the candidates."""
+
+    def challenges(self) -> list[Challenge]:
+        """Return the membership questions about either half, with the references."""
+
+    def tracing(self) -> tuple[Challenge, Tensor]:
+        """Return the question who holds each member, and the owners."""
