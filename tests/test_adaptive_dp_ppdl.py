@@ -18,7 +18,7 @@ from ppbench.attacks.adaptive import dp as module
 from ppbench.attacks.adaptive.dp import AdaptiveDP, decided, reweighted, scaled, shrinkage
 from ppbench.attacks.adaptive.ppdl import AdaptivePPDL
 from ppbench.attacks.reconstruction.dlg import DLG
-from ppbench.attacks.reconstruction.search.matching import Starts
+from ppbench.attacks.reconstruction.search.starts import Starts
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD

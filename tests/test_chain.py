@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.search.matching import SimulatedObjective
-from ppbench.federation.evidence import Evidence, simulation
+from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective, objective
+from ppbench.federation.evidence import Evidence, Measure, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
-from ppbench.nets.net import Classifier, Net, NetSpec, net_spec
+from ppbench.nets.net import Classifier, Net, NetSpec, initial, net_spec
 
 CLASSES = 4
 
@@ -62,10 +62,9 @@ def check(plan: Plan, params: dict[str, Tensor], batch: int, weighted: bool, see
     chain = ChainObjective(steps, plan.loss, [e.observed for e in evidence], weights, batch)
     x, y = batch_of(victims + 1)
     index = torch.tensor([*reversed(range(victims)), 0])
-    mine = chain(x, y, index)
-    theirs = SimulatedObjective(evidence)(x, y, x.new_zeros(len(x), 0), index)
-    for a, b in zip(mine, theirs, strict=False):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+    arguments = (x, y, x.new_zeros(len(x), 0), index)
+    for a, b in zip(chain(*arguments), SimulatedObjective(evidence)(*arguments), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().amax() if b.numel() else 0))
 
 
 @settings(max_examples=25, deadline=None)
@@ -129,8 +128,6 @@ def test_multilayer_perceptrons_on_flat_inputs_and_images(batch: int, shape: tup
 def test_registered_models_take_the_fast_path(
     model: str, shape: tuple[int, ...], options: dict, batch: int, loss: str
 ) -> None:
-    from ppbench.nets.net import initial
-
     plan = Plan(net_spec(model, shape, CLASSES, options), 1, loss=loss)
     params = {name: value.double() for name, value in initial(plan.spec, 0).items()}
     check(plan, params, batch, weighted=True, seed=1)
@@ -167,6 +164,35 @@ def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one()
     exact = ChainObjective(steps, plan.loss, [observed], None, 1)
     assert all(goal.rows is None for goal in exact.targets)
     assert all(goal.rows is not None for goal in ChainObjective(steps, plan.loss, [noisy], None, 1).targets)
-    loss, gx, _ = exact(x, y, torch.tensor([0]))
+    loss, gx, *_ = exact(x, y, x.new_zeros(1, 0), torch.tensor([0]))
     assert float(loss) < 1e-25
     assert float(gx.abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "batch", "victims", "measure", "path"),
+    [
+        ("lenet", (1, 8, 8), 1, 12, "squares", ChainObjective),  # times of vmap over those of the chain: 4.0
+        ("dlnet", (1, 8, 8), 8, 12, "squares", ChainObjective),  # 1.9
+        ("dlnet", (1, 8, 8), 8, 125, "squares", ChainObjective),  # 32 rows at a time
+        ("lenet", (3, 32, 32), 1, 32, "squares", ChainObjective),  # 1.07
+        ("lenet", (3, 32, 32), 4, 4, "squares", ChainObjective),  # 1.3
+        ("dlnet", (3, 32, 32), 4, 4, "squares", ChainObjective),  # 1.5
+        ("lenet", (3, 32, 32), 4, 8, "squares", MappedObjective),  # .88
+        ("lenet", (3, 32, 32), 8, 8, "squares", MappedObjective),  # .60
+        ("dlnet", (3, 32, 32), 4, 8, "squares", MappedObjective),  # .78
+        ("dlnet", (3, 32, 32), 4, 8, "absolute", MappedObjective),
+        ("dlnet", (3, 32, 32), 4, 8, "cosine", ChainObjective),  # whose digits near the truth vmap has not
+        ("mlp", (3, 32, 32), 8, 8, "squares", ChainObjective),  # 2.0
+    ],
+)
+def test_the_chain_is_left_where_vmap_was_measured_to_be_faster(
+    model: str, shape: tuple[int, ...], batch: int, victims: int, measure: Measure, path: type
+) -> None:
+    plan = Plan(net_spec(model, shape, CLASSES), 1)
+    params = initial(plan.spec, 0)
+    one = Evidence((Slot(0, 0),), params, simulation(plan, params), params, measure=measure)
+    assert type(objective([one] * victims, plan, batch, torch.float32)) is path
+    if path is MappedObjective:  # a simulation that no vmap can follow keeps the chain
+        opaque = replace(one, simulate=lambda x, y: one.simulate(x, y))
+        assert type(objective([opaque] * victims, plan, batch, torch.float32)) is ChainObjective

@@ -15,17 +15,17 @@ from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.reconstruction.explained import layer, layers
 from ppbench.attacks.reconstruction.fastpath import affine
 from ppbench.attacks.reconstruction.fastpath.affine import Convolution
+from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses
 from ppbench.attacks.reconstruction.likelihood import Likelihood
-from ppbench.attacks.reconstruction.search.objectives import (
-    FastObjective,
+from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.attacks.reconstruction.search.problem import (
     MappedObjective,
     SimulatedObjective,
     objective,
 )
-from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
@@ -84,7 +84,7 @@ def test_the_fast_discrepancy_and_its_slopes_are_those_of_autograd(
         weight = precisions(observed, kind, g)
         evidence.append(Evidence((Slot(victim, 0),), observed, simulate, params, weight, measure=measure))
     fast, slow = objective(evidence, plan, batch, torch.float64), SimulatedObjective(evidence)
-    assert isinstance(fast, FastObjective)
+    assert isinstance(fast, ChainObjective)
     x, y = drawn((3, batch, *shape), g), drawn((3, batch, CLASSES), g).softmax(-1)
     index, none = torch.tensor([1, 0, 0]), x.new_zeros(3, 0)
     for mine, theirs in zip(fast(x, y, none, index), slow(x, y, none, index), strict=True):

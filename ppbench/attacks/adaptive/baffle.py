@@ -13,8 +13,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.adaptive.baffle_labels import sketched_labels
 from ppbench.attacks.adaptive.baffle_sketch import sketch_evidence, sketches
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
-from ppbench.attacks.reconstruction.search.matching import ImagePrior
-from ppbench.attacks.reconstruction.search.restarts import Effort
+from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -71,9 +70,9 @@ class BaffleSketch(DLG):
             asked.append(challenge)
         return super().run(view, asked, generator)
 
-    def effort(self, plan: Plan) -> Effort:
-        """Return the effort of DLG, with the prior on images."""
+    def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
+        """Return the prior on images."""
         if len(plan.spec.shape) != 3 or not (self.smoothness or self.box):
-            return super().effort(plan)
+            return None
         low, high = plan.data_range
-        return replace(super().effort(plan), prior=ImagePrior(self.smoothness, self.box, low=low, high=high))
+        return ImagePrior(self.smoothness, self.box, low=low, high=high)

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.lbfgs import Settings
-from ppbench.attacks.reconstruction.search.matching import ImagePrior, Matches, Starts, match_gradients, usable
+from ppbench.attacks.reconstruction.search.priors import ImagePrior
+from ppbench.attacks.reconstruction.search.starts import Starts, usable
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
@@ -100,9 +101,9 @@ class AdaptiveDP(Attack):
         for victim, choice in enumerate(score.argmin(1).tolist()):
             row = victim * tries + choice
             spent = int(found.evaluations[victim * tries : (victim + 1) * tries].sum())
-            labels = found.y[row].argmax(-1)
+            labels = found.ends.labels[row].argmax(-1)
             guesses.append(
-                Guess(found.x[row].float(), labels, confidence=float(score[victim, choice]), evaluations=spent)
+                Guess(found.ends.x[row].float(), labels, confidence=float(score[victim, choice]), evaluations=spent)
             )
         return guesses
 
@@ -122,7 +123,7 @@ class AdaptiveDP(Attack):
                 current = [reweighted(e, start, row) for row, e in enumerate(current)]
             best = self._match(view, current, start, factor, share)
             spent += best.evaluations
-            start = Starts(best.x, best.y.clamp(min=1e-6).log(), joint=True)
+            start = Starts(best.ends.x, best.ends.labels.clamp(min=1e-6).log(), joint=True)
         assert best is not None  # there is at least one pass
         return replace(best, evaluations=spent)
 

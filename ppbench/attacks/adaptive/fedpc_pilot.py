@@ -18,9 +18,9 @@ import torch
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.adaptive.inversion import Algebra
+from ppbench.attacks.reconstruction.dlg import NEAR
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, signed
-from ppbench.attacks.reconstruction.search.restarts import NEAR
 from ppbench.base.tree import Params
 from ppbench.defenses.fedpc.evidence import model_of, uploads
 from ppbench.defenses.fedpc.messages import Weights

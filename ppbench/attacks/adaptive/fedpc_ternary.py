@@ -11,9 +11,8 @@ from torch import Tensor
 from ppbench.attacks.adaptive.fedpc_labels import Told
 from ppbench.attacks.adaptive.fedpc_pilot import Secret
 from ppbench.attacks.reconstruction.local_steps import reach
-from ppbench.attacks.reconstruction.search.objectives import Mappable
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import Evidence, simulation
+from ppbench.federation.evidence import Evidence, Mappable, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
 

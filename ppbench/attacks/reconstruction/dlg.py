@@ -1,29 +1,107 @@
 """Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019) and iDLG (Zhao, Mopuri and Bilen, 2020).
 
-Minimize sum_p ||grad_p loss(net(x), softmax(q)) - g*_p||^2 over images x and label logits q. The optimizer, the start
-and the cost of one evaluation differ from the authors' release: say beside every figure which start, label and
-stopping mismatch were used (the paper's: "normal", "joint").
+Minimize sum_p ||grad_p loss(net(x), softmax(q)) - g*_p||^2 over images x and label logits q. The plain loop, 50 lines,
+is `dlg_reference`, the oracle of this module's tests. The optimizer, the start and the cost of one evaluation differ
+here: say beside every figure which start, label and stopping mismatch were used (the paper's: "normal", "joint").
+
+Read on in `search.starts` (what is drawn), `search.problem` (what is minimized) and `search.lbfgs` (how).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.reconstruction.search.lbfgs import Settings
-from ppbench.attacks.reconstruction.search.matching import Matches, Prior
-from ppbench.attacks.reconstruction.search.restarts import Effort, search
-from ppbench.attacks.reconstruction.search.starts import Label, Start, Victim, batches, draw, posed
+from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
+from ppbench.attacks.reconstruction.search.priors import Penalty
+from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
+from ppbench.attacks.reconstruction.search.starts import Label, Start, Starts, Victim, batches, draw, groups, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
+
+EXACT = 1e-4
+"""Mismatch below which evidence is taken for exact: a float32 search that ends there was stopped by rounding."""
+NEAR = 10.0
+"""A search that ends within this factor of its stopping mismatch counts as done."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Where the searches for V victims ended.
+
+    Attributes:
+        ends: images (not clipped), labels and nuisance unknowns.
+        mismatch: [V] float64, the minimized function: by default the discrepancy relative to that of an all-zero
+            simulation; plus the prior, if any.
+        evaluations: [V] int64 gradient evaluations.
+    """
+
+    ends: Starts
+    mismatch: Tensor
+    evaluations: Tensor
+
+    def merged(self, rows: Sequence[int], other: Matches, take: Tensor | None = None) -> Matches:
+        """Return these with the victims `rows` of `other`, all or where `take` [len(rows)] holds; evaluations add up.
+
+        Images and labels become float64 where those of `other` are.
+        """
+        index = torch.tensor(rows)
+        take = torch.ones(len(rows), dtype=torch.bool) if take is None else take
+
+        def put(old: Tensor, new: Tensor) -> Tensor:
+            old = old.to(new.dtype) if new.dtype == torch.float64 else old
+            return old.index_copy(0, index[take].to(old.device), new[take.to(new.device)].to(old.dtype))
+
+        a, b = self.ends, other.ends
+        ends = Starts(put(a.x, b.x), put(a.y, b.y), a.joint, put(a.extra, b.extra))
+        evaluations = self.evaluations.index_add(0, index, other.evaluations)
+        return Matches(ends, put(self.mismatch, other.mismatch), evaluations)
+
+
+def match_gradients(
+    evidences: Sequence[Evidence],
+    starts: Starts,
+    plan: Plan,
+    *,
+    budget: Tensor,
+    stop: Tensor,
+    unit: Tensor | None = None,
+    prior: Penalty | None = None,
+    settings: Settings | None = None,
+) -> Matches:
+    """Minimize D / unit + prior for V victims from given starts, with L-BFGS.
+
+    Args:
+        evidences: V usable pieces of evidence (see `usable`); those that share `simulate` run in one batch.
+        starts: where to begin, and whether labels are unknown.
+        plan: the public plan.
+        budget: [V] gradient evaluations allowed.
+        stop: [V] value of the minimized function at which a victim is done.
+        unit: [V] what D is divided by: None for `Evidence.scale()` (the function is the relative mismatch);
+            2 std^2 makes it the negative log-likelihood under Gaussian noise.
+        prior: penalty on the images, added as it is.
+        settings: of the optimizer.
+    """
+    if unit is None:
+        unit = torch.stack([e.scale().double() for e in evidences])
+    z, space = starts.rows(starts.x.flatten(1)), Pixels(tuple(starts.x.shape[1:]), *plan.data_range)
+    loss, counts = torch.zeros(len(z), dtype=torch.float64), torch.zeros(len(z), dtype=torch.int64)
+    for rows in groups(evidences):
+        matching = objective([evidences[i] for i in rows], plan, starts.x.shape[1], z.dtype)
+        problem = Problem(space, matching, unit[rows].to(z), starts.at(rows), penalty=prior)
+        minima = minimize(problem, z[rows], budget=budget[rows], stop=stop[rows].double(), settings=settings)
+        z[rows], loss[rows], counts[rows] = minima.z, minima.loss, minima.evaluations
+    x, tail = z[:, : space.size].view_as(starts.x), z[:, space.size :]
+    return Matches(starts.moved(x, tail, torch.arange(len(z), device=z.device)), loss, counts)
 
 
 @dataclass(frozen=True)
@@ -91,30 +169,63 @@ class DLG(Attack):
         """Return what the search matches: the defense's plain evidence. An adaptive attack overrides this."""
         return view.defense.evidence(view)
 
+    @property
+    def settings(self) -> Settings:
+        """The optimizer's settings."""
+        return Settings(self.history, self.slots, self.patience, self.progress)
+
+    def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
+        """Return the penalty on the images of a search for what explains `evidence`. Default: none."""
+        return None
+
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
         """Return the guesses for victims that `batches` put together."""
         scale = torch.stack([victim.evidence.scale() for victim in victims if victim.evidence is not None])
-        stop = self.stop / scale if self.absolute else torch.full_like(scale, self.stop)
-        found = self.matched(victims, stop)
-        labels = found.ends.labels.argmax(-1)
+        best = self.matched(victims, self.stop / scale if self.absolute else torch.full_like(scale, self.stop))
         return [
             Guess(x=x.float(), y=y, confidence=mismatch if math.isfinite(mismatch) else None, evaluations=count)
             for x, y, mismatch, count in zip(
-                found.ends.x, labels, found.mismatch.tolist(), found.evaluations.tolist(), strict=True
+                best.ends.x,
+                best.ends.labels.argmax(-1),
+                best.mismatch.tolist(),
+                best.evaluations.tolist(),
+                strict=True,
             )
         ]
 
-    def matched(self, victims: Sequence[Victim], stop: Tensor, prior: Prior | None = None) -> Matches:
-        """Return the best match of each victim, searched until the mismatch is `stop` [V], with a `prior`."""
-        evidences = [victim.evidence for victim in victims if victim.evidence is not None]
-        dtype, plan = torch.float64 if self.dtype == "float64" else torch.float32, victims[0].plan
-        effort = self.effort(plan) if prior is None else replace(self.effort(plan), prior=prior)
-        return search(evidences, lambda: draw(victims, self.start, self.label, dtype), plan, effort, stop)
+    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
+        """Return the best match of each victim over all starts, chosen by the minimized function, never by the truth.
 
-    def effort(self, plan: Plan) -> Effort:
-        """Return how hard to search. An attack with a prior overrides this."""
-        settings = Settings(self.history, self.slots, self.patience, self.progress)
-        return Effort(self.budget, self.restarts, self.hopeless, settings)
+        Args:
+            victims: V victims that `batches` put together. Starts are drawn for ALL of them each time, so that one's
+                draws do not depend on another's fate.
+            stop: [V] value of the function at which a victim is done.
+        """
+        dtype, rows = torch.float64 if self.dtype == "float64" else torch.float32, list(range(len(victims)))
+        best: Matches | None = None
+        for _ in range(1 + self.restarts):
+            starts = draw(victims, self.start, self.label, dtype).at(rows)
+            budget = torch.full((len(rows),), self.budget) - (0 if best is None else best.evaluations[rows])
+            found = self.precise([victims[i] for i in rows], starts, budget, stop[rows])
+            best = found if best is None else best.merged(rows, found, found.mismatch < best.mismatch[rows])
+            again = (best.mismatch > (NEAR * stop).clamp(min=self.hopeless)) & (best.evaluations < self.budget)
+            rows = [i for i, unfinished in enumerate(again.tolist()) if unfinished]
+            if not rows:
+                break
+        assert best is not None  # the loop runs at least once
+        return best
+
+    def precise(self, victims: Sequence[Victim], starts: Starts, budget: Tensor, stop: Tensor) -> Matches:
+        """Return the matches from given starts, gone on with in float64 where rounding stopped them short of `stop`."""
+        evidences, plan = [victim.evidence for victim in victims if victim.evidence is not None], victims[0].plan
+        match = partial(match_gradients, plan=plan, prior=self.prior(evidences[0], plan), settings=self.settings)
+        found = match(evidences, starts, budget=budget, stop=stop)
+        short = (found.mismatch > NEAR * stop) & (found.mismatch < EXACT) & (found.evaluations < budget)
+        rows = [i for i, again in enumerate(short.tolist()) if again]
+        if starts.x.dtype == torch.float64 or not rows:
+            return found
+        ends, left = found.ends.at(rows).to(torch.float64), budget[rows] - found.evaluations[rows]
+        return found.merged(rows, match([evidences[i] for i in rows], ends, budget=left, stop=stop[rows]))
 
     def check(self) -> None:
         """Raise UsageError for an option that does not exist or a number out of range."""

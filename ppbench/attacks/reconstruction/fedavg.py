@@ -16,12 +16,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.dlg import DLG
+from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
-from ppbench.attacks.reconstruction.search.matching import ImagePrior, Matches, Prior, match_gradients
-from ppbench.attacks.reconstruction.search.restarts import merged
+from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label, Victim
 from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
 RELAXED = 0.7
@@ -58,33 +58,34 @@ class FedAvgInversion(DLG):
         """Return the guesses for victims that `batches` put together."""
         return super().attack([prepared(victim) for victim in victims])
 
-    def matched(self, victims: Sequence[Victim], stop: Tensor, prior: Prior | None = None) -> Matches:
+    def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
+        """Return a smooth image in the data range where only signs are observed."""
+        if evidence.measure != "hinge" or len(plan.spec.shape) != 3:
+            return None
+        low, high = plan.data_range
+        return ImagePrior(self.tv / (high - low), 1.0, 1e-2 * (high - low), low, high)
+
+    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
         """Return the best match of each victim; of images in an unknown order, the better of relaxed and rounded."""
         evidences = [victim.evidence for victim in victims if victim.evidence is not None]
         training = evidences[0].simulate
-        if evidences[0].measure == "hinge" and len(victims[0].plan.spec.shape) == 3:
-            low, high = victims[0].plan.data_range
-            prior = ImagePrior(self.tv / (high - low), 1.0, 1e-2 * (high - low), low, high)
         if not evidences[0].nuisance or not isinstance(training, LocalTraining):
-            return super().matched(victims, stop, prior)
-        found = DLG.matched(replace(self, budget=max(1, int(RELAXED * self.budget))), victims, stop)
-        rows = [i for i, spent in enumerate(found.evaluations.tolist()) if spent < self.budget]
+            return super().matched(victims, stop)
+        best = DLG.matched(replace(self, budget=max(1, int(RELAXED * self.budget))), victims, stop)
+        rows = [i for i, spent in enumerate(best.evaluations.tolist()) if spent < self.budget]
         if not rows:
-            return found
-        shape, (start, effort) = evidences[0].nuisance["order"], (found.ends.at(rows), self.effort(victims[0].plan))
-        order = rounded(training, start.extra.view(-1, *shape)).flatten(1)
+            return best
+        start = best.ends.at(rows)
+        order = rounded(training, start.extra.view(-1, *evidences[0].nuisance["order"])).flatten(1)
         again = match_gradients(
             [evidences[i] for i in rows],
             replace(start, nuisance=order),
             victims[0].plan,
-            budget=self.budget - found.evaluations[rows],
+            budget=self.budget - best.evaluations[rows],
             stop=stop[rows],
-            settings=effort.settings,
+            settings=self.settings,
         )
-        best = merged(found, rows, again, again.mismatch < found.mismatch[rows])
-        spent = found.evaluations.clone()
-        spent[rows] += again.evaluations
-        return replace(best, evaluations=spent)
+        return best.merged(rows, again, again.mismatch < best.mismatch[rows])
 
 
 def prepared(victim: Victim) -> Victim:

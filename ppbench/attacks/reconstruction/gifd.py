@@ -24,13 +24,12 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
-from ppbench.attacks.reconstruction.generator.stages import Story, searched
 from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, digest, read
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.inversion import known, pixels
-from ppbench.attacks.reconstruction.search.descent import Schedule
-from ppbench.attacks.reconstruction.search.problem import Space
+from ppbench.attacks.reconstruction.inversion import Story, descended, known
+from ppbench.attacks.reconstruction.search.descent import Evaluate, Schedule
+from ppbench.attacks.reconstruction.search.problem import Problem, Space, Value
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
@@ -142,21 +141,22 @@ class GIFD(IG):
         problem = self.problem(victims, [known(v) for v in victims], self.share)
         sizes = (self.share, victims[0].size[0], decoder.plan.latent)
         at = torch.stack([torch.randn(sizes, generator=victim.generator) for victim in victims]).flatten(0, 1)
-        rest, story = problem.rows(at.flatten(1))[:, at[0].numel() :], Story(problem)
+        rest, story = problem.starts.rows(at.flatten(1))[:, at[0].numel() :], Story(problem.tries)
         for stage, steps in self.shares(decoder.plan.blocks):
-            space, start = self.space(decoder, stage, at, pixels(victims[0]))
+            space, start = self.space(decoder, stage, at, problem.space)
+            staged = replace(problem, space=space)
             pace = self.pace(stage, decoder.plan.blocks, max(1, steps), victims[0].plan)
             if steps:
-                spread = self.spread if self.method == "ggl" else 0.0
-                found = searched(problem, space, torch.cat([start, rest], 1), pace, spread)
-                story.add(space, found)
-                start, rest = found.z[:, : space.size], found.z[:, space.size :]
+                evaluate = near_normal(staged, self.spread) if self.method == "ggl" and self.spread else None
+                descent = descended(staged, torch.cat([start, rest], 1), pace, evaluate)
+                story.add(staged, descent)
+                start, rest = descent.z[:, : space.size], descent.z[:, space.size :]
             if isinstance(space, Maps):
                 at = space.following(start) if self.method == "gifd" else start.view_as(at)
-        return story.told().guesses()
+        return story.guesses()
 
     def space(self, decoder: Decoder, stage: int, at: Tensor, box: Space) -> tuple[Space, Tensor]:
-        """Return what `stage` searches, and its first rows [S, n], from where the last stage ended: at [S, N, n]."""
+        """Return what `stage` searches (in the end `box`), and its first rows from where the last one ended: at."""
         if stage < decoder.plan.blocks:
             return Maps(decoder, stage, at.shape[1], at, self.rho), at.flatten(1)
         if self.method == "gias":
@@ -241,3 +241,19 @@ def fitting(made: Generator, plan: Plan, path: str) -> None:
             f"The generator {path} makes pixels in [{made.decoder.low:g}, {made.decoder.high:g}], and the data lie in "
             f"[{low:g}, {high:g}]; give one for these."
         )
+
+
+def near_normal(problem: Problem, spread: float) -> Evaluate:
+    """Return `problem` with the n numbers of its space drawn to N(0, 1).
+
+    By `spread` times their mean square, in units of the present mismatch, so that it vanishes where all is explained;
+    no part of the score.
+    """
+
+    def evaluate(z: Tensor, index: Tensor) -> Value:
+        value, own = problem(z, index), z[:, : problem.space.size]
+        slope, weight = value.gradient.clone(), spread * value.score
+        slope[:, : problem.space.size] += 2 * weight[:, None] / problem.space.size * own
+        return Value(value.loss + weight * own.square().mean(1), slope, value.score)
+
+    return evaluate

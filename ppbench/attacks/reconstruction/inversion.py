@@ -14,17 +14,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.reconstruction.search.descent import Schedule
-from ppbench.attacks.reconstruction.search.matching import Starts, groups
-from ppbench.attacks.reconstruction.search.objectives import objective
+from ppbench.attacks.reconstruction.search.descent import Descent, Evaluate, Schedule, descend
 from ppbench.attacks.reconstruction.search.priors import Penalty, Sum, TotalVariation
-from ppbench.attacks.reconstruction.search.problem import Pixels as Pixels
-from ppbench.attacks.reconstruction.search.problem import Problem as Problem
-from ppbench.attacks.reconstruction.search.problem import Pull as Pull
-from ppbench.attacks.reconstruction.search.problem import Rebuilt as Rebuilt
-from ppbench.attacks.reconstruction.search.problem import Space as Space
-from ppbench.attacks.reconstruction.search.problem import rebuilt as rebuilt
-from ppbench.attacks.reconstruction.search.starts import Label, Start, Victim, batches, draw, posed
+from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
+from ppbench.attacks.reconstruction.search.starts import Label, Start, Starts, Victim, batches, draw, groups, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -100,10 +93,9 @@ class Inversion(Attack):
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
         """Return the guesses for victims that `blocks` put together: their evidence has one simulation."""
-        problem, space = self.problem(victims, [known(v) for v in victims], self.share), pixels(victims[0])
+        problem = self.problem(victims, [known(v) for v in victims], self.share)
         schedule = self.schedule(self.budget // problem.tries, victims[0].plan)
-        z = problem.rows(problem.starts.x.flatten(1))
-        return rebuilt(problem, space, problem.search(space, z, schedule, marks(schedule.steps))).guesses()
+        return Story(problem.tries).add(problem, descended(problem, problem.start, schedule)).guesses()
 
     @property
     def share(self) -> int:
@@ -113,7 +105,7 @@ class Inversion(Attack):
     def problem(
         self, victims: Sequence[Victim], evidences: Sequence[Evidence], tries: int, labels: Tensor | None = None
     ) -> Problem:
-        """Return what `tries` rows a victim have to explain, from fresh starts.
+        """Return what the pixels of `tries` rows a victim have to explain, from fresh starts.
 
         Args:
             victims: V victims that `blocks` put together; one that comes V times is drawn for V times.
@@ -126,11 +118,11 @@ class Inversion(Attack):
             drawn = [Starts(starts.x, labels.to(starts.x), False) for starts in drawn]
         joint = any(starts.joint for starts in drawn)
         x, y = (torch.stack(parts, 1).flatten(0, 1) for parts in ([s.x for s in drawn], [s.y for s in drawn]))
-        size = sum(math.prod(shape) for shape in evidences[0].nuisance.values())
-        starts = Starts(x, y, joint, x.new_zeros(len(x), size))
+        starts = Starts(x, y, joint, torch.stack([s.extra for s in drawn], 1).flatten(0, 1))
         matching = objective([self.matched(e) for e in evidences], plan, x.shape[1], torch.float32)
         matching = torch.compile(matching) if self.compile else matching
-        return Problem(matching, self.unit(evidences), starts, tries, self.penalty(plan), self.fading)
+        space = Pixels(victims[0].size, *plan.data_range)
+        return Problem(space, matching, self.unit(evidences), starts, tries, self.penalty(plan), self.fading)
 
     def matched(self, evidence: Evidence) -> Evidence:
         """Return `evidence` with the measure that this attack compares by. Default: as it is."""
@@ -171,11 +163,6 @@ def known(victim: Victim) -> Evidence:
     return victim.evidence
 
 
-def pixels(victim: Victim) -> Pixels:
-    """Return the space of images of the victim's size, in its data's range."""
-    return Pixels(victim.size, *victim.plan.data_range)
-
-
 def blocks(victims: Sequence[Victim], size: int) -> list[list[int]]:
     """Return indices of the victims with usable evidence, at most `size` (1 at least) that can be searched at once."""
     found = []
@@ -184,3 +171,62 @@ def blocks(victims: Sequence[Victim], size: int) -> list[list[int]]:
             places = [rows[i] for i in alike]
             found += [places[i : i + max(1, size)] for i in range(0, len(places), max(1, size))]
     return found
+
+
+def descended(problem: Problem, z: Tensor, schedule: Schedule, evaluate: Evaluate | None = None) -> Descent:
+    """Return where the search from whole rows z ended, with the marks of a budget curve; `evaluate` for `problem`."""
+    return descend(evaluate or problem, z, schedule, project=problem.project, marks=marks(schedule.steps))
+
+
+class Story:
+    """What searches of V victims from `tries` starts each have found, one after another, whatever their spaces."""
+
+    def __init__(self, tries: int) -> None:
+        self.tries = tries
+        self.ends: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.path: list[tuple[int, Tensor]] = []
+        self.score = self.best = torch.empty(0)
+
+    def add(self, problem: Problem, descent: Descent) -> Story:
+        """Take up how a search went."""
+        spent = sum(int(evaluations.max()) for *_, evaluations in self.ends)
+        for mark in descent.trail:
+            self._improve(problem.at(mark.z).x, mark.score)
+            self.path.append((self.tries * (spent + mark.evaluations), self._answer()))
+        end = problem.at(descent.z)
+        self._improve(end.x, descent.score)
+        self.ends.append((end.x, end.labels.argmax(-1), descent.score, descent.evaluations))
+        return self
+
+    def _improve(self, x: Tensor, score: Tensor) -> None:
+        """Keep the images x [V * tries, N, *shape] that are better than before."""
+        if not len(self.score):
+            self.best, self.score = x, score
+        better = score < self.score
+        self.best = torch.where(better.view(-1, *[1] * (x.dim() - 1)), x, self.best)
+        self.score = torch.where(better, score, self.score)
+
+    def _answer(self) -> Tensor:
+        """Return what would be answered now, [V, N, *shape]."""
+        first = torch.arange(0, len(self.score), self.tries, device=self.score.device)
+        return self.best[self.score.view(-1, self.tries).argmin(1) + first]
+
+    def guesses(self) -> list[Guess]:
+        """Return each victim's best try of all searches by its score, the others beside it."""
+        x, y, score, spent = (
+            torch.stack(part, 1).unflatten(0, (-1, self.tries)).flatten(1, 2) for part in zip(*self.ends, strict=True)
+        )
+        guesses = []
+        for v, best in enumerate(score.argmin(1).tolist()):
+            value, count = float(score[v, best]), int(spent[v].sum())
+            guesses.append(
+                Guess(
+                    x=x[v, best].float(),
+                    y=y[v, best],
+                    confidence=value if math.isfinite(value) else None,
+                    evaluations=count,
+                    path=tuple((mark, images[v].float()) for mark, images in self.path if mark <= count),
+                    others=tuple(other.float() for i, other in enumerate(x[v]) if i != best),
+                )
+            )
+        return guesses

@@ -19,7 +19,9 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.explained import explained, layers, masked, tried_labels
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.inversion import Problem, Space, known, marks, pixels, rebuilt
+from ppbench.attacks.reconstruction.inversion import Story, descended, known
+from ppbench.attacks.reconstruction.search.descent import descend
+from ppbench.attacks.reconstruction.search.problem import Problem
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import Evidence
@@ -86,15 +88,15 @@ class IGLayers(IG):
         count = min(len(choices[0]), int(SCOUT * left) // (FEWEST + 1))
         if count < 2:
             problem = self.problem(victims, [mine[0] for mine in choices], 1, labels)
-            return self.finished(victims, problem, problem.rows(problem.starts.x.flatten(1)), left, [[]] * len(victims))
+            return self.finished(victims, problem, problem.start, left, [[]] * len(victims))
         steps, scouts = int(SCOUT * left) // count - 1, []
         for turn in range(count):
             problem = self.problem(victims, [mine[turn] for mine in choices], 1, labels)
-            z = problem.rows(problem.starts.x.flatten(1))
-            scouts.append(problem.search(pixels(victims[0]), z, self.schedule(steps, victims[0].plan)).z)
-        scores = torch.tensor([fits(problem, pixels(victims[0]), evidences, z) for z in scouts])
+            schedule = self.schedule(steps, victims[0].plan)
+            scouts.append(descend(problem, problem.start, schedule, project=problem.project).z)
+        scores = torch.tensor([fits(problem, evidences, z) for z in scouts])
         best = torch.where(scores.amin(0) < scores[0] - MARGIN, scores.argmin(0), 0).tolist()
-        images = torch.stack([problem.images(pixels(victims[0]), z) for z in scouts], 1)
+        images = torch.stack([problem.at(z).x for z in scouts], 1)
         others = [[x for turn, x in enumerate(row) if turn != b] for row, b in zip(images, best, strict=True)]
         problem = self.problem(victims, [mine[b] for mine, b in zip(choices, best, strict=True)], 1, labels)
         z = torch.stack([scouts[b][v] for v, b in enumerate(best)])
@@ -104,20 +106,19 @@ class IGLayers(IG):
         self, victims: Sequence[Victim], problem: Problem, z: Tensor, left: int, others: Sequence[Sequence[Tensor]]
     ) -> list[Guess]:
         """Return what `left` more evaluations make of rows z, with the images that hypotheses given up had."""
-        space, schedule, spent = pixels(victims[0]), self.schedule(left, victims[0].plan), self.budget - left
-        found = problem.search(space, z, schedule, marks(schedule.steps))
+        schedule, spent = self.schedule(left, victims[0].plan), self.budget - left
+        story = Story(1).add(problem, descended(problem, z, schedule))
         guesses = []
-        for guess, rejected in zip(rebuilt(problem, space, found).guesses(), others, strict=True):
+        for guess, rejected in zip(story.guesses(), others, strict=True):
             path = tuple((spent + count, x) for count, x in guess.path)
             guesses.append(replace(guess, evaluations=spent + guess.evaluations, path=path, others=tuple(rejected)))
         return guesses
 
 
-def fits(problem: Problem, space: Space, evidences: Sequence[Evidence], z: Tensor) -> list[float]:
+def fits(problem: Problem, evidences: Sequence[Evidence], z: Tensor) -> list[float]:
     """Return how well the rows z, one for each piece of evidence, explain all layers of it: the smaller the better."""
-    images = problem.images(space, z)
-    y, extra = problem.unpacked(z[:, space.size :], torch.arange(len(z)))
-    return [explained(e, images[v], y[v], extra[v]) for v, e in enumerate(evidences)]
+    end = problem.at(z)
+    return [explained(e, end.x[v], end.labels[v], end.extra[v]) for v, e in enumerate(evidences)]
 
 
 def hidden(evidences: Sequence[Evidence]) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.explained import tried_labels
-from ppbench.attacks.reconstruction.inversion import Inversion, known, marks, pixels, rebuilt
+from ppbench.attacks.reconstruction.inversion import Inversion, Story, descended, known
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence, as_gradient
@@ -103,12 +103,12 @@ class Likelihood(Inversion):
             tried = tried_labels(victims, [self.matched(e) for e in evidences], self.start)
             labels, left = (None, left) if tried is None else (tried[0], left - tried[1])
         tries = min(self.tries, left)
-        problem, space = self.problem(victims, evidences, tries, labels), pixels(victims[0])
+        problem = self.problem(victims, evidences, tries, labels)
         schedule, spent = self.schedule(left // tries, victims[0].plan), self.budget - left
-        found = problem.search(space, problem.rows(problem.starts.x.flatten(1)), schedule, marks(schedule.steps))
+        story = Story(tries).add(problem, descended(problem, problem.start, schedule))
         return [
             replace(g, evaluations=spent + g.evaluations, path=tuple((spent + count, x) for count, x in g.path))
-            for g in rebuilt(problem, space, found).guesses()
+            for g in story.guesses()
         ]
 
 

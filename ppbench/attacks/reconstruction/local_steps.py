@@ -9,10 +9,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.search.objectives import Mappable
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, tree_map
-from ppbench.federation.evidence import Evidence, Simulate, as_gradient, simulation
+from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, simulation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View

@@ -148,12 +148,13 @@ class ChainObjective:
             self.chosen = (index.clone(), [goal.at(index) for goal in self.targets])
         return self.chosen[1]
 
-    def __call__(self, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return D [S], dD/dx [S, B, *shape] and dD/dy [S, B, C].
+    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return D [S], dD/dx [S, B, *shape], dD/dy [S, B, C] and an empty dD/dnuisance [S, 0].
 
         Args:
             x: guesses [S, B, *shape].
             y: soft targets [S, B, C].
+            nuisance: [S, 0]: a chain has no nuisance unknowns.
             index: [S] int64, which victim each row is matched with.
         """
         memos = [Memo(len(x)) for _ in self.steps]
@@ -175,7 +176,7 @@ class ChainObjective:
             ]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]
         x_gradient, y_gradient = self._derivative(a, y, memos, directions)
-        return total, x_gradient.reshape(x.shape), y_gradient
+        return total, x_gradient.reshape(x.shape), y_gradient, nuisance
 
     def _derivative(
         self, logits: Tensor, y: Tensor, memos: list[Memo], directions: list[Direction]

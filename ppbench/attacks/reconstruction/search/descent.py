@@ -14,26 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-EPSILON = 1e-8
+from ppbench.attacks.reconstruction.search.problem import Value
 
-
-@dataclass(frozen=True)
-class Value:
-    """What S rows are worth.
-
-    Attributes:
-        loss: [S] the minimized function, priors included.
-        score: [S] what iterates, restarts and hypotheses are chosen by: the mismatch alone, never the truth.
-        gradient: [S, n] of the loss.
-    """
-
-    loss: Tensor
-    score: Tensor
-    gradient: Tensor
-
+EPSILON, BETAS = 1e-8, (0.9, 0.999)
 
 Evaluate = Callable[[Tensor, Tensor], Value]
-"""Rows z [S, n] and which start each one came from, index [S] int64, to their `Value`."""
+"""Rows z [S, n] and which start each one came from, index [S] int64, to their `Value`: a `Problem`."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +29,21 @@ class Schedule:
     Attributes:
         steps: gradient evaluations a row.
         lr: base learning rate, in units of what is searched.
-        shape: "cosine": from 1 down to 0; "warm": 5 % warm-up, cosine decay over the last 75 % (Fang et al. 2023);
-            "constant".
+        shape: "cosine": from 1 down to 0; "warm": 5 % warm-up, cosine decay over the last 75 % (Fang et al. 2023).
         signed: whether Adam is fed the sign of the gradient (Geiping et al. 2020, Sec. 4).
-        betas: Adam's decay rates.
     """
 
     steps: int
     lr: float = 0.1
-    shape: Literal["cosine", "warm", "constant"] = "cosine"
+    shape: Literal["cosine", "warm"] = "cosine"
     signed: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
 
     def factor(self, step: int) -> float:
         """Return what the learning rate is multiplied by in `step`, counted from 0."""
         t = step / self.steps
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * t))
-        if self.shape == "warm":
-            return 0.5 * (1 - math.cos(math.pi * min(1.0, (1 - t) / 0.75))) * min(1.0, (t + 1 / self.steps) / 0.05)
-        return 1.0
+        return 0.5 * (1 - math.cos(math.pi * min(1.0, (1 - t) / 0.75))) * min(1.0, (t + 1 / self.steps) / 0.05)
 
 
 @dataclass(frozen=True)
@@ -81,7 +62,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Found:
+class Descent:
     """Where S searches ended.
 
     Attributes:
@@ -106,7 +87,7 @@ def descend(
     *,
     project: Callable[[Tensor, Tensor], Tensor] | None = None,
     marks: Sequence[int] = (),
-) -> Found:
+) -> Descent:
     """Minimize from `start` [S, n], every row by itself, and keep the best iterate of each by its score.
 
     A row whose value or gradient is not finite stops where it was best; the others go on.
@@ -137,17 +118,14 @@ def descend(
             break
         slope = value.gradient[fine]
         slope = slope.sign() if schedule.signed else slope
-        first[live], second[live] = _moments(first[live], second[live], slope, schedule.betas)
-        moved = z[live] - schedule.lr * schedule.factor(step) * _direction(first[live], second[live], step, schedule)
+        first[live] = first[live].lerp(slope, 1 - BETAS[0])
+        second[live] = second[live].lerp(slope * slope, 1 - BETAS[1])
+        moved = z[live] - schedule.lr * schedule.factor(step) * _direction(first[live], second[live], step)
         z[live] = moved if project is None else project(moved, live)
-    return Found(best, score, z, counts, tuple(trail))
+    return Descent(best, score, z, counts, tuple(trail))
 
 
-def _moments(first: Tensor, second: Tensor, slope: Tensor, betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    return first.lerp(slope, 1 - betas[0]), second.lerp(slope * slope, 1 - betas[1])
-
-
-def _direction(first: Tensor, second: Tensor, step: int, schedule: Schedule) -> Tensor:
+def _direction(first: Tensor, second: Tensor, step: int) -> Tensor:
     """Return Adam's step of length about 1, with the bias of its young moments taken out."""
-    one, two = (1 - beta ** (step + 1) for beta in schedule.betas)
+    one, two = (1 - beta ** (step + 1) for beta in BETAS)
     return first / one / ((second / two).sqrt() + EPSILON)

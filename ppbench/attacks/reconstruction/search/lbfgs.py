@@ -16,12 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Reason = Literal["converged", "budget", "stalled", "line search", "not finite"]
 
-ARMIJO = 1e-4
-CURVATURE = 1e-10
-TRIES = 20
+ARMIJO, CURVATURE, TRIES = 1e-4, 1e-10, 20
 CACHE = 2**25
 
 
@@ -197,7 +195,7 @@ class Run:
     def tick(self) -> None:
         """Evaluate every slot's trial point once and move on."""
         t = self.z.new_tensor([slot.t for slot in self.slots])[:, None]
-        loss, gradient = self.function(torch.addcmul(self.z, t, self.d), self.index)
+        loss, gradient, *_ = self.function(torch.addcmul(self.z, t, self.d), self.index)
         finite = (torch.isfinite(loss) & torch.isfinite(gradient.sum(1))).tolist()
         fresh = [slot.loss == float("inf") for slot in self.slots]
         taken = [slot.judge(*pair) for slot, *pair in zip(self.slots, loss.tolist(), finite, strict=True)]
@@ -277,7 +275,7 @@ def minimize(
     """Minimize V independent functions of n variables.
 
     Args:
-        function: (z [S, n], index [S] int64) -> loss [S] and gradient [S, n]; row i belongs to victim index[i].
+        function: (z [S, n], index [S] int64) -> loss [S], gradient [S, n], maybe more; row i is of victim index[i].
         starts: [V, n] start points, float32 or float64; the search runs where they lie.
         budget: [V] int64, gradient evaluations a victim may spend.
         stop: [V], loss at which a victim counts as converged.

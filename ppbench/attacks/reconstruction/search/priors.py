@@ -67,3 +67,40 @@ class Sum:
             more, steeper = part(x, index)
             value, slope = value + more, slope + steeper
         return value, slope
+
+
+@dataclass(frozen=True)
+class ImagePrior:
+    """Smoothed total variation and a soft box, for images [S, N, channels, height, width].
+
+    Attributes:
+        tv: weight of the mean over pixels of sqrt(dx^2 + dy^2 + eps^2), summed over a victim's batch.
+        box: weight of the mean squared distance of pixels to [low, high].
+        eps: where total variation turns from quadratic to linear, in units of the data.
+    """
+
+    tv: float = 0.0
+    box: float = 0.0
+    eps: float = 1e-2
+    low: float = 0.0
+    high: float = 1.0
+
+    def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return penalties [S] and slopes [S, N, channels, height, width]."""
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            value = self.value(leaf)
+            (slope,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), slope
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return the penalties [S], differentiable in x."""
+        total = x.new_zeros(len(x))
+        if self.tv:
+            down, right = x[..., 1:, :-1] - x[..., :-1, :-1], x[..., :-1, 1:] - x[..., :-1, :-1]
+            rough = (down**2 + right**2 + self.eps**2).sqrt()
+            total = total + self.tv * rough.flatten(2).mean(2).sum(1)
+        if self.box:
+            outside = torch.relu(x - self.high) + torch.relu(self.low - x)
+            total = total + self.box * (outside**2).flatten(2).mean(2).sum(1)
+        return total
