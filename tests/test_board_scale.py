@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.cap import series_key
+from ppbench.report.cap_series import series_key
 from ppbench.report.page import drawings
 from ppbench.report.page.badges import adaptive, knowing
 from ppbench.report.page.boards import boards

@@ -14,7 +14,7 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.scores import OtherScore, word_of
 from ppbench.records.store import Store, canonical
-from ppbench.report.cap import record_distance
+from ppbench.report.cap_series import record_distance
 from ppbench.report.page.board import write_board
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims

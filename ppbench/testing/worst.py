@@ -9,7 +9,7 @@ from typing import Literal
 
 from ppbench.questions.base import question_of
 from ppbench.records.schema import CellConfig, Metric, Record
-from ppbench.report.cap import Cap, series_cap
+from ppbench.report.cap_series import Cap, series_cap
 from ppbench.report.controls import best
 from ppbench.report.portfolio import worst_case
 

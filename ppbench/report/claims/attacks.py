@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ppbench.base.registry import load, plugins
 from ppbench.records.schema import Record
-from ppbench.report.cap import Cap, series_cap, series_key
+from ppbench.report.cap_series import Cap, series_cap, series_key
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
 from ppbench.report.controls import above_chance, best, is_image, value
 from ppbench.report.verdict.fates import members_fate, outputs_fate

@@ -13,7 +13,7 @@ import seaborn
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from ppbench.report.cap import PpcPoint
+from ppbench.report.cap_series import PpcPoint
 from ppbench.report.page.figures import LABELS, REGIONS, Line, Ppc
 
 Spec = dict[str, Any]

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Record
-from ppbench.report.cap import Cap, DistanceName, PpcPoint, ppc_point
+from ppbench.report.cap_series import Cap, DistanceName, PpcPoint, ppc_point
 from ppbench.report.page.badges import adaptive
 from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.charts import ppc_spec

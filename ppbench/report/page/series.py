@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ppbench.questions.base import asked
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.cap import Cap, series_cap, series_key
+from ppbench.report.cap_series import Cap, series_cap, series_key
 
 
 @dataclass(frozen=True)
