@@ -26,17 +26,16 @@ from ppbench.records.times import ClientTime, save_time, training_of
 from ppbench.report.cap_series import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
-from ppbench.report.page.assets import VENDOR, assets, checksums, digest
+from ppbench.report.page.assets import VENDOR, assets, digest
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import Board, Entry, boards
-from ppbench.report.page.charts import ppc_spec
 from ppbench.report.page.evaluations import Said, concluded, evaluations, judged
 from ppbench.report.page.evaluations import said as said_of
-from ppbench.report.page.figures import Line, Ppc, ppc_png, ppc_svg
+from ppbench.report.page.figures import Line, Ppc, ppc_svg
 from ppbench.report.page.html import render, write_html
 from ppbench.report.page.played import role_counts
 from ppbench.report.page.profiles import anchors
-from ppbench.report.page.sprites import strip
+from ppbench.report.page.sprites import sprite
 from ppbench.report.page.table import csv_text, no_claims, rows, text, write_csv
 
 Make = Callable[..., Record]
@@ -342,22 +341,29 @@ def test_figures_are_the_same_bytes_twice_and_survive_any_name(ratios: bool) -> 
     assert ("#2ca25f" in svg and "#de2d26" in svg) is ratios
 
 
-def test_strip_puts_truth_above_guess_and_marks_what_is_not_finite() -> None:
+def test_pointing_at_a_mark_of_a_figure_tells_its_values() -> None:
+    evil = '"<&\n>'
+    svg = ppc_svg(Ppc("t", "sigma", "recon/1", (Line(evil, True, points(ratios=True)),)))
+    titles = [title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[:2] == ["accuracy", "sigma = 0.5: accuracy 0.660, gradient / perturbation 0.25"], "one end is none"
+    ends = '"<& > (adaptive), sigma = 0.001: recon/1 0.200 (0.100 to 0.300), gradient / perturbation 126'
+    assert titles[4] == '"<& > (adaptive)' and titles[-1] == ends and len(titles) == 8
+
+
+def test_a_sprite_puts_truth_above_guess_and_marks_what_is_not_finite() -> None:
     truth = np.zeros((2, 1, 8, 8), dtype=np.float32)
     guess = np.ones((2, 1, 8, 8), dtype=np.float32) * 7
     guess[1] = np.nan
-    image = np.asarray(Image.open(io.BytesIO(strip(guess, truth))))
+    image = np.asarray(Image.open(io.BytesIO(sprite((truth, guess)))))
     assert image.shape == (66, 66, 4)
     assert (image[:32, :32, :3] == 0).all() and (image[34:, :32, :3] == 255).all()
     assert set(np.unique(image[34:, 34:, :3])) == {110, 150}
     assert (image[32:34, :, 3] == 0).all()
 
 
-def test_strip_shows_the_first_ten_and_refuses_tables() -> None:
+def test_a_sprite_shows_the_first_ten() -> None:
     many = np.random.default_rng(0).random((30, 3, 32, 32)).astype(np.float32)
-    assert Image.open(io.BytesIO(strip(many, many))).size == (10 * 34 - 2, 66)
-    with pytest.raises(ValueError, match="strip needs images"):
-        strip(np.zeros((3, 5), dtype=np.float32), np.zeros((3, 5), dtype=np.float32))
+    assert Image.open(io.BytesIO(sprite((many, many)))).size == (10 * 34 - 2, 66)
 
 
 # -- models that clients hold, tables, numbers ------------------------------------------------------------------------
@@ -628,7 +634,8 @@ def test_the_page_shows_who_played_which_role_how_often(fabricate: Make) -> None
 
 # -- what the page carries --------------------------------------------------------------------------------------------
 def test_vendored_files_are_those_that_were_published_and_their_licenses_lie_beside_them() -> None:
-    sums = checksums()
+    lines = (VENDOR / "SHA256SUMS").read_text().splitlines()
+    sums = {name: value for value, name in (line.split() for line in lines)}
     assert set(sums) == {path.name for path in VENDOR.iterdir()} - {"SHA256SUMS", "README.md"}
     for name, value in sums.items():
         assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == value, name

@@ -102,6 +102,12 @@ def test_data_sets_can_be_named_without_loading_their_libraries() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_an_evaluation_draws_with_libraries_that_it_loads_only_then() -> None:
+    heavy = "{'matplotlib', 'seaborn', 'jinja2'} & set(sys.modules)"
+    result = python(f"import sys, ppbench.run.evaluation, ppbench.commands.terminal; assert not {heavy}, {heavy}")
+    assert result.returncode == 0, result.stderr
+
+
 def imports(source: str) -> set[str]:
     """Return the top-level packages that `source` imports, anywhere in it."""
     found = set()

@@ -104,13 +104,6 @@ def _decibel(mse: float) -> float:
     return PSNR_CAP if mse == 0 else min(-10 * math.log10(mse), PSNR_CAP)
 
 
-def rmse_unit(rmse: float) -> float:
-    """Return min(rmse, 1) ("recon_unit/1"): an image further away than black is no more private than
-    black.
-    """
-    return min(rmse, 1.0)
-
-
 def image_figures(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> ImageFigures:
     """Return all figures of one reconstruction.
 

@@ -56,9 +56,3 @@ def assets() -> Assets:
         tuple(digest(script) for script in scripts),
         Markup("\n".join(styles)),
     )
-
-
-def checksums() -> dict[str, str]:
-    """Return the SHA-256 of each file that `vendor/SHA256SUMS` names."""
-    lines = (VENDOR / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
-    return {name: value for value, name in (line.split(maxsplit=1) for line in lines if line.strip())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,20 +21,13 @@ from ppbench.records.store import Store
 from ppbench.report.claims import Checked, Unchecked, check
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.page.badges import knowing
-from ppbench.report.page.boards import Board, boards
-from ppbench.report.page.curves import curve_picture, curve_svg, curves
-from ppbench.report.page.drawings import figures
-from ppbench.report.page.evaluations import ALONE, checks_of, judged, said
-from ppbench.report.page.figures import Picture, ppc_picture, ppc_svg
-from ppbench.report.page.html import write_html
+from ppbench.report.page.boards import boards
+from ppbench.report.page.evaluations import checks_of, judged, said
 from ppbench.report.page.problems import Problems
-from ppbench.report.page.sections import about as about_of
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv
 
 WORST_CASE = "worst_case.csv"
-HEAD = 400
-"""Bytes at the head of a PNG in which its label stands."""
 ASKED = {("membership", "iterate"): "asr", ("reconstruction", "init"): "psnr_median"}
 """What a claim must be about to stand beside a cell of a kind and stage, CAP aside."""
 
@@ -151,11 +143,15 @@ def rebuild(store: Store) -> Written:
 
 
 def _write(store: Store, records: Sequence[Record], problems: Problems) -> Written:
+    # Drawing takes a second to import, which a run that finds its board up to date need not wait for.
+    from ppbench.report.page.figure_files import write_figures
+    from ppbench.report.page.html import write_html
+
     harness = _harness(store, problems.found)
     sound = harness.ok is not False  # where it is not known, the controls vouch alone, and the page says so
     found, told = boards(records, claimed, sound), judged(records, sound)
     checks = [check.sentence for check in checks_of(told)]
-    drawn = _write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here
+    drawn = write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here
     write_html(
         records,
         store.html_path,
@@ -183,39 +179,3 @@ def _harness(store: Store, problems: list[str]) -> Check:
     except UsageError as error:
         problems.append(str(error))
         return check_harness(None)
-
-
-def _write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -> list[Path]:
-    """Write the figures of all boards, and remove drawings that none of them has.
-
-    A PNG that lies there with the label of the figure as it is now is not drawn again.
-    """
-    folder.mkdir(exist_ok=True)
-    written: list[Path] = []
-    for board in found:
-        for words, svg, picture in _figures(board, known):
-            name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-            vector, dots = folder / f"{name}.svg", folder / f"{name}.png"
-            write_atomic(vector, svg.encode())
-            if not (dots.is_file() and picture.label.encode() in dots.read_bytes()[:HEAD]):
-                write_atomic(dots, picture.png())
-            written += [vector, dots]
-    for path in folder.iterdir():
-        if path.suffix in (".svg", ".png") and path not in written:
-            path.unlink()
-    return written
-
-
-def _figures(board: Board, known: frozenset[str]) -> Iterator[tuple[str, str, Picture]]:
-    """Yield a board's figures: words that name the file, the SVG, and the picture for the PNG."""
-    setting = board.setting
-    once = (setting.probe, setting.probe_rounds) == ("gradient", 1)
-    held, about = "" if once else f"{setting.probe} {setting.probe_rounds}", f"{setting.data} {setting.train}"
-    about = about if setting.suite == ALONE else f"{setting.suite} {about}"
-    for ppc in figures(board, known):
-        words = f"ppc {about} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}"
-        picture = ppc_picture(ppc)  # drawn anew and kept: its SVG is taken from there
-        yield words, ppc_svg(ppc), picture
-    for curve in curves(board, about_of(setting)):
-        picture = curve_picture(curve)
-        yield f"{curve.title} {about} {setting.network} {held}", curve_svg(curve), picture

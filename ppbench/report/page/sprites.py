@@ -68,28 +68,11 @@ class Album:
         return None if found is None else self.sprite((found.truth, found.guess))
 
 
-def strip(guess: Floats, truth: Floats, data_range: tuple[float, float] = (0.0, 1.0)) -> bytes:
-    """Return a PNG with up to SHOWN originals above their reconstructions.
-
-    Args:
-        guess: reconstructions [n, C, H, W], n >= 1; clipped here, and a checkerboard where not finite.
-        truth: originals, of the same shape, in the same order.
-        data_range: values drawn as black and as white.
-
-    Raises:
-        ValueError: not images, none at all, or shapes that differ.
-    """
-    if guess.shape != truth.shape or guess.ndim != 4 or not len(guess):
-        raise ValueError(f"a strip needs images [n, C, H, W], not {guess.shape} beside {truth.shape}")
-    return sprite((truth, guess), data_range)
-
-
-def sprite(rows: Sequence[Floats], data_range: tuple[float, float] = (0.0, 1.0)) -> bytes:
+def sprite(rows: Sequence[Floats]) -> bytes:
     """Return a PNG with a row of up to SHOWN images for each of `rows` [n, C, H, W]; small pixels enlarged, gaps clear.
 
     Images larger than they are shown are kept as they are: the page scales them, without smoothing.
     """
-    low, high = data_range
     scale = max(1, _TILE // max(rows[0].shape[2:]))
     height, width = rows[0].shape[2] * scale, rows[0].shape[3] * scale
     count = min(max(map(len, rows)), SHOWN)
@@ -98,8 +81,7 @@ def sprite(rows: Sequence[Floats], data_range: tuple[float, float] = (0.0, 1.0))
         top = row * (height + _GAP)
         for index in range(min(count, len(images))):
             start = index * (width + _GAP)
-            scaled = (images[index].astype(np.float64) - low) / (high - low)
-            canvas[top : top + height, start : start + width] = _tile(scaled.astype(np.float32), scale)
+            canvas[top : top + height, start : start + width] = _tile(images[index], scale)
     buffer = io.BytesIO()
     Image.fromarray(canvas, "RGBA").save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()

@@ -1,0 +1,116 @@
+"""`ppbench evaluate`: one defense, trained, attacked and scored."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+# Fields of `EvaluateConfig` by option, in the order of `--help`. The table stands here and not beside the fields,
+# because these import torch, for which no one who asks for help should wait. An option's field is its name but where
+# `FIELDS` says otherwise.
+OPTIONS: dict[str, tuple[type, str]] = {
+    "dataset": (str, "NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`."),
+    "model": (str, "See `ppbench list models`."),
+    "attack": (str, "Names with commas between, standard (the quick portfolio), or all that apply."),
+    "grid": (str, "quick, paper, or values of the control parameter, as 0.01,0.1."),
+    "set": (list[str], "name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."),
+    "train": (int, "Training examples that the clients share; all by default."),
+    "public": (float, "Share of the training part that no client holds and adversaries may use, as 0.5."),
+    "clients": (int, "Number of clients."),
+    "rounds": (int, "Rounds of training."),
+    "batch_size": (int, "Examples in a training batch."),
+    "local_epochs": (int, "Epochs of a client's local training (delta)."),
+    "attack_batch": (str, "Sizes of victims' batches, as 1,4,8."),
+    "probe": (str, "gradient or local: what a probed client does with the victims' batch."),
+    "probe_rounds": (int, "Rounds that it holds the batch."),
+    "victims": (int, "Victim images a cell."),
+    "candidates": (int, "Members, and as many other records, whose membership is asked."),
+    "tuning": (int, "Test images on which an attack's settings are tried before the victims."),
+    "budget": (int, "Gradient evaluations a victim of attacks that search."),
+    "references": (int, "Reference runs of an audit: an even number, 0 for none."),
+    "canaries": (int, "Canaries of each of three families in an audit."),
+    "stage": (str, "init, iterate, final, audit (membership with canaries and references); commas between."),
+    "threat": (str, "server/1, client/1, eavesdropper/1, collusion/1; commas between."),
+    "partition": (str, "iid, imbalanced, dirichlet:ALPHA or domains."),
+    "schedule": (str, "round_robin or parallel."),
+    "loss": (str, "cross_entropy, squared, or bce for masks."),
+    "upload": (str, "delta (FedAvg: local epochs) or gradient (FedSGD: one batch a round)."),
+    "optimizer": (str, "adam or sgd: the clients', or with gradients the server's."),
+    "lr": (float, "Learning rate of that optimizer."),
+    "weights": (
+        str,
+        "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null.",
+    ),
+    "device": (str, "auto, cpu or cuda."),
+    "seed": (int, "Master seed: one seed, one result."),
+}
+FIELDS = {"attack": "attacks", "stage": "stages", "threat": "threats"}
+DEFAULTS = {"device": "auto"}
+
+
+def evaluate(
+    *,
+    defense: Annotated[str, typer.Option(help="What to evaluate; see `ppbench list defenses`.")],
+    preset: Annotated[
+        str,
+        typer.Option(help="quick; portfolio: every attack, and an audit, long; paper: the SPN paper's set-up, hours."),
+    ] = "quick",
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+    **options: Any,
+) -> None:
+    """Evaluate a defense: train, attack, score, record, and say what was found.
+
+    Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
+    """
+    from ppbench.base.bars import Bars
+    from ppbench.commands.terminal import as_json, report
+    from ppbench.run.config import configure
+    from ppbench.run.evaluation import evaluate as run
+
+    config = configure(preset, defense=defense, **_fields(options))
+    with Bars(quiet=json_) as bars:
+        result = run(config, out=out, workers=workers, progress=bars)
+    if json_:
+        typer.echo(json.dumps(as_json(result), indent=1))
+    else:
+        report(result)
+    if not result.reliable:
+        raise typer.Exit(3)
+
+
+def _fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the configuration that were given, from the words of `OPTIONS`. UsageError: bad words."""
+    from ppbench.run.options import assignments, names, numbers, resolve_device, sizes
+
+    parse: dict[str, Callable[[Any], Any]] = {
+        **dict.fromkeys(FIELDS, names), "grid": numbers, "attack_batch": sizes, "device": resolve_device,
+    }  # fmt: skip
+    settings, model_options = assignments(options.pop("set") or [])
+    given = {"settings": settings or None, "model_options": model_options or None}
+    given |= {FIELDS.get(name, name): parse.get(name, lambda word: word)(word) for name, word in options.items()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _signature() -> inspect.Signature:
+    """Return the parameters that typer makes options of: the function's own, with `OPTIONS` after the defense."""
+    first, *rest = list(inspect.signature(evaluate, eval_str=True).parameters.values())[:-1]
+    table = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=DEFAULTS.get(name),
+            annotation=Annotated[kind if name in DEFAULTS else kind | None, typer.Option(help=words)],
+        )
+        for name, (kind, words) in OPTIONS.items()
+    ]
+    return inspect.Signature([first, *table, *rest])
+
+
+evaluate.__signature__ = _signature()  # type: ignore[attr-defined]
