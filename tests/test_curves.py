@@ -28,7 +28,7 @@ from ppbench.report.page.curves import (
     Rocs,
     budget_line,
     budgets,
-    curve_png,
+    curve_picture,
     curve_svg,
     curves,
     rocs,
@@ -186,12 +186,12 @@ def test_curves_are_the_same_bytes_twice_and_survive_any_name() -> None:
     line = RocLine(evil, (0.0, 0.0, 0.5, 1.0), (0.0, 0.2, 0.2, 1.0), 10, 20)
     for curve in (budget, Rocs(evil, (line,), ()), Rocs(evil, (line,) * LINES, (line,))):
         svg = curve_svg(curve, inline=True)
-        assert svg == curve_svg(curve, inline=True) and curve_png(curve) == curve_png(curve)
-        assert (
-            "<script>" not in svg and "http" not in svg and svg.startswith("<svg style=") and "mathdefault" not in svg
-        )
+        assert svg == curve_svg(curve, inline=True) and curve_picture(curve).png() == curve_picture(curve).png()
+        assert "<script>" not in svg and "http" not in svg and svg.startswith("<svg role=") and "mathdefault" not in svg
         assert curve_svg(curve).startswith("<?xml") and "max-width" not in curve_svg(curve)
-    assert "n = 10 + 20" in curve_svg(Rocs("t", (line,), ())) and "chance" in curve_svg(Rocs("t", (line,), ()))
+    svg = curve_svg(Rocs("t", (line,), ()))
+    assert "n = 10 + 20" in svg and "chance" in svg and "TPR 20.0% at 1%, 20.0% at 10%, 20.0% at 50% FPR</title>" in svg
+    assert "10 evaluations, 100.0% above 20 dB</title>" in curve_svg(budget)
 
 
 def test_an_roc_is_drawn_in_steps_and_one_without_false_alarms_from_the_left_edge() -> None:

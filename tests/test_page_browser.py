@@ -153,19 +153,31 @@ def test_figures_are_drawn_with_intervals_and_images_are_shown(browser: Any, pag
     with Tab(browser, page) as tab:
         figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
         figure.scroll_into_view_if_needed()
-        figure.locator(".live svg").wait_for()
-        assert not figure.locator(".static").is_visible(), "two drawings of one thing"
-        assert figure.locator(".live svg .mark-rule path, .live svg .mark-rule line").count() >= 6, "intervals"
-        assert "alpha2" in "".join(figure.locator(".live svg text").all_text_contents())
+        assert figure.locator("svg").count() == 1 and figure.locator("svg use").count() >= 12, "marks and whiskers"
+        assert "alpha2" in "".join(figure.locator("svg text").all_text_contents())
         roc = tab.page.locator(".board details figure.chart").last
         roc.scroll_into_view_if_needed()
-        roc.locator(".live svg").wait_for()
-        assert float(roc.locator(".live svg").bounding_box()["width"]) > 300
+        assert float(roc.locator("svg").bounding_box()["width"]) > 300
         sprite = tab.page.locator("#defense-spn .sprite img").first
         sprite.scroll_into_view_if_needed()
         assert sprite.evaluate("async image => (await image.decode(), image.naturalWidth)") > 100
         names = tab.page.locator("#defense-spn .sprite li").all_inner_texts()
         assert [name.split("\n")[0].split()[0] for name in names[:3]] == ["originals", "dlg", "strong"]
+
+
+def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(browser: Any, page: Path) -> None:
+    pointed = """mark => { const box = mark.getBoundingClientRect();
+        const hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+        return hit.querySelector("title").textContent; }"""
+    opacity = "line => getComputedStyle(line).opacity"
+    with Tab(browser, page) as tab:
+        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
+        figure.scroll_into_view_if_needed()
+        mark = figure.locator(".tip use").first
+        assert mark.evaluate(pointed) == "alpha2 = 0.01: accuracy 0.949 (0.933 to 0.962)"
+        mark.hover(force=True)
+        lines = figure.locator(".tip").all()
+        assert [line.evaluate(opacity) for line in lines] == ["1", *["0.15"] * (len(lines) - 1)] and len(lines) == 3
 
 
 def test_names_stay_text_everywhere(browser: Any, page: Path) -> None:
@@ -181,8 +193,7 @@ def test_names_stay_text_everywhere(browser: Any, page: Path) -> None:
         chart = tab.page.locator("#b1 figure.chart", has_text="img").first
         chart.scroll_into_view_if_needed()
         tab.page.wait_for_timeout(300)
-        point = tab.page.locator("#b1 figure.drawn .live svg .mark-symbol path").last
-        point.hover(force=True)
+        tab.page.locator("#b1 figure.chart .tip use").last.hover(force=True)
         tab.page.wait_for_timeout(200)
         assert tab.page.locator("img[src=x]").count() == 0, "a tooltip"
 
@@ -241,34 +252,30 @@ def test_a_phone_does_not_scroll_sideways(browser: Any, page: Path) -> None:
             tab.page.wait_for_timeout(30)
         tab.page.wait_for_selector("#cells .tabulator-row")
         assert tab.page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [375, 375]
-        assert tab.page.evaluate("document.querySelectorAll('figure.drawn').length") > 0
+        assert float(tab.page.locator("#b1 figure.chart svg").first.bounding_box()["width"]) > 300
 
 
 def test_print_shows_plain_tables_and_drawings(browser: Any, page: Path) -> None:
     with Tab(browser, page) as tab:
-        tab.page.locator("#b1 figure.chart").first.scroll_into_view_if_needed()
-        tab.page.wait_for_selector("#b1 figure.drawn .live svg")
+        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
         tab.page.emulate_media(media="print")
         assert tab.page.locator("#b1 .plain").is_visible() and not tab.page.locator(TABLE).is_visible()
-        figure = tab.page.locator("#b1 figure.chart").first
-        assert figure.locator(".static").is_visible() and not figure.locator(".live").is_visible()
+        assert tab.page.locator("#b1 figure.chart svg").first.is_visible()
         assert not tab.page.locator("nav.top").is_visible()
         assert len(tab.page.pdf()) > 10_000
 
 
 def test_dark_pages_have_light_ink_in_figures(browser: Any, page: Path) -> None:
     with Tab(browser, page, color_scheme="dark") as tab:
-        tab.page.locator("#b1 figure.chart").first.scroll_into_view_if_needed()
-        tab.page.wait_for_selector("#b1 figure.drawn .live svg")
-        ink = tab.page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()")
-        assert ink.lower() == "#e6ebf1"
-        assert tab.page.locator(f"#b1 figure.drawn .live svg [fill='{ink}']").count() > 0, "titles"
-        assert tab.page.locator(f"#b1 figure.drawn .live svg .mark-line [stroke='{ink}']").count() > 0, "accuracy"
+        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn] svg").first
+        light = "rgb(230, 235, 241)"
+        assert figure.locator("text").first.evaluate("text => getComputedStyle(text).fill") == light
+        accuracy = figure.locator(".tip path").first
+        assert accuracy.evaluate("line => getComputedStyle(line).stroke") == light
 
 
 def test_five_hundred_rows_open_and_sort_at_once(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppbench.report.page.drawings.ALL", 0)  # no drawings for print, which take longest
-    monkeypatch.setattr("ppbench.report.page.drawings.SOME", 0)
+    monkeypatch.setattr("ppbench.report.page.drawings.BUDGET", 0)  # no drawings, which take longest
     path = tmp_path / "many.html"
     path.write_text(render(list(bench_page().synthetic(500, kinds=("label",)))), encoding="utf-8")
     with Tab(browser, path) as tab:

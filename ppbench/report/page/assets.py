@@ -16,10 +16,10 @@ from markupsafe import Markup
 
 TEMPLATES = Path(__file__).parent / "templates"
 VENDOR = Path(__file__).parent / "vendor"
-SCRIPTS = ("tabulator.min.js", "vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
+SCRIPTS = ("tabulator.min.js",)
 """In the order in which they must run."""
 STYLES = ("tabulator_simple.min.css",)
-OWN = ("charts.js", "tables.js", "page.js")
+OWN = ("tables.js", "page.js")
 _MAP = re.compile(r"^//# sourceMappingURL=.*$|/\*# sourceMappingURL=.*?\*/", re.MULTILINE)
 
 

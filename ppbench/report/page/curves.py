@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -22,7 +21,7 @@ from ppbench.questions.membership import AVERAGE, MemberScore, halves
 from ppbench.records.schema import Record
 from ppbench.report.controls import best, is_image
 from ppbench.report.page.boards import Board
-from ppbench.report.page.figures import INK, Picture, drawn_svg, finished
+from ppbench.report.page.figures import INK, Picture, drawn_svg, finished, tip
 
 PANELS = 6
 """Rows of a board side by side in one figure; further ones go into another."""
@@ -145,20 +144,12 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
 def curve_svg(curve: Curve, *, inline: bool = False) -> str:
     """Return a figure as SVG, see `figures.finished`."""
     what = "share of victims above 20 dB and median PSNR" if isinstance(curve, Budget) else "ROC curves, log scales"
-    svg = finished(drawn_svg(lambda: _draw(curve), str(curve)), f"{curve.title}: {what}", inline)
-    width = re.search(r'viewBox="0 0 ([\d.]+)', svg)  # in points; figures of many panels are as wide as the page
-    size = f'<svg style="max-width: {1.5 * float(width[1]):.0f}px" ' if width else "<svg "
-    return svg.replace("<svg ", size, 1) if inline else svg
+    return finished(drawn_svg(lambda: _draw(curve), str(curve)), f"{curve.title}: {what}", inline)
 
 
 def curve_picture(curve: Curve) -> Picture:
     """Return a figure, drawn."""
     return Picture(lambda: _draw(curve), str(curve))
-
-
-def curve_png(curve: Curve) -> bytes:
-    """Return a figure as PNG on white."""
-    return curve_picture(curve).png()
 
 
 def _draw(curve: Curve) -> Figure:
@@ -176,10 +167,18 @@ def _draw_budget(budget: Budget) -> Figure:
     top = max(max(line.decibels) for _, lines in budget.panels for line in lines)
     for column, (title, lines) in enumerate(budget.panels):
         for line in lines:
-            for axis, values in ((grid[0][column], line.share), (grid[1][column], line.decibels)):
+            end = f"{line.attack}: {line.marks[-1]} evaluations"
+            for axis, values, words in (
+                (grid[0][column], line.share, f"{end}, {line.share[-1]:.1%} above 20 dB"),
+                (grid[1][column], line.decibels, f"{end}, median PSNR {line.decibels[-1]:.1f} dB"),
+            ):
                 marks, shown = (line.marks, values) if len(line.marks) > 1 else (line.marks * 2, values * 2)
-                axis.plot(marks, shown, drawstyle="steps-post", linewidth=1.4, **style[line.attack])
-                axis.plot(marks[-1:], shown[-1:], linestyle="none", marker="o", markersize=4, color=_color(axis))
+                (steps,) = axis.plot(marks, shown, drawstyle="steps-post", linewidth=1.4, **style[line.attack])
+                (dot,) = axis.plot(
+                    marks[-1:], shown[-1:], linestyle="none", marker="o", markersize=4, color=steps.get_color()
+                )
+                tip(steps, words)
+                tip(dot, words)
         grid[0][column].set_title(title[:32], fontsize=9)
     grid[0][0].set(xscale="log", ylim=(-0.03, 1.03), ylabel="share above 20 dB")
     grid[1][0].set(ylim=(0, max(25.0, 1.05 * top)), ylabel="median PSNR, dB")
@@ -196,10 +195,6 @@ def _draw_budget(budget: Budget) -> Figure:
 def _plain(value: float, _: int) -> str:
     """Return the label of a tick of a logarithmic axis, without the formula that matplotlib makes of it."""
     return f"{value:g}"
-
-
-def _color(axis: Any) -> Any:
-    return axis.lines[-1].get_color()
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
@@ -233,14 +228,13 @@ def _draw_rocs(rocs: Rocs) -> Figure:
     for axis, (title, lines) in zip(axes, panels, strict=True):
         floor = 0.5 / max(max(line.others, line.members) for line in lines)
         for line, style in zip(lines, _styles(len(lines)), strict=True):
-            axis.step(
-                np.maximum(line.fpr, floor),
-                np.maximum(line.tpr, floor),
-                where="post",
-                linewidth=1.4,
-                label=f"{line.name[:48]} (n = {line.members} + {line.others})",
-                **style,
+            fpr, tpr = np.array(line.fpr), np.array(line.tpr)
+            label = f"{line.name[:48]} (n = {line.members} + {line.others})"
+            (steps,) = axis.step(
+                np.maximum(fpr, floor), np.maximum(tpr, floor), where="post", linewidth=1.4, label=label, **style
             )
+            rates = (f"{tpr[fpr <= rate].max(initial=0.0):.1%} at {rate:.0%}" for rate in (0.01, 0.1, 0.5))
+            tip(steps, f"{label}: TPR {', '.join(rates)} FPR")
         axis.plot([floor, 1], [floor, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="chance")
         axis.set_title(title, fontsize=10)
         axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05))

@@ -1,10 +1,9 @@
-"""The figures of boards: what each shows, as a specification for the browser and drawn for print."""
+"""The figures of boards: what each shows, and its drawing for the page."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -13,68 +12,29 @@ from ppbench.records.schema import Record
 from ppbench.report.cap_series import Cap, DistanceName, PpcPoint, ppc_point
 from ppbench.report.page.badges import adaptive
 from ppbench.report.page.boards import Board, Entry
-from ppbench.report.page.charts import ppc_spec
-from ppbench.report.page.curve_charts import curve_spec
-from ppbench.report.page.curves import Budget, Curve, curve_svg, curves
+from ppbench.report.page.curves import Curve, curve_svg
 from ppbench.report.page.figures import Line, Ppc, ppc_svg
-from ppbench.report.page.sections import about, weights
+from ppbench.report.page.sections import Chart, Drawing, weights
 from ppbench.report.page.series import SeriesCap
 
-ALL, SOME = 80, 6
-"""Figures that a page draws for print, too, in units of a PPC figure (.15 s, 40 kB): all, or the first SOME of more."""
-BUDGET = 4
-"""Units of a figure of budget curves."""
+BUDGET = 8_000_000
+"""Characters of figures that a page carries at most; what is beyond is named, and lies in figures/."""
 
 
-@dataclass(frozen=True)
-class Chart:
-    """One figure. spec: JSON of Vega-Lite; svg: drawn for who runs no script and for print, None where left out."""
-
-    title: str
-    spec: Markup
-    svg: Markup | None
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A PPC figure of one board, and each line's attack with its CAP."""
-
-    chart: Chart
-    caps: tuple[tuple[str, Cap], ...]
+def charts(board_figures: Iterable[Ppc | Curve]) -> Iterator[Chart]:
+    """Yield each figure, drawn as long as there is place on the page."""
+    left = BUDGET
+    for figure in board_figures:
+        svg = ""
+        if left > 0:
+            svg = ppc_svg(figure, inline=True) if isinstance(figure, Ppc) else curve_svg(figure, inline=True)
+        left -= len(svg)
+        yield Chart(figure.title, Markup(svg) or None)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A board's figures before they are drawn."""
-
-    ppcs: tuple[Ppc, ...]
-    curves: tuple[Curve, ...]
-
-
-def shown(board: Board, known: frozenset[str]) -> Shown:
-    """Return what is drawn of a board; nothing is plotted of what a model is delivered for."""
-    ppcs = () if board.setting.intended else tuple(figures(board, known))
-    return Shown(ppcs, tuple(curves(board, about(board.setting))))
-
-
-def printed(some: Sequence[Shown]) -> Iterator[bool]:
-    """Yield whether each figure is drawn for print, too: board by board, PPC figures before curves."""
-    units = [BUDGET if isinstance(f, Budget) else 1 for one in some for f in (*one.ppcs, *one.curves)]
-    limit = ALL if sum(units) <= ALL else SOME
-    spent = 0
-    for unit in units:
-        spent += unit
-        yield spent <= limit
-
-
-def ppc_chart(ppc: Ppc, static: bool) -> Chart:
-    """Return a PPC figure; static: with its drawing for print."""
-    return Chart(ppc.title, ppc_spec(ppc), Markup(ppc_svg(ppc, inline=True)) if static else None)
-
-
-def curve_chart(curve: Curve, static: bool) -> Chart:
-    """Return budget or ROC curves; static: with their drawing for print."""
-    return Chart(curve.title, curve_spec(curve), Markup(curve_svg(curve, inline=True)) if static else None)
+def ppcs(board: Board, known: frozenset[str]) -> list[Ppc]:
+    """Return the PPC figures of a board; none of what a model is delivered for."""
+    return [] if board.setting.intended else figures(board, known)
 
 
 def figures(board: Board, known: frozenset[str]) -> list[Ppc]:
@@ -120,10 +80,11 @@ def line_caps(board: Board, series: Mapping[str, SeriesCap]) -> dict[tuple[str, 
 
 
 def drawings(
-    board: Board, ppcs: Sequence[Ppc], series: Mapping[str, SeriesCap], static: Iterator[bool]
+    board: Board, charts: Iterable[Chart], ppcs: Sequence[Ppc], series: Mapping[str, SeriesCap]
 ) -> tuple[Drawing, ...]:
-    """Return the board's PPC figures, each with the CAP of every attack on it; static: of each, drawn for print?"""
-    told = line_caps(board, series)
+    """Return the board's PPC figures, each with the CAP of every attack on it."""
+    caps = line_caps(board, series)
     return tuple(
-        Drawing(ppc_chart(ppc, next(static)), tuple(sorted(told[ppc.defense, ppc.distance].items()))) for ppc in ppcs
+        Drawing(chart, tuple(sorted(caps[ppc.defense, ppc.distance].items())))
+        for chart, ppc in zip(charts, ppcs, strict=True)
     )

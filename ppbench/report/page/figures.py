@@ -1,7 +1,8 @@
-"""Static figures: the privacy-preserving characteristic (SVG, PNG) and strips of reconstructed images (PNG).
+"""Figures as SVG and PNG, and that of the privacy-preserving characteristic (PPC); `curves` and `played` have others.
 
 Equal input gives equal bytes: no dates, no process-wide state, ids from a fixed salt. Names of defenses and
-attacks are drawn as plain text, never as formulas.
+attacks are drawn as plain text, never as formulas. A figure is the same in a file and on the page, where the
+values of a mark are read by pointing at it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -19,6 +20,7 @@ import matplotlib
 import numpy as np
 import seaborn
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from ppbench.questions.base import questions
@@ -85,6 +87,28 @@ def style() -> Any:
     }
 
 
+def tip(line: Line2D, about: str, points: Iterable[str] = ()) -> None:
+    """Let who points at `line` read `about`, and at its markers `points`, one each: titles in the SVG.
+
+    The words travel as the line's id, the only thing of ours that matplotlib writes beside what it draws.
+    """
+    line.set_gid("tip\n" + "\n".join(" ".join(words.split()) for words in (about, *points)))
+
+
+def _with_titles(svg: str) -> str:
+    """Return matplotlib's SVG with the words of `tip` as titles of the lines and of their markers."""
+
+    def titled(group: re.Match[str]) -> str:
+        about, *points = group[2].split("\n")
+        words = iter(points)
+        drawn = group[3]
+        if points:
+            drawn = re.sub(r"(<use [^>]*)/>", lambda use: f"{use[1]}><title>{next(words)}</title></use>", drawn)
+        return f'<g class="tip"><title>{about}</title>{drawn}'
+
+    return re.sub(r"<g id=([\"'])tip\n(.*?)\1>(.*?)(?=<g id=|</svg>)", titled, svg, flags=re.DOTALL)
+
+
 def _whiskers(values: Sequence[tuple[float, float | None, float | None]]) -> NDArray[np.float64]:
     """Return [2, n] distances from (value, low, high) to the ends of the intervals; 0 where there is none."""
     ends = [(v - (v if lo is None else lo), (v if hi is None else hi) - v) for v, lo, hi in values]
@@ -113,13 +137,14 @@ def _draw(ppc: Ppc) -> Figure:
         return known if by_ratio and known is not None else float(grid.index(point.control))
 
     one_each = {point.control: point for point in reversed(points)}
-    _accuracy(left, sorted(one_each.values(), key=at), at)
+    _accuracy(ppc, left, sorted(one_each.values(), key=at), at)
     palette = seaborn.color_palette("colorblind")
     for index, line in enumerate(ppc.lines):
         color, marker = palette[(index + 1) % len(palette)], _MARKERS[index % len(_MARKERS)]
         shown = sorted(line.points, key=at)
         values = [(p.distance.value, p.distance.low, p.distance.high) for p in shown]
-        right.errorbar(
+        label = f"{line.attack[:40]} ({'adaptive' if line.adaptive else 'plain'})"
+        drawn = right.errorbar(
             [at(p) for p in shown],
             [p.distance.value for p in shown],
             yerr=_whiskers(values),
@@ -130,24 +155,36 @@ def _draw(ppc: Ppc) -> Figure:
             linestyle="-" if line.adaptive else "--",
             linewidth=1.5,
             capsize=2,
-            label=f"{line.attack[:40]} ({'adaptive' if line.adaptive else 'plain'})",
+            label=label,
         )
+        words = (_words(ppc, p, ppc.distance, *v) for p, v in zip(shown, values, strict=True))
+        tip(drawn.lines[0], label, (f"{label}, {value}" for value in words))
     right.set_ylim(0, max(1.05, 1.1 * right.get_ylim()[1] if right.get_ylim()[1] > 1.05 else 1.05))
     _axes(figure, left, right, ppc, grid, by_ratio)
     return figure
 
 
-def _accuracy(axis: Any, points: Sequence[PpcPoint], at: Any) -> None:
+def _words(ppc: Ppc, point: PpcPoint, name: str, value: float, low: float | None, high: float | None) -> str:
+    """Return what a marker says: "sigma = 0.1: recon/1 0.512 (0.480 to 0.560), gradient / perturbation 3.1"."""
+    interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+    ratio = "" if point.ratio is None else f", gradient / perturbation {point.ratio:.3g}"
+    return f"{ppc.control} = {point.control:g}: {name} {value:.3f}{interval}{ratio}"
+
+
+def _accuracy(ppc: Ppc, axis: Any, points: Sequence[PpcPoint], at: Any) -> None:
     values = [(p.accuracy, p.accuracy_low, p.accuracy_high) for p in points]
-    axis.errorbar(
+    drawn = axis.errorbar(
         [at(p) for p in points],
         [p.accuracy for p in points],
         yerr=_whiskers(values),
         color=INK,
         linewidth=2,
+        marker="o",
+        markersize=3,
         capsize=2,
         label="accuracy (left axis)",
     )
+    tip(drawn.lines[0], "accuracy", (_words(ppc, p, "accuracy", *v) for p, v in zip(points, values, strict=True)))
 
 
 def _axes(figure: Figure, left: Any, right: Any, ppc: Ppc, grid: Sequence[float], by_ratio: bool) -> None:
@@ -205,7 +242,7 @@ class Picture:
         with matplotlib.rc_context(self._style):
             self._figure, buffer = draw(), io.StringIO()
             self._figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-        self.svg = buffer.getvalue()
+        self.svg = _with_titles(buffer.getvalue())
         if len(_KEPT) >= _MANY:
             _KEPT.clear()
         _KEPT[salt] = self.svg
@@ -223,30 +260,36 @@ class Picture:
 
 
 def finished(svg: str, about: str, inline: bool) -> str:
-    """Return `drawn_svg`'s SVG for a file or, `inline`, for pasting into HTML.
-
-    Inline it has no prolog, no metadata, no namespace declarations (so nothing that looks like an address),
-    page-colored ink, the label `about` for screen readers, and ids of its own.
-    """
+    """Return `drawn_svg`'s SVG for a file or, `inline`, for pasting into HTML, see `inline_svg`."""
     return inline_svg(svg, about) if inline else svg.replace(INK, "#222222")
 
 
 def inline_svg(svg: str, about: str) -> str:
-    """Return matplotlib's SVG for pasting into HTML, see `finished`; `about` is read to who cannot see it."""
+    """Return matplotlib's SVG for pasting into HTML; `about` is read to who cannot see it.
+
+    It has no prolog, no metadata, no namespace declarations (so nothing that looks like an address), page-colored ink,
+    the page's font, ids of its own, and a third of the characters. A page narrower than four fifths of it scrolls it.
+    """
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, rest = svg.split(">", 1)
-    view = re.search(r'viewBox="[^"]*"', head)
+    view, width = re.search(r'viewBox="[^"]*"', head), re.search(r'viewBox="0 0 ([\d.]+)', head)
+    ends = "" if width is None else f"min-width:{0.8 * float(width[1]):.0f}px;max-width:{1.8 * float(width[1]):.0f}px"
     label = escape(about, quote=True)
     # matplotlib numbers its groups alike in every figure; a page may hold each id once.
     rest = re.sub(r'<g id="[\w.]+_\d+"', "<g", rest)
-    return f'<svg role="img" aria-label="{label}" {view[0] if view else ""}>{rest}'.replace(INK, "currentColor")
+    rest = re.sub(r"<[^>]*>", _short, rest)
+    rest = re.sub(r">\s+<", "><", rest)
+    return f'<svg role="img" aria-label="{label}" style="{ends}" {view[0] if view else ""}>{rest}'.replace(
+        INK, "currentColor"
+    )
+
+
+def _short(element: re.Match[str]) -> str:
+    """Return a tag with two digits after the point and without what the page says: fonts, turns by nothing."""
+    text = re.sub(r' transform="rotate\(-0 [^"]*"|font-family: [^;"]*;? ?', "", element[0])
+    return re.sub(r"\s+", " ", re.sub(r"(\.\d\d)\d+", r"\1", text))
 
 
 def ppc_picture(ppc: Ppc) -> Picture:
     """Return the figure, drawn."""
     return Picture(lambda: _draw(ppc), str(ppc))
-
-
-def ppc_png(ppc: Ppc) -> bytes:
-    """Return the figure as PNG on white."""
-    return ppc_picture(ppc).png()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -24,14 +25,15 @@ from ppbench.report.page.boards import Board, boards
 from ppbench.report.page.cells import cells_of
 from ppbench.report.page.cost_rows import costs
 from ppbench.report.page.costs import TimesOf, no_times
-from ppbench.report.page.drawings import curve_chart, drawings, printed, shown
+from ppbench.report.page.curves import curves
+from ppbench.report.page.drawings import charts, drawings, ppcs
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.formats import error, number, percent, seconds, size, span
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.played import played_svg, role_counts
 from ppbench.report.page.problems import Problems
 from ppbench.report.page.profiles import Outcome, profiles
-from ppbench.report.page.sections import Section, metric_of
+from ppbench.report.page.sections import Section, about, metric_of
 from ppbench.report.page.series import caps
 from ppbench.report.page.sprites import Album, ImagesOf, no_images
 from ppbench.report.page.table import Claims, no_claims, rows
@@ -101,15 +103,16 @@ def _sections(
     found: Sequence[Board], records: Sequence[Record], known: frozenset[str], album: Album
 ) -> Iterator[Section]:
     """Yield the boards with their images and figures."""
-    series, plotted = caps(records), [shown(board, known) for board in found]
-    static = printed(plotted)
-    for index, (board, some) in enumerate(zip(found, plotted, strict=True), start=1):
+    series = caps(records)
+    plotted = [(board, ppcs(board, known), curves(board, about(board.setting))) for board in found]
+    drawn = charts(figure for _, some, more in plotted for figure in (*some, *more))
+    for index, (board, some, more) in enumerate(plotted, start=1):
         yield Section(
             board,
             f"b{index}",
             tuple(album.strip(entry.worst) for entry in board.entries),
-            drawings(board, some.ppcs, series, static),
-            tuple(curve_chart(curve, next(static)) for curve in some.curves),
+            drawings(board, islice(drawn, len(some)), some, series),
+            tuple(islice(drawn, len(more))),
         )
 
 

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Metric, Record
+from ppbench.report.cap_series import Cap
 from ppbench.report.controls import best, rebuilt_share
 from ppbench.report.page.boards import Board, Entry, Setting
 from ppbench.report.page.evaluations import ALONE
-
-if TYPE_CHECKING:
-    from ppbench.report.page.drawings import Chart, Drawing
 
 AUDITED = (
     *(("auc", "Average, AUC"), ("tpr_at_1pct_fpr", "Average, TPR at 1 % FPR")),
     ("epsilon_lower", "ε at least"),
 )
 """Further figures of audits: each by the attack that is strongest in it, which may be another than the worst case."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure. svg: the drawing, None where the page has no place for it."""
+
+    title: str
+    svg: Markup | None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A PPC figure of one board, and each line's attack with its CAP."""
+
+    chart: Chart
+    caps: tuple[tuple[str, Cap], ...]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 "use strict";
-// What happens when the page opens: tables and figures are upgraded as they come near, links to cells find their row.
+// What happens when the page opens: tables are upgraded as they come near, links to cells find their row.
 (() => {
   let cells = null;
   const openCells = () => {
@@ -53,6 +53,5 @@
   addEventListener("hashchange", route);
   document.documentElement.classList.add("upgraded");
   document.querySelectorAll(".plain").forEach((plain) => near.observe(plain));
-  charts.start();
   route();
 })();
