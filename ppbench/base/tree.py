@@ -107,7 +107,10 @@ def decode(data: Any, store: dict[str, Tensor]) -> Tree:
     if kind == "value":
         return content
     if content not in _NODES:
-        raise UsageError(f"A saved state needs the class {content}, which is not loaded; import its defense first.")
+        raise UsageError(
+            f"A saved state needs the class {content}, which is not loaded; import its defense first, or, if an older "
+            "ppbench wrote the state, delete it."
+        )
     return _NODES[content](*(decode(value, store) for value in data["fields"]))
 
 
