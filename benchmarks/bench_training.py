@@ -1,6 +1,6 @@
 """Federated training, samples a second: our engine against a plain PyTorch loop over the same clients, interleaved.
 
-Run: OMP_NUM_THREADS=1 pytest benchmarks/bench_training.py --benchmark-only
+Run: OMP_NUM_THREADS=1 pytest benchmarks/bench_training.py --benchmark-only [--device cuda]
 The ratio (ours over plain; 1.0 is equal) is printed and kept in the benchmark's extra_info.
 """
 
@@ -37,7 +37,7 @@ def plain_round(model: Classifier, shards: dict[int, Data], batch: int) -> None:
     for shard in shards.values():
         model.load_state_dict(start)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        order = torch.randperm(len(shard.x))
+        order = torch.randperm(len(shard.x)).to(shard.x.device)
         for index in order.split(batch):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(shard.x[index]), shard.y[index].argmax(1)).backward()
@@ -47,32 +47,36 @@ def plain_round(model: Classifier, shards: dict[int, Data], batch: int) -> None:
     model.load_state_dict(mean)
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object], device: torch.device) -> float:
     began = time.perf_counter()
     work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - began
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_against_a_plain_loop(benchmark, case):
+def test_training_against_a_plain_loop(benchmark, case, device):
     torch.set_num_threads(1)
     name, shape, batch = CASES[case]
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(CLIENTS, EXAMPLES, *shape, generator=generator)
     y = nn.functional.one_hot(torch.randint(0, 10, (CLIENTS, EXAMPLES), generator=generator), 10).float()
+    x, y = x.to(device), y.to(device)
     shards = {c: Data(x[c].clone(), y[c].clone()) for c in range(CLIENTS)}
     plan = Plan(net_spec(name, shape, 10), CLIENTS, Local(batch=batch, opt=Opt("adam", lr=1e-3)))
-    ours = Federation(NoDefense(), plan, shards, Seeds(0))
+    ours = Federation(NoDefense(), plan, shards, Seeds(0), device)
     ours.start(initial(plan.spec, 0))
     model = _construct(plan.spec)
     model.load_state_dict(initial(plan.spec, 0))
+    model.to(device)
     ours.run(1)
     plain_round(model, shards, batch)  # both are warm now
     ratios = []
 
     def pair() -> None:
-        plain = seconds(lambda: plain_round(model, shards, batch))
-        ratios.append(plain / seconds(lambda: ours.run(ours.round + 1)))
+        plain = seconds(lambda: plain_round(model, shards, batch), device)
+        ratios.append(plain / seconds(lambda: ours.run(ours.round + 1), device))
 
     benchmark.pedantic(pair, rounds=PAIRS, iterations=1)
     benchmark.extra_info["samples/s, ours over plain"] = round(statistics.median(ratios), 2)

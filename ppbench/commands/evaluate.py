@@ -46,7 +46,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
         str,
         "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null.",
     ),
-    "device": (str, "auto, cpu or cuda."),
+    "device": (str, "auto, cpu, cuda, or as torch names it."),
     "seed": (int, "Master seed: one seed, one result."),
 }
 FIELDS = {"attack": "attacks", "stage": "stages", "threat": "threats"}

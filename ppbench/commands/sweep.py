@@ -32,7 +32,7 @@ def sweep(
     dataset: Annotated[
         str | None, typer.Option(help="Where the suite's data lie here, as parquet:FOLDER; told apart by content.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")] = "auto",
     weights: Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")] = None,
     dry_run: Annotated[

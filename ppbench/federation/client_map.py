@@ -29,7 +29,7 @@ def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop"
     if backend != "auto":
         return backend
     values = plan.local.batch * torch.Size(plan.spec.shape).numel()
-    return "vmap" if device.type == "cuda" or values <= 2048 else "loop"
+    return "vmap" if device.type != "cpu" or values <= 2048 else "loop"
 
 
 def client_map(backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:

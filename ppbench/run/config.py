@@ -54,7 +54,7 @@ class EvaluateConfig(Strict):
         weights: file of AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, else the cache of
             torchvision, else these figures are null.
         seed: master seed.
-        device: "cpu" or "cuda"; backend: "auto", "loop" or "vmap".
+        device: as torch names it, "cpu", "cuda", "cuda:1"; backend: "auto", "loop" or "vmap".
         suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share; a single
             evaluation has no digest.
     """
@@ -95,7 +95,7 @@ class EvaluateConfig(Strict):
     threats: tuple[str, ...] = ("server/1",)
     weights: str | None = None
     seed: int = 0
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: str = "cpu"
     backend: Literal["auto", "loop", "vmap"] = "auto"
     suite: str = "evaluate/1"
     suite_digest: str = ""

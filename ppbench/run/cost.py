@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from scipy.stats import binom
 
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree, moved, tree_map
+from ppbench.device import device_name
 from ppbench.federation.client_map import channels_last, client_map
 from ppbench.federation.contract import Defense, Job
 from ppbench.federation.drive import Drive, Parties
@@ -194,7 +194,7 @@ def relative_time(client: Client, beside: Client) -> ClientTime:
         pairs=len(ratios),
         seconds=statistics.median(mine for mine, _ in counted),
         undefended_seconds=statistics.median(other for _, other in counted),
-        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        machine=device_name(device),
         threads=torch.get_num_threads(),
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ppbench.adversary.victims import choose_candidates
 from ppbench.base.errors import UsageError
+from ppbench.device import check_device
 from ppbench.metrics.perceptual import check_weights
 from ppbench.records.schema import Record
 from ppbench.records.soundness import save_soundness, soundness_of
@@ -101,22 +102,13 @@ def evaluate(
     return Evaluation(asked, records, checks, verdict, store.out, size(todo))
 
 
-def _check_device(config: EvaluateConfig) -> None:
-    """Refuse a GPU that is not there (UsageError)."""
-    if config.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
-
-
 def check(config: EvaluateConfig) -> Task:
     """Return the task, after everything that can be refused was asked for: before anything is written.
 
     Raises:
         UsageError: something that is asked for cannot be used.
     """
-    _check_device(config)
+    check_device(config.device)
     all_points = points(config)
     attacks(config)  # an unknown attack is told before any data is read
     task = make_task(config)

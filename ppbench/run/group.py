@@ -16,6 +16,7 @@ from ppbench import __version__
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.errors import Overflow
+from ppbench.device import device_name
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.metrics.perceptual import measurable, network
@@ -215,12 +216,11 @@ def _images(scored: Scored) -> dict[str, Tensor] | None:
 
 def environment(config: EvaluateConfig) -> Environment:
     """Return where this process runs."""
-    device = torch.cuda.get_device_name() if config.device == "cuda" else platform.machine()
     return Environment(
         ppbench=__version__,
         python=platform.python_version(),
         torch=torch.__version__,
-        device=device,
+        device=device_name(config.device),
         threads=torch.get_num_threads(),
         dtype="float32",
     )

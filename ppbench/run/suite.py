@@ -141,7 +141,7 @@ def load_suite(
         preset: one of its presets, or "".
         add: defenses that it does not list, each over its quick grid.
         dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
-        device: "cpu" or "cuda".
+        device: as torch names it.
         weights: file for LPIPS, as `EvaluateConfig.weights`.
 
     Raises:

@@ -185,7 +185,7 @@ def sweep(
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
         add: installed defenses that the suite does not list, over their quick grids.
         dataset: where the suite's data lie here, as "parquet:FOLDER".
-        device: "cpu" or "cuda".
+        device: as torch names it.
         progress: told how far the work is.
 
     Raises:

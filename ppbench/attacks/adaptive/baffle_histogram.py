@@ -52,7 +52,7 @@ def histogram_test(real: Tensor, noise: Tensor) -> KS:
         if not len(sample) or not bool(sample.isfinite().all()):
             raise UsageError(f"The histogram test needs finite loss differences, at least one; {name!r} has others.")
     method = "exact" if min(len(real), len(noise)) <= SMALL else "asymp"
-    found = stats.ks_2samp(real.double().numpy(), noise.double().numpy(), method=method)
+    found = stats.ks_2samp(real.double().cpu().numpy(), noise.double().cpu().numpy(), method=method)
     return KS(float(found.statistic), float(found.pvalue))
 
 
@@ -68,8 +68,8 @@ def most_alike(plan: Plan, rounds: Sequence[Equations], labels: Tensor, generato
         simulate, layout = simulation(plan, r.params), Layout.of(r.params)
         columns = []
         for candidate in labels:
-            x = torch.randn(len(candidate), *plan.spec.shape, generator=generator)
-            part = simulate(x[None], one_hot(candidate, plan.spec.classes).float()[None])
+            x = torch.randn(len(candidate), *plan.spec.shape, generator=generator).to(r.s.device)
+            part = simulate(x[None], one_hot(candidate, plan.spec.classes).to(x)[None])
             columns.append(layout.pack(part).detach())
         simulated = own(torch.stack(columns, 1))
         if not bool(simulated.isfinite().all() & r.s.isfinite().all()):

@@ -36,7 +36,7 @@ HEAD_BIAS = "head.bias"
 
 @dataclass(frozen=True)
 class Linear:
-    """A sketch as equations A a = s in a = mean (p - y) [C]. a: [M, C], s: [M], all rounds stacked, float64."""
+    """A sketch as equations A a = s in a = mean (p - y) [C]. a: [M, C], s: [M], of all rounds, float64, on the CPU."""
 
     a: Tensor
     s: Tensor
@@ -74,6 +74,7 @@ def logit_slopes(plan: Plan, params: Params, generator: torch.Generator) -> Tens
     """Return the mean derivative [n, C] float32 of the logits by the weights, over uniform noise images."""
     low, high = plan.data_range
     noise = low + (high - low) * torch.rand(NOISE_IMAGES, *plan.spec.shape, generator=generator)
+    noise = noise.to(next(iter(params.values())).device)
     rows = gradients(lambda p: plan.net(p, noise).mean(0), params, plan.spec.classes)
     layout = Layout.of(params)
     return torch.stack([layout.pack(row).detach() for row in rows], 1)
@@ -82,15 +83,15 @@ def logit_slopes(plan: Plan, params: Params, generator: torch.Generator) -> Tens
 def linearized(plan: Plan, rounds: Sequence[Equations], generator: torch.Generator) -> Linear:
     """Return the equations in mean p - y that a sketch's rounds give, A = Z J."""
     parts = [r.z(logit_slopes(plan, r.params, generator)).double() for r in rounds]
-    return Linear(torch.cat(parts), torch.cat([r.s for r in rounds]))
+    return Linear(torch.cat(parts).cpu(), torch.cat([r.s for r in rounds]).cpu())
 
 
 def bias_signal(rounds: Sequence[Equations]) -> Tensor:
-    """Return Stein's estimate [C] float64 of the gradient of the bias of a head that has one, the mean over rounds."""
+    """Return Stein's estimate [C] float64, on the CPU, of the gradient of the head's bias, the mean over rounds."""
     found = []
     for r in rounds:
         layout = Layout.of(r.params)
-        found.append(layout.unpack(r.z.transposed(r.s) / r.z.count)[HEAD_BIAS])
+        found.append(layout.unpack(r.z.transposed(r.s) / r.z.count)[HEAD_BIAS].cpu())
     return torch.stack(found).mean(0)
 
 

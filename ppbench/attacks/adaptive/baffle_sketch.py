@@ -45,10 +45,12 @@ class Directions:
     def _drawn(self) -> Iterator[Tensor]:
         return chunks(self.seed, self.entries, self.count, STACK)
 
-    def stacks(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield the rows of Z, at most STACK at a time."""
+    def stacks(self, like: Tensor) -> Iterator[Tensor]:
+        """Yield the rows of Z, at most STACK at a time, in the dtype of `like` and where it lies."""
+        if self.kept is not None:
+            self.kept = [stack.to(like.device) for stack in self.kept]
         for stack in self._drawn() if self.kept is None else self.kept:
-            yield stack.to(dtype)
+            yield stack.to(like)
 
     def __call__(self, g: Tensor) -> Tensor:
         """Return Z g [K] of a gradient g [n], or Z G [K, m] of columns [n, m]."""
@@ -58,7 +60,7 @@ class Directions:
     def transposed(self, s: Tensor) -> Tensor:
         """Return Z^T s [n] of s [K], or of columns."""
         total, done = s.new_zeros(self.entries, *s.shape[1:]), 0
-        for stack in self.stacks(s.dtype):
+        for stack in self.stacks(s):
             total += stack.T @ s[done : done + len(stack)]
             done += len(stack)
         return total
@@ -71,7 +73,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, z: Directions) -> Tensor:
         """Return Z g."""
         ctx.z = z
-        return torch.cat([stack @ g for stack in z.stacks(g.dtype)])
+        return torch.cat([stack @ g for stack in z.stacks(g)])
 
     @staticmethod
     @once_differentiable
@@ -82,7 +84,10 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Equations:
-    """What one round tells. params: the weights; z: the directions; s: [K] float64, about Z times the gradient."""
+    """What one round tells, all on one device.
+
+    params: the weights; z: the directions; s: [K] float64, about Z times the gradient.
+    """
 
     params: Params
     z: Directions
@@ -152,7 +157,8 @@ def _sketch(
     for exchanges in zip(*sent, strict=False):  # by round
         params = exchanges[0].asked.params
         seed, s = defense.sketch(*exchanges, view=view)
-        rounds.append(Equations(params, drawn.at(seed, _entries(params), len(s)), s))
+        where = next(iter(params.values())).device  # sums in a ring are on the CPU
+        rounds.append(Equations(params, drawn.at(seed, _entries(params), len(s)), s.to(where)))
     return Sketch(unit, tuple(rounds), _shares(view, sent[0][0], unit))
 
 
@@ -200,8 +206,9 @@ def _steps(view: View, defense: Baffle, found: dict[Slot, list[Exchange]], drawn
 
 def coordinates(maps: Sequence[Directions], total: Tensor) -> tuple[Tensor, ...]:
     """Return for each of T maps the s [K] float64 whose estimates Z^T s / K sum nearest to `total` [n]; T K < n."""
-    rows = torch.cat([stack for z in maps for stack in z.stacks(torch.float64)])
-    found: Tensor = torch.linalg.solve(rows @ rows.T, rows @ total.double())
+    total = total.double()
+    rows = torch.cat([stack for z in maps for stack in z.stacks(total)])
+    found: Tensor = torch.linalg.solve(rows @ rows.T, rows @ total)
     return (maps[0].count * found).chunk(len(maps))
 
 

@@ -82,7 +82,7 @@ class AdaptiveDP(Attack):
             if evidence is not None and usable(evidence):
                 places.append(place)
                 chosen.append(evidence)
-                starts.append((images, logits))
+                starts.append((images.to(evidence.device), logits.to(evidence.device)))
         for count in {len(images[0]) for images, _ in starts}:
             rows = [row for row, (images, _) in enumerate(starts) if len(images[0]) == count]
             results = self._best(view, [chosen[r] for r in rows], [starts[r] for r in rows])

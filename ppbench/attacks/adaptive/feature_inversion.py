@@ -79,7 +79,7 @@ def invert_features(
         return fit.detach() + weight * rough, (gradient + weight * by_x).flatten(1)
 
     noise = torch.randn(victims * batch, *plan.spec.shape, generator=generator)
-    starts = (low + high) / 2 + 0.02 * (high - low) * noise
+    starts = ((low + high) / 2 + 0.02 * (high - low) * noise).to(phi)
     limit = torch.full((len(starts),), budget)
     found = minimize(objective, starts.flatten(1), budget=limit, stop=torch.zeros(len(starts)), settings=SETTINGS)
     return Images(
@@ -109,7 +109,7 @@ def cotangent_unit(objective: BackboneObjective, x: Tensor, w: Tensor) -> Tensor
     too small or too large lets the optimizer move images and cotangents at unlike speeds. The norm follows from the
     objective f being quadratic in w: ||J^T w||^2 / ||g||^2 = (f(w) + f(-w)) / 2 - f(0).
     """
-    index = torch.arange(len(x))
+    index = torch.arange(len(x), device=x.device)
     plus, minus, none = (objective(x, w * sign, index)[0] for sign in (1.0, -1.0, 0.0))
     ratio = ((plus + minus) / 2 - none).clamp(min=1e-4, max=1e4).nan_to_num(nan=1.0)
     return 0.3 * w.pow(2).mean((1, 2)).sqrt() / ratio.sqrt()

@@ -40,7 +40,7 @@ def class_signs(rounds: Sequence[Params]) -> Tensor:
         rows = known["head.weight"].double().mean(1)
         bias = known["head.bias"].double() if "head.bias" in known else torch.zeros_like(rows)
         found.append(torch.where(bias == 0, rows, bias))
-    return torch.stack(found).mean(0)
+    return torch.stack(found).mean(0).cpu()
 
 
 def over_represented(rounds: Sequence[Params]) -> Tensor:

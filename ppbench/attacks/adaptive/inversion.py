@@ -125,7 +125,7 @@ def surrogate_simulation(
 
     def simulate(x: Tensor, y: Tensor) -> Params:
         images, labels = x.flatten(0, 1), y.flatten(0, 1)
-        batch = Batch(images, labels, torch.ones(len(images), dtype=x.dtype))
+        batch = Batch(images, labels, torch.ones(len(images), dtype=x.dtype, device=x.device))
         weights, fixed = _cast(params, x), _cast(constants or {}, x)
         return make(surrogates(net, weights, batch, directions.to(x.dtype), masked_bias, fixed))
 

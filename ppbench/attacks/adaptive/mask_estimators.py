@@ -81,11 +81,11 @@ def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
     """
     classes, width = weight.shape
     coefficients = _left(directions) @ weight.median(1).values
-    scatter, share = weight.new_zeros(classes, classes), torch.ones(width, dtype=weight.dtype)
+    scatter, share = weight.new_zeros(classes, classes), weight.new_ones(width)
     for _ in range(STEPS):
         rest = weight - (coefficients @ directions)[:, None]
         scatter = (rest * share) @ rest.T / width
-        scatter = scatter + RIDGE * scatter.diagonal().mean() * torch.eye(classes, dtype=weight.dtype)
+        scatter = scatter + RIDGE * scatter.diagonal().mean() * torch.eye(classes).to(weight)
         share = (classes + TAIL) / (TAIL + (rest * solve(scatter, rest)).sum(0))
         if not bool(share.isfinite().all()):
             break

@@ -155,7 +155,7 @@ class Exact:
         ones = {n: torch.ones_like(value) for n, value in odd.items()}
         params, factor = (fold(self.expansion, {**tree, **between}) for tree in (odd, ones))
         free = channels(self.view.plan.spec)
-        units = free.multipliers(canonical_scales(free, params))
+        units = free.multipliers(canonical_scales(free, params).to(weights[HEAD_WEIGHT].device))
         params, factor = ({n: units[n] * value for n, value in tree.items()} for tree in (params, factor))
         self.folded.append((perturbed, params, factor))
         return params, factor
@@ -166,7 +166,7 @@ class Exact:
         odd, transitional = self.expansion.split(weights)
         along = directions(answer, asked.direction)
         mix = torch.randn(CHANNELS, len(along), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        mix = torch.ones(1, 1, dtype=torch.float64) if len(along) == 1 else mix
+        mix = (torch.ones(1, 1, dtype=torch.float64) if len(along) == 1 else mix).to(along.device)
         _, units = self.fold(asked.params, weights)
         mixed = {n: torch.tensordot(mix, value.double(), 1) / units[n] for n, value in answer.sigma.items()}
         phi = {n: value.double() / units[n] for n, value in answer.beta.items()}

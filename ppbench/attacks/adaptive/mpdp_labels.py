@@ -30,7 +30,8 @@ TARGETS = frozenset({"mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
 
 def directions(found: Surrogates, public: Tensor) -> Tensor:
     """Return the directions [m, C], float64, of an upload's sigma: the public one, or the unit vectors."""
-    return public.double()[None] if len(public) else torch.eye(len(found.sigma[HEAD_WEIGHT]), dtype=torch.float64)
+    sigma = found.sigma[HEAD_WEIGHT]
+    return public.double()[None] if len(public) else torch.eye(len(sigma), dtype=torch.float64, device=sigma.device)
 
 
 def only_label(moments: Moments, along: Tensor, bound: float) -> Tensor:

@@ -120,14 +120,14 @@ class AdaptiveSPN(Attack):
         """Return what the head tells, or None where it tells nothing that an image could be fitted to."""
         if evidence is None or evidence.params is None or not evidence.observed.keys() >= HEAD:
             return None
-        seen = tree_map(lambda t: t.detach().cpu().float(), evidence.observed)
+        seen = tree_map(lambda t: t.detach().float(), evidence.observed)
         if not all(bool(value.isfinite().all()) for value in seen.values()):
             return None
         params = evidence.params
         features = recover_features(
             tree_map(lambda t: t.detach().cpu(), params),
-            seen["head.weight"],
-            seen["head.bias"],
+            seen["head.weight"].cpu(),
+            seen["head.bias"].cpu(),
             labels,
             generator,
             restarts=self.restarts,
@@ -139,8 +139,8 @@ class AdaptiveSPN(Attack):
 
     def _guess(self, plan: Plan, victims: Sequence[Victim], generator: torch.Generator) -> list[Guess]:
         """Return the guesses for victims that share params, batch size and how much is known."""
-        params = tree_map(lambda t: t.detach().cpu().float(), victims[0].params)
-        phi = torch.stack([victim.features.value for victim in victims]).float()
+        params = tree_map(lambda t: t.detach().float(), victims[0].params)
+        phi = torch.stack([victim.features.value for victim in victims]).to(params["head.weight"])
         first = invert_features(
             plan, params, phi, generator, budget=self.inversion_budget, smoothness=self.inversion_tv
         )
@@ -150,14 +150,14 @@ class AdaptiveSPN(Attack):
         return [_choose(victim, v, first, second, self.accept) for v, victim in enumerate(victims)]
 
     def _joint(self, plan: Plan, params: Params, victims: Sequence[Victim], phi: Tensor, start: Tensor) -> Images:
-        weights = [tree_map(lambda t: t.detach().cpu(), victim.weight) for victim in victims if victim.weight]
+        weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight]
         return match_backbone(
             plan,
             params,
             [victim.observed for victim in victims],
             weights or None,
             phi,
-            torch.stack([victim.features.labels for victim in victims]),
+            torch.stack([victim.features.labels for victim in victims]).to(phi.device),
             start,
             budget=self.joint_budget,
             stop=self.joint_stop,

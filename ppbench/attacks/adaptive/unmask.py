@@ -25,7 +25,7 @@ from ppbench.attacks.adaptive.mask_estimators import (
     surprise,
 )
 from ppbench.attacks.membership.base import last_model, query
-from ppbench.base.tree import tree_map
+from ppbench.base.tree import moved, tree_map
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.extended import PBPFLExt
@@ -176,10 +176,10 @@ def upload(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
 
 
 def _moments(broadcast: Broadcast) -> list[Moments]:
-    """Return the moments of every upload that answers the broadcast and can be read."""
+    """Return the moments of every upload that answers the broadcast and can be read, on the CPU as the broadcast is."""
     view, params = broadcast.view, broadcast.message.params
     uploads = [
-        e.answer
+        moved(e.answer, torch.device("cpu"))
         for e in view.exchanges()
         if isinstance(e.answer, Surrogates)
         and isinstance(e.asked, Perturbed)

@@ -149,7 +149,7 @@ def rounded(training: LocalTraining, order: Tensor) -> Tensor:
     found = torch.zeros_like(order)
     for one, logits in zip(found.view(-1, *order.shape[-2:]), order.reshape(-1, *order.shape[-2:]), strict=True):
         for t in range(0, len(steps), len(sizes)):
-            score = logits.log_softmax(-1)[t : t + len(sizes)][seats].double().nan_to_num()
+            score = logits.log_softmax(-1)[t : t + len(sizes)][seats].double().nan_to_num().cpu()
             places, images = linear_sum_assignment(score.numpy(), maximize=True)
             one[t + seats[places], images] = CERTAIN
     return found

@@ -189,7 +189,9 @@ class ModelPerturbation(Defense):
         With the noise of the upload on it: bound times R o noise.
         """
         own: Secrets = server.own
-        combined = combine(tree_map(lambda t: t.double(), found), own.coefficients, own.mask @ own.mask)
+        combined = combine(
+            tree_map(lambda t: t.to(own.mask.device, torch.float64), found), own.coefficients, own.mask @ own.mask
+        )
         exact = unscale(combined, self.multipliers(plan, server), server.params)
         return {n: self.bound * value for n, value in exact.items()}
 

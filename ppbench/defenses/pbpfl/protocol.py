@@ -143,11 +143,12 @@ class PBPFL(Defense):
     def recover(self, plan: Plan, server: Server, found: Surrogates) -> Params:
         """Return the gradient at the true weights, float64, from surrogates of the same round (Eq. 19).
 
-        The combination cancels terms of order kappa^2, so it is taken in float64 whatever travelled.
+        The combination cancels terms of order kappa^2, so it is taken in float64 whatever travelled, and where the
+        server's secrets lie: sums in a ring are on the CPU.
         """
         own: Secrets = server.own
         square = own.gamma**2 * (own.direction @ own.direction)
-        combined = combine(tree_map(lambda t: t.double(), found), own.gamma[None], square)
+        combined = combine(tree_map(lambda t: t.to(own.gamma.device, torch.float64), found), own.gamma[None], square)
         return unscale(combined, self.channels(plan).multipliers(own.scales), server.params)
 
     def deliver(self, ctx: Context, server: Server) -> Tree:

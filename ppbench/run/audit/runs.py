@@ -213,7 +213,7 @@ def _keep(audit: Audit, recorder: Recorder, target: Target) -> None:
 
 def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
     """Return the peak memory of a client's computation, None where round 1 is out of range, and the runs at once."""
-    kind = fed.device.type
+    kind = "cuda" if fed.device.type == "cuda" else "cpu"
     if choose(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":
         try:
             return peak_memory(client_of(fed)), 1

@@ -55,7 +55,7 @@ class Engine(Protocol):
 
 def default_workers(device: str) -> int:
     """Return how many jobs run at once on this machine if nothing is said: one a core, one where a GPU is used."""
-    return 1 if device == "cuda" else os.cpu_count() or 1
+    return 1 if device != "cpu" else os.cpu_count() or 1
 
 
 def check_workers(workers: int | None) -> None:

@@ -22,7 +22,7 @@ def project_l1(z: Tensor, radius: Tensor) -> Tensor:
         return z
     rows, limit = size[outside], radius[outside].clamp(min=0)[:, None]
     ordered = rows.sort(1, descending=True).values
-    places = torch.arange(1, z.shape[1] + 1, dtype=z.dtype)
+    places = torch.arange(1, z.shape[1] + 1, dtype=z.dtype, device=z.device)
     threshold = (ordered.double().cumsum(1) - limit.double()) / places.double()
     last = ((ordered > threshold) * places).argmax(1, keepdim=True)
     shrunk = (rows - threshold.gather(1, last).to(z)).clamp(min=0)

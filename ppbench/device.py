@@ -1,0 +1,37 @@
+"""Devices that torch can compute on: whether a word names one, and what the machine calls it.
+
+What lies where: parties' states and messages, and all that is computed from them, on the federation's device; the
+truth, the questions and the answers on the CPU. Every draw is made on the CPU, from a generator of its own, and moved
+where it is made, so that one seed has one result on every device, to the rounding of its kernels.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from ppbench.base.errors import UsageError
+
+
+def check_device(word: str) -> None:
+    """Refuse a device that torch cannot compute on (UsageError): an unknown word, or a machine without it.
+
+    Args:
+        word: as torch takes it, "cpu", "cuda", "cuda:1" or the name of another backend that is installed.
+    """
+    if word == "cuda" and not torch.cuda.is_available():
+        raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
+    try:
+        torch.ones(1, device=word).item()
+    except (RuntimeError, AssertionError) as cause:  # the second: a torch that was built without the backend
+        why = str(cause).partition("\n")[0].rstrip(".")
+        raise UsageError(f"Device {word!r} cannot be used ({why}); use --device cpu or auto.") from cause
+
+
+def device_name(word: str | torch.device) -> str:
+    """Return what computes on a device: the GPU's name, the CPU's architecture, or the word itself."""
+    device = torch.device(word)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.machine() if device.type == "cpu" else str(device)

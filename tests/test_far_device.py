@@ -1,0 +1,112 @@
+"""No tensor on the wrong device: every defense with every attack that applies, on a pretended accelerator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils import backend_registration
+
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load_all, plugins
+from ppbench.device import check_device, device_name
+
+HERE = Path(__file__).parent
+TOGETHER = (
+    ("none", "central", "full_noise", "phong", "dp", "dp_sgd", "ppdl", "spn"),
+    ("baffle", "fedpc", "pbpfl", "pbpfl_ext", "mp_dp_naive", "mp_cdp", "mpdp", "mpdp_h"),
+)
+"""Defenses that one process evaluates: starting takes as long as two of them."""
+BLIND = "nothing in the view of", "was given 0 reconstructions"
+"""What cells say whose adversary sees no upload, and what follows them: no device has a part in it."""
+
+
+def expected(defense: str) -> set[str]:
+    """Return the attacks that must end on a defense: what is built for it, `dlg`; on `none` everything general."""
+    built = {name: attack.targets for name, attack in load_all("attacks").items()}
+    named = {name for name, targets in built.items() if defense in (targets or ())}
+    general = (
+        {name for name, targets in built.items() if targets is None} - {"analytic"} if defense == "none" else set()
+    )
+    return named | general | {"dlg"} | ({"analytic"} if defense == "baffle" else set())
+
+
+def needed() -> None:
+    """Skip where this torch has no backends of Python's."""
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has no backends of Python's")
+
+
+def spoken(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own: a backend is taken up before the first backward pass or never."""
+    known = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=known, cwd=HERE)
+
+
+def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else() -> None:
+    needed()
+    ran = spoken("far_device.py")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout)
+    assert [name for name, message in found["refused"].items() if message is None] == []
+    assert found["refused"]["generator"] == "Expected a 'far' device type for generator but found 'cpu'"
+    assert [name for name, right in found["let through"].items() if not right] == []
+    assert found["kept"] == len(found["refused"]) - 1  # numpy is refused by torch itself
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the evaluations of one process said: a row a cell, and everything that was refused."""
+
+    cells: list[dict[str, Any]]
+    refused: list[str]
+
+
+def evaluated(device: str, defenses: tuple[str, ...], folder: Path) -> Told:
+    ran = spoken("far_evaluation.py", str(folder), device, *defenses, PPBENCH_CACHE=str(folder / "cache"))
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return Told(**json.loads(ran.stdout.splitlines()[-1]))
+
+
+def test_every_defense_is_evaluated_here() -> None:
+    mine = {name for name, plugin in plugins("defenses").items() if plugin.distribution == "ppbench"}
+    assert {name for together in TOGETHER for name in together} == mine
+
+
+@pytest.mark.parametrize("defenses", TOGETHER, ids=lambda names: names[0])
+def test_every_attack_that_applies_ends_with_everything_on_one_device(
+    defenses: tuple[str, ...], tmp_path: Path
+) -> None:
+    needed()
+    told = evaluated("far", defenses, tmp_path)
+    assert told.refused == []
+    seen = [cell for cell in told.cells if not any(word in (cell["reason"] or "") for word in BLIND)]
+    assert [cell for cell in seen if cell["status"] != "complete"] == []
+    for defense in defenses:
+        done = {cell["attack"] for cell in seen if cell["defense"] == defense}
+        assert done >= expected(defense), (defense, sorted(expected(defense) - done))
+
+
+def test_every_attack_is_expected_somewhere() -> None:
+    mine = {name for name, plugin in plugins("attacks").items() if plugin.distribution == "ppbench"}
+    assert set().union(*(expected(name) for together in TOGETHER for name in together)) == mine
+
+
+def test_a_device_that_torch_does_not_know_or_have_is_refused_in_one_sentence() -> None:
+    check_device("cpu")
+    for word in ("tpu", "meta", "cuda:77", ""):
+        with pytest.raises(UsageError, match="cannot be used") as refused:
+            check_device(word)
+        assert "\n" not in str(refused.value) and "--device cpu" in str(refused.value)
+
+
+def test_the_cpu_is_named_by_its_architecture() -> None:
+    import platform
+
+    assert device_name("cpu") == platform.machine()
