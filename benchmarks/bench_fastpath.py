@@ -1,6 +1,6 @@
 """The slope of the matching loss, by a chain of layers and by vmap over victims: which is faster, and which is taken?
 
-`search.problem.chained` decides by shapes alone, because one seed must give one result on every machine. Each test
+`fastpath.chain.prefers_vmap` decides by shapes alone, because one seed must give one result on every machine. Each test
 times both in one process, interleaved, as the least CPU time of an evaluation, and fails where the one that is taken
 costs more than 1.4 times the other. `extra_info` holds both in milliseconds a victim.
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective, objective
 from ppbench.federation.evidence import Evidence, Measure, simulation
@@ -196,3 +197,14 @@ def test_the_chain_is_left_where_vmap_was_measured_to_be_faster(
     if path is MappedObjective:  # a simulation that no vmap can follow keeps the chain
         opaque = replace(one, simulate=lambda x, y: one.simulate(x, y))
         assert type(objective([opaque] * victims, plan, batch, torch.float32)) is ChainObjective
+
+
+@pytest.mark.parametrize(
+    ("batch", "victims", "path"),
+    [(1, 32, ChainBackbone), (8, 3, ChainBackbone), (4, 8, AutogradBackbone)],  # .44 to .76 of the chain's time at 8
+)
+def test_the_backbones_gradient_follows_the_same_rule(batch: int, victims: int, path: type) -> None:
+    plan = Plan(net_spec("dlnet", (3, 32, 32), CLASSES), 1)
+    params = initial(plan.spec, 0)
+    width = plan.net.features(params, torch.zeros(1, 3, 32, 32)).shape[1]
+    assert type(backbone_objective(plan, params, [params] * victims, torch.ones(victims, batch, width))) is path

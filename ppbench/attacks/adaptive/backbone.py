@@ -4,7 +4,7 @@ Whatever a client's secret loss on the features is, the backbone's gradient is s
 of the features by the backbone's weights and w_i the total cotangent at the features of example i: CE plus secret head
 (SPN paper, Eq. 6). Taking w_i as an unknown makes the secret head irrelevant. The value and its gradient by (x, w) come
 from one forward, one backward and the two passes of the R-operator, as in `reconstruction.fastpath.chain`, with the
-cotangent fed in at the features; networks without that fast form take autograd's double backward.
+cotangent fed in at the features; autograd's double backward where networks lack that form, or it does not pay.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.chain import (
-    backward_tangent,
-    compile_chain,
-    forward_tangent,
-    residual,
-    target,
-)
-from ppbench.attacks.reconstruction.fastpath.layers import Affine, Direction, Memo, Step
+from ppbench.attacks.reconstruction.fastpath.affine import Affine
+from ppbench.attacks.reconstruction.fastpath.chain import backward_tangent, compile_chain, forward_tangent, prefers_vmap
+from ppbench.attacks.reconstruction.fastpath.distances import residual, target
+from ppbench.attacks.reconstruction.fastpath.layers import Step
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -168,6 +165,6 @@ def backbone_objective(
     """
     known = _Known(observed, weights, phi, consistency)
     steps = compile_chain(plan, params, phi.dtype)
-    if steps is None:
+    if steps is None or prefers_vmap(steps, len(observed), phi.shape[1], plan.spec.shape):
         return AutogradBackbone(plan, params, known)
     return ChainBackbone(steps[:-1], known, phi.shape[1])

@@ -32,6 +32,7 @@ from ppbench.attacks.reconstruction.search.descent import Evaluate, Schedule
 from ppbench.attacks.reconstruction.search.problem import Problem, Space, Value
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
+from ppbench.base.tree import moved
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.records.scores import Scalar
@@ -141,6 +142,8 @@ class GIFD(IG):
         problem = self.problem(victims, [known(v) for v in victims], self.share)
         sizes = (self.share, victims[0].size[0], decoder.plan.latent)
         at = torch.stack([torch.randn(sizes, generator=victim.generator) for victim in victims]).flatten(0, 1)
+        where = problem.starts.x.device  # generators are trained, kept and read on the CPU
+        at, decoder = at.to(where), replace(decoder, params=moved(decoder.params, where))
         rest, story = problem.starts.rows(at.flatten(1))[:, at[0].numel() :], Story(problem.tries)
         for stage, steps in self.shares(decoder.plan.blocks):
             space, start = self.space(decoder, stage, at, problem.space)

@@ -8,6 +8,7 @@ training loss along r in weight space, so one forward, one backward and the two 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,28 +16,27 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap
-from ppbench.attacks.reconstruction.fastpath.distances import residual as residual
-from ppbench.attacks.reconstruction.fastpath.distances import target as target
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Dense
+from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import (
     Activation,
-    Affine,
     AveragePool,
-    Convolution,
-    Dense,
-    Direction,
     Flatten,
     LeakyReLU,
     MaxPool,
-    Memo,
     ReLU,
     Sigmoid,
     Step,
     Tanh,
-    kept,
 )
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo, kept
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
+
+WIDE = 25_000
+"""Positions (rows x examples x height x width) from which vmap over victims is faster, see `prefers_vmap`."""
+ROWS = 32
+"""Rows that are evaluated together, at most: the slots of L-BFGS."""
 
 ACTIVATIONS: dict[type[nn.Module], type[Activation]] = {nn.Sigmoid: Sigmoid, nn.Tanh: Tanh, nn.ReLU: ReLU}
 
@@ -114,6 +114,23 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
         return Convolution(module, key, weight, bias, first, size)
     return None
+
+
+def prefers_vmap(steps: Sequence[Step], victims: int, batch: int, shape: tuple[int, ...]) -> bool:
+    """Return whether autograd by vmap over victims takes less time than this chain.
+
+    By shapes alone, not by a clock: one seed gives one result. On one core the chain takes .2 to 1 of the time of vmap
+    up to `WIDE` positions in all rows, and 1 to 1.7 from there; but for linear layers and single examples, whose outer
+    products it never writes out (`benchmarks/bench_fastpath.py`).
+
+    Args:
+        steps: the compiled layers.
+        victims: V of them.
+        batch: examples of each.
+        shape: of one example.
+    """
+    wide = min(victims, ROWS) * batch * math.prod(shape[1:]) >= WIDE
+    return wide and batch > 1 and any(isinstance(step, Convolution) for step in steps)
 
 
 class ChainObjective:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.layers import Affine, Dense, Direction, Memo, Outer, kept
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Dense
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo, Outer, kept
 from ppbench.base.tree import Params
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}

@@ -6,28 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Dense
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Full, Memo, Outer, kept
-
-__all__ = [
-    "Activation",
-    "Affine",
-    "AveragePool",
-    "Convolution",
-    "Dense",
-    "Direction",
-    "Flatten",
-    "Full",
-    "LeakyReLU",
-    "MaxPool",
-    "Memo",
-    "Outer",
-    "ReLU",
-    "Sigmoid",
-    "Step",
-    "Tanh",
-    "kept",
-]
+from ppbench.attacks.reconstruction.fastpath.affine import Affine
+from ppbench.attacks.reconstruction.fastpath.passes import Memo, kept
 
 
 class Activation:

@@ -17,19 +17,12 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ppbench.attacks.reconstruction.fastpath.affine import Convolution
-from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.fastpath.layers import Step
+from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain, prefers_vmap
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.starts import LOGIT, Starts
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Mappable
 from ppbench.federation.plan import Plan
-
-WIDE = 25_000
-"""Positions (rows x examples x height x width) from which `chained` leaves the chain."""
-ROWS = 32
-"""Rows that are evaluated together, at most: the slots of L-BFGS."""
 
 Pull = Callable[[Tensor], Tensor]
 """Slopes by images [S, N, *shape] to slopes by what is searched [S, n]."""
@@ -238,25 +231,6 @@ def _stacked(trees: Sequence[Params]) -> Params:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]} if trees else {}
 
 
-def chained(steps: Sequence[Step], evidences: Sequence[Evidence], batch: int, shape: tuple[int, ...]) -> bool:
-    """Return whether a chain of layers is taken where vmap over victims would do as well.
-
-    By shapes alone, not by a clock: one seed gives one result. On one core the chain takes .2 to 1 of the time of vmap
-    up to `WIDE` positions in all rows, and 1 to 1.7 from there; but for linear layers and single examples, whose outer
-    products it never writes out (`benchmarks/bench_fastpath.py`). The cosine keeps its digits near the truth only here.
-
-    Args:
-        steps: the compiled layers.
-        evidences: V pieces of evidence.
-        batch: examples N of each.
-        shape: of one example.
-    """
-    if batch == 1 or evidences[0].measure == "cosine" or not isinstance(evidences[0].simulate, Mappable):
-        return True
-    positions = min(len(evidences), ROWS) * batch * math.prod(shape[1:])
-    return positions < WIDE or not any(isinstance(step, Convolution) for step in steps)
-
-
 def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
     """Return D of victims whose evidence shares one `simulate`: by a chain of layers, by vmap, or one by one.
 
@@ -267,10 +241,12 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
         dtype: of the computation.
     """
     first, measure = evidences[0], evidences[0].measure
+    mappable = isinstance(first.simulate, Mappable)
     if measure != "hinge" and not first.nuisance and first.params and set(first.observed) == set(first.params):
         steps = compile_chain(plan, first.params, dtype)
-        if steps is not None and chained(steps, evidences, batch, plan.spec.shape):
+        # the cosine keeps its digits near the truth only on the chain, where it is a sum of squares
+        mapped = mappable and measure != "cosine"
+        if steps is not None and not (mapped and prefers_vmap(steps, len(evidences), batch, plan.spec.shape)):
             observed = [e.observed for e in evidences]
             return ChainObjective(steps, plan.loss, observed, precisions(evidences), batch, measure)
-    mapped = len(evidences) > 1 and isinstance(first.simulate, Mappable)
-    return (MappedObjective if mapped else SimulatedObjective)(evidences)
+    return (MappedObjective if mappable and len(evidences) > 1 else SimulatedObjective)(evidences)
