@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import combinations
 
 import pytest
 import torch
@@ -19,6 +21,54 @@ from ppbench.run import cost
 
 torch.set_num_threads(1)
 CLIENTS = 4
+
+
+# -- batteries: many cases, of which a usual run asks enough ----------------------------------------------------------
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--battery", choices=("pairs", "whole"), default="pairs",
+        help="ask the batteries' cases until every pair of their values was met, or the whole of them",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "battery(*values): a case of a battery, known by these values, one of each axis")
+
+
+def covering(cases: Sequence[tuple[Hashable, ...]]) -> list[int]:
+    """Return places of cases, in order, that hold every pair of values of two axes that any case holds.
+
+    Each pair is met first where fewest cases hold it; of those the case with the most pairs yet unmet is taken, and
+    the first of equals, so that the choice is the same in every process.
+    """
+    pairs = [list(combinations(enumerate(case), 2)) for case in cases]
+    holders: dict[Hashable, list[int]] = defaultdict(list)
+    for place, held in enumerate(pairs):
+        for pair in held:
+            holders[pair].append(place)
+    chosen, met = set(), set()
+    for pair in sorted(holders, key=lambda pair: len(holders[pair])):
+        if pair not in met:
+            best = max(holders[pair], key=lambda place: sum(other not in met for other in pairs[place]))
+            chosen.add(best)
+            met.update(pairs[best])
+    return sorted(chosen)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a battery need not ask, unless the whole is wanted or cases are chosen by name."""
+    if config.getoption("--battery") == "whole" or config.option.keyword or any("[" in arg for arg in config.args):
+        return
+    batteries: dict[str, list[tuple[pytest.Item, tuple[Hashable, ...]]]] = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("battery"):
+            batteries[item.nodeid.partition("[")[0]].append((item, mark.args))
+    left = set()
+    for cases in batteries.values():
+        kept = set(covering([values for _, values in cases]))
+        left |= {item for place, (item, _) in enumerate(cases) if place not in kept}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,9 @@ audit are asked in `test_audit_contract.py`.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,12 +57,27 @@ def cases() -> list[tuple[Duel, str]]:
 CASES = cases()
 
 
-@pytest.mark.parametrize(
-    ("duel", "question"), CASES, ids=[f"{question}-{d.attack.name}-{d.defense.name}" for d, question in CASES]
-)
+def named(duel: Duel, question: str) -> Any:
+    """Return a case that the battery knows by its attack, its defense and its question."""
+    values = question, duel.attack.name, duel.defense.name
+    return pytest.param(duel, question, marks=pytest.mark.battery(*values), id="-".join(values))
+
+
+@pytest.mark.parametrize(("duel", "question"), [named(*case) for case in CASES])
 def test_the_battery_finds_what_is_right(duel: Duel, question: str) -> None:
     found = ask(question, ATTACK_PROPERTIES[duel.attack.kind][question], duel)
     assert found.outcome == "holds", found.sentence
+
+
+def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question(pytestconfig: pytest.Config) -> None:
+    def pairs(cases: list[tuple[str, ...]]) -> set[Any]:
+        return {pair for case in cases for pair in combinations(enumerate(case), 2)}
+
+    (covering,) = (p.covering for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "covering"))
+    cases = [(question, d.attack.name, d.defense.name) for d, question in CASES]
+    chosen = [cases[place] for place in covering(cases)]
+    assert pairs(chosen) == pairs(cases) and len(chosen) < 0.7 * len(cases)
+    assert covering([("a", "x"), ("a", "y"), ("a", "x")]) == [0, 1]
 
 
 def test_every_kind_has_attacks_and_their_declarations_hold() -> None:

@@ -270,8 +270,8 @@ def test_offline_must_be_one_sided() -> None:
 def test_a_record_that_is_always_hard_is_no_non_member() -> None:
     """References undo difficulty: without them the signal's own ranking is near chance."""
     target, signal, keep, member = planted(1, 32, 2000, shift=2.0)
-    assert roc_auc_score(member, target[0]) < 0.65
-    assert roc_auc_score(member, likelihood_ratio(target, signal, keep, 4.0)) > 0.88
+    assert roc_auc_score(member, target[0]) < 0.7  # over ten seeds at most .64; with references at least .90
+    assert roc_auc_score(member, likelihood_ratio(target, signal, keep, 4.0)) > 0.85
 
 
 # -- augmentations ---------------------------------------------------------------------------------------------------

@@ -84,8 +84,9 @@ def test_two_to_eight_references_beat_the_loss(runs: int, attack: RMIA) -> None:
     asked, member = challenge(runs)
     (guess,) = attack.run(view(), [asked], torch.Generator())
     likely = asked.x.double().log_softmax(-1)[asked.labels == 1]
-    assert roc_auc_score(member, guess.score) > roc_auc_score(member, likely) + 0.05
-    assert roc_auc_score(member, guess.score) > 0.8
+    gain = 0.1 if type(attack) is RMIA else 0.02  # over ten seeds .15 or more, offline .055
+    assert roc_auc_score(member, guess.score) > roc_auc_score(member, likely) + gain
+    assert roc_auc_score(member, guess.score) > 0.75
 
 
 def test_gamma_moves_shares_and_the_tie_break_keeps_the_order() -> None:

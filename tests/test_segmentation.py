@@ -317,28 +317,38 @@ def test_a_network_of_masks_is_refused_where_images_have_classes(shapes: Dataset
 
 
 @pytest.fixture(scope="module")
-def learned(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Utility, Utility]:
-    """A task, and what undefended training makes of it after one round and after ten."""
-    options = {"model": "unet", "model_options": {"width": 4}, "clients": 2, "batch_size": 8, "schedule": "parallel"}
-    found = []
-    for rounds in (1, 10):
-        config = configure(defense="none", rounds=rounds, lr=8e-3, **options)
-        plan = replace(make_plan(config, shapes), loss="bce")
-        check_fit(shapes, plan)
-        parts = partition("iid", shapes.train.strata, 2, 0)
-        shards = {client: shapes.train.take(index) for client, index in enumerate(parts)}
-        test = shapes.test.take(torch.arange(len(shapes.test)))
-        task = Task(shapes, plan, shards, test, initial(plan.spec, 0), Seeds(0))
-        result = train(task, points(config)[-1], config, tmp_path_factory.mktemp("cache"))[1]
-        found.append(result.utility)
-        assert describe(task, config)[1].loss == "bce"
-    return task, found[0], found[1]
+def learned(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Utility]:
+    """A task, and what undefended training makes of it."""
+    options = {"model": "unet", "model_options": {"width": 4}, "clients": 2, "batch_size": 4, "schedule": "parallel"}
+    config = configure(defense="none", rounds=10, lr=5e-3, **options)
+    plan = replace(make_plan(config, shapes), loss="bce")
+    check_fit(shapes, plan)
+    parts = partition("iid", shapes.train.strata, 2, 0)
+    shards = {client: shapes.train.take(index) for client, index in enumerate(parts)}
+    test = shapes.test.take(torch.arange(len(shapes.test)))
+    task = Task(shapes, plan, shards, test, initial(plan.spec, 0), Seeds(0))
+    utility = train(task, points(config)[-1], config, tmp_path_factory.mktemp("cache"))[1].utility
+    assert describe(task, config)[1].loss == "bce"
+    return task, utility
 
 
-def test_it_learns_masks_and_says_how_well(learned: tuple[Task, Utility, Utility]) -> None:
-    task, first, last = learned
-    assert first.dice is not None and last.dice is not None and last.accuracy is not None
-    assert last.dice > max(0.6, first.dice + 0.3)
+def blind(task: Task) -> tuple[float, float]:
+    """Return the best dice and accuracy of one mask for all images: where more than a share of training masks lie."""
+    share = torch.cat([shard.y for shard in task.shards.values()]).mean(0, keepdim=True)
+    found = [overlap((share - t).expand_as(task.test.y), task.test.y) for t in torch.linspace(-0.05, 0.95, 21)]
+    return max(float(f.dice.mean()) for f in found), max(float(f.accuracy.mean()) for f in found)
+
+
+def test_it_learns_masks_and_says_how_well(learned: tuple[Task, Utility]) -> None:
+    """Better than who does not look at the image (dice .50, accuracy .83).
+
+    Over ten seeds dice .56 to .97 and accuracy .91 to .99: the lowest knows dark objects only, or bright ones, a
+    plateau that training leaves sooner or later as rounding has it.
+    """
+    task, last = learned
+    assert last.dice is not None and last.accuracy is not None
+    dice, accuracy = blind(task)
+    assert last.dice > dice > 0.4 and last.accuracy > accuracy + 0.04
     ones = float(task.test.y.mean())
     assert last.chance == pytest.approx(max(ones, 1 - ones)) and last.accuracy > last.chance
     for value, low, high in (
@@ -351,7 +361,7 @@ def test_it_learns_masks_and_says_how_well(learned: tuple[Task, Utility, Utility
     assert last.reason is not None and "share of pixels" in last.reason
 
 
-def test_victims_and_candidates_carry_masks(learned: tuple[Task, Utility, Utility]) -> None:
+def test_victims_and_candidates_carry_masks(learned: tuple[Task, Utility]) -> None:
     task = learned[0]
     victims = choose_victims(task.shards, "server/1", 2, 4, Seeds(0))
     truth = victims.truth(victims.units[0])
@@ -360,7 +370,7 @@ def test_victims_and_candidates_carry_masks(learned: tuple[Task, Utility, Utilit
     assert candidates.labels.shape == (40, 1, 32, 32)
 
 
-def test_membership_by_loss_finds_planted_members(learned: tuple[Task, Utility, Utility]) -> None:
+def test_membership_by_loss_finds_planted_members(learned: tuple[Task, Utility]) -> None:
     plan = learned[0].plan
     masks = (uniform(8, 1, 32, 32) > 0.5).double()
     sure = torch.where(torch.arange(8)[:, None, None, None] < 4, 3.0, 0.3)
