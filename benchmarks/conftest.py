@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ppbench.device import check_device
+from ppbench.base.device import check_device
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
+from ppbench.base.device import check_device, device_name
 from ppbench.base.errors import UsageError
-from ppbench.device import check_device, device_name
 
 HOME = Path(__file__).resolve().parent.parent
 GRACE_S = 20

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch.utils import backend_registration
 
+from ppbench.base.device import check_device, device_name
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all, plugins
-from ppbench.device import check_device, device_name
 
 HERE = Path(__file__).parent
 TOGETHER = (

@@ -19,9 +19,9 @@ from functools import partial
 import torch
 from scipy.stats import binom
 
+from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree, moved, tree_map
-from ppbench.device import device_name
 from ppbench.federation.client_map import channels_last, client_map
 from ppbench.federation.contract import Defense, Job
 from ppbench.federation.drive import Drive, Parties

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from ppbench.adversary.victims import choose_candidates
+from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError
-from ppbench.device import check_device
 from ppbench.metrics.perceptual import check_weights
 from ppbench.records.schema import Record
 from ppbench.records.soundness import save_soundness, soundness_of
