@@ -12,13 +12,15 @@ from types import ModuleType
 import pytest
 
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.cap_series import series_key
+from ppbench.report.frame import Key, frame_of, key_of
 from ppbench.report.page import drawings
 from ppbench.report.page.badges import adaptive, knowing
 from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import PLAIN
+from ppbench.report.page.costs import relative_costs
+from ppbench.report.page.evaluations import judged
 from ppbench.report.page.html import render
-from ppbench.report.page.series import caps, federation_key
+from ppbench.report.page.series import caps
 from ppbench.report.page.sprites import Album
 from ppbench.report.page.table import no_claims, rows
 
@@ -49,21 +51,17 @@ def test_work_on_boards_is_linear_in_the_records(many: list[Record], monkeypatch
     """Counts what is done for a record, because seconds depend on the machine."""
     counts = []
     for number in (408, 816, 1632):
-        calls = {"keys": 0, "names": 0}
+        calls = []
 
-        def keyed(config: CellConfig, calls: dict[str, int] = calls) -> str:
-            calls["keys"] += 1
-            return series_key(config)
+        def keyed(config: CellConfig, calls: list[CellConfig] = calls) -> Key:
+            calls.append(config)
+            return key_of(config)
 
-        def federated(config: CellConfig, calls: dict[str, int] = calls) -> str:
-            calls["names"] += 1
-            return federation_key(config)
-
-        monkeypatch.setattr("ppbench.report.page.series.series_key", keyed)
-        monkeypatch.setattr("ppbench.report.page.series.federation_key", federated)
-        caps(many[:number])
-        counts.append((calls["keys"] / number, calls["names"] / number))
-    assert all(keys == 1 and names < 1.5 for keys, names in counts), counts
+        monkeypatch.setattr("ppbench.report.frame.key_of", keyed)
+        frame = frame_of(many[:number])
+        caps(frame), relative_costs(frame), judged(frame), boards(frame, no_claims)
+        counts.append(len(calls) / number)
+    assert counts == [1, 1, 1], "each record's key is made once, whatever is made of the records"
 
 
 def test_boards_keep_suites_apart_and_seeds_together(many: list[Record]) -> None:

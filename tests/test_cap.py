@@ -16,7 +16,6 @@ from ppbench.report.cap_series import (
     ppc_point,
     record_distance,
     series_cap,
-    series_key,
 )
 
 KINDS = {"reconstruction": "rmse_mean", "label": "label_accuracy", "membership": "asr", "tracing": "tracing_accuracy"}
@@ -107,13 +106,6 @@ def test_a_null_metric_has_no_distance() -> None:
     null = Metric(name="asr", value=None, method="none", n=0, higher_is_safer=False, reason="r")
     assert distance_of(null, "mia/1") is None
     assert ppc_point(record(figure=None)) is None
-
-
-def test_a_series_is_everything_but_the_control_value() -> None:
-    assert series_key(record(0.1).config) == series_key(record(0.5).config)
-    assert series_key(record(0.1).config) != series_key(record(0.1, kind="label").config)
-    other = record(0.1).config.model_copy(update={"seed": 2})
-    assert series_key(other) != series_key(record(0.1).config)
 
 
 def test_cap_of_a_series_with_its_bracket_and_correction() -> None:

@@ -457,7 +457,8 @@ def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate: Make) -> 
         return [
             fabricate(r.config.defense.id, r.config.defense.control and 10.0, r.config.attack.id, "membership",
                       {"unmask": knowing}.get(r.config.attack.id, r.metric("asr").value),
-                      adaptive=r.config.attack.adaptive, stage=r.config.stage, dataset=dataset, seed=seed)
+                      adaptive=r.config.attack.adaptive, stage=r.config.stage, dataset=dataset, seed=seed,
+                      sha256=f"{len(dataset):064d}")
             for r in members(fabricate)
         ]  # fmt: skip
 

@@ -134,7 +134,7 @@ def test_every_command_that_people_are_told_to_type_is_one() -> None:
 
 def test_what_commands_name_is_there() -> None:
     """Values of --defense, --attack, --only and names of suites exist, or are those of a page's own example."""
-    own = {"rounding", "unrounding", "sign_sgd", "row_ratio", "my_defense"}
+    own = {"rounding", "unrounding", "sign_sgd", "row_ratio", "value_search", "my_defense"}
     known = {group: {*plugins(group), *own} for group in ("defenses", "attacks", "models")}
     known["attacks"] |= {"standard", "all"}
     options = {"--defense": "defenses", "--add": "defenses", "--attack": "attacks", "--model": "models"}

@@ -29,7 +29,7 @@ from ppbench.report.claims.case import Finding
 from ppbench.report.page.assets import VENDOR, assets, digest
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import Board, Entry, boards
-from ppbench.report.page.evaluations import Said, concluded, evaluations, judged
+from ppbench.report.page.evaluations import Said, about, concluded, evaluations, judged
 from ppbench.report.page.evaluations import said as said_of
 from ppbench.report.page.figures import Line, Ppc, ppc_picture, ppc_svg
 from ppbench.report.page.html import render, write_html
@@ -487,7 +487,7 @@ def test_evaluations_of_other_networks_and_other_data_are_kept_apart(fabricate: 
     ]
     groups = evaluations([*records, records[0]])
     assert [len(some) for some in groups.values()] == [2, 1, 1]
-    heads = [key.splitlines()[0] for key in groups]
+    heads = [about(key) for key in groups]
     assert heads[0] == "digits, 1000 examples, mlp (layers=3), 5 clients, 20 rounds, seed 0" and len(set(heads)) == 3
     controls = [
         fabricate(d, None, "dlg", "reconstruction", db, options={"layers": layers}, clients=clients)

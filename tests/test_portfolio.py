@@ -18,7 +18,7 @@ from ppbench.records.schema import Record
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims
 from ppbench.report.page.worst import worst_csv
-from ppbench.report.portfolio import worst_case
+from ppbench.report.worst import worst_case
 from ppbench.run.cells import Group
 from ppbench.run.choice import attacks
 from ppbench.run.config import configure
@@ -39,21 +39,24 @@ def changed(record: Record, **decibels: float | None) -> Record:
 def test_each_victim_counts_by_the_attack_that_hurts_it_most(fabricate: Make) -> None:
     one = changed(fabricate("spn", 0.1, "dlg", "reconstruction", 10.0), v0=40.0)
     two = changed(fabricate("spn", 0.1, "ig", "reconstruction", 20.0, adaptive=True), v0=5.0, v1=None)
-    found = worst_case([one, two])
+    found = worst_case([one, two], "psnr_median")
     assert found is not None
     assert [v.psnr for v in found.victims[:3]] == [40.0, 11.0, 22.0]
-    assert found.config.attack.id == "portfolio (ig)" and found.config.attack.adaptive
+    assert (found.name, found.attack, found.attacks) == ("portfolio (ig)", "ig", ("ig", "dlg"))
+    assert found.knows and found.leading is two and found.config is two.config
     assert found.metric("psnr_max").value == 40.0
     for record in (one, two):
         assert found.metric("psnr_median").value >= record.metric("psnr_median").value
-    assert worst_case([two, one]) == found  # whatever the order
+    assert worst_case([two, one], "psnr_median") == found  # whatever the order
 
 
 def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabricate: Make) -> None:
     weak, strong = (fabricate("spn", 0.1, a, "reconstruction", db) for a, db in (("dlg", 10.0), ("ig", 20.0)))
-    assert worst_case([weak, strong]) is strong
-    assert worst_case([weak]) is weak
-    assert worst_case([]) is None
+    found = worst_case([weak, strong], "psnr_median")
+    assert found.leading is strong and found.alone and found.name == "ig"
+    assert found.metric("psnr_median") is strong.metric("psnr_median")
+    assert worst_case([weak], "psnr_median").leading is weak
+    assert worst_case([], "psnr_median") is None
 
 
 def test_oracles_and_broken_cells_are_left_out(fabricate: Make) -> None:
@@ -62,13 +65,13 @@ def test_oracles_and_broken_cells_are_left_out(fabricate: Make) -> None:
     attack = oracle.config.attack.model_copy(update={"oracle": True})
     oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
     broken = fabricate("spn", 0.1, "gifd", "reconstruction", 50.0, status="failed")
-    assert worst_case([sound, oracle, broken]) is sound
+    assert worst_case([sound, oracle, broken], "psnr_median").leading is sound
 
 
 def test_table_rows_are_compared_by_their_error(fabricate: Make) -> None:
     near = fabricate("dp", 0.1, "analytic", "reconstruction", 5.0, error=0.01, shape=(16,))
     far = fabricate("dp", 0.1, "dlg", "reconstruction", 45.0, error=0.4, shape=(16,))
-    assert worst_case([far, near]) is near
+    assert worst_case([far, near], "rmse_mean").leading is near
 
 
 @pytest.mark.parametrize(("knowing", "flagged"), [(10.0, True), (19.5, False), (30.0, False)])

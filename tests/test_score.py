@@ -18,7 +18,8 @@ from ppbench.metrics.image import psnr
 from ppbench.metrics.perceptual import Network, Perceived
 from ppbench.questions.flags import flags_of, is_flat, reached
 from ppbench.questions.image_metrics import ImageScore
-from ppbench.questions.images import Yardstick, score_images
+from ppbench.questions.images import score_images
+from ppbench.questions.inquiry import Yardstick
 from ppbench.questions.membership import score_members
 
 RANGE = (0.0, 1.0)

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppbench.questions.base import question_of
+from ppbench.questions.base import asked
 from ppbench.records.schema import Record
 from ppbench.report.controls import best, value
-from ppbench.report.portfolio import worst_case
+from ppbench.report.frame import ROW, Frame, frame_of
+from ppbench.report.worst import worst_of
 from ppbench.run.cells import Cell
 from ppbench.run.sweep import Planned, Swept
 
@@ -74,12 +75,9 @@ def defenses(records: Sequence[Record]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"):
         table.add_column(name, no_wrap=True)
-    by: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by[record.config.defense.id].append(record)
-    for name, some in by.items():
+    for key, some in frame_of(records).by(("defense",)).items():
         table.add_row(
-            escape(name),
+            escape(key.defense),
             _range([r.utility.accuracy for r in some if r.utility.accuracy is not None]),
             _images(some),
             _most(some, "label_accuracy"),
@@ -102,20 +100,8 @@ def _most(records: Sequence[Record], name: str) -> str:
     return "" if top is None else f"{value(top, name):.1%} {escape(top.config.attack.id)}"
 
 
-def _images(records: Sequence[Record]) -> str:
-    """Return the highest median PSNR of a worst case, one being over the attacks of one board's row."""
-    rows: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        c = record.config
-        if question_of(c.attack.kind).inputs:
-            parts = (
-                c.defense,
-                c.federation,
-                c.data,
-                c.model,
-                c.threat_model.model_copy(update={"knows_defense": False}),
-            )
-            about = "".join(part.model_dump_json() for part in parts)
-            rows[f"{about} {c.seed} {c.stage} {c.batch_size} {c.role} {c.probe} {c.probe_rounds}"].append(record)
-    top = best([worst for some in rows.values() if (worst := worst_case(some)) is not None], "psnr_median")
-    return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.config.attack.id)}"
+def _images(records: Frame) -> str:
+    """Return the highest median PSNR of a worst case."""
+    images = records.of([r for r in records if asked(r).inputs])
+    top = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
+    return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.name)}"

@@ -17,7 +17,8 @@ from ppbench.records.times import time_of
 from ppbench.report.controls import CONTROLS, is_image
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.verdict.audits import Audited, audits
-from ppbench.report.verdict.lines import Held, Line, attack_of, extraction_metric, held, lines
+from ppbench.report.verdict.lines import Held, Line, extraction_metric_of, held, lines
+from ppbench.report.worst import Measured, attack_of
 from ppbench.run.evaluation import Evaluation
 
 WIDTH = 120  # of what is not a terminal
@@ -95,7 +96,7 @@ def _uploads(rows: Sequence[Line]) -> Table:
 
 def _models(rows: Sequence[Held]) -> Table:
     """Return a table of about 110 columns: a value, its 95 % interval, and under the worst case the attack."""
-    metric = extraction_metric([r for row in rows if (r := row.outputs.worst("output_error")) is not None])
+    metric = extraction_metric_of([r for row in rows if (r := row.outputs.worst) is not None])
     members, outputs = any(row.members.tried for row in rows), any(row.outputs.tried for row in rows)
     threats = len({row.threat for row in rows}) > 1
     names = ["defense", "model", _utility_name(rows)] + (["ASR\nplain", "ASR\nworst", "AUC"] if members else [])
@@ -106,10 +107,10 @@ def _models(rows: Sequence[Held]) -> Table:
         cells = [f"{escape(row.defense)}\n{escape(row.control)}"]
         cells += [HELD[row.stage] + (f"\n{row.threat.partition('/')[0]}" if threats else ""), _utility(row)]
         if members:
-            top = row.members.worst("asr")
+            top = row.members.worst
             cells += [_entry(row.members.plain, "asr", ".1%"), _by(top, "asr", ".1%"), _entry(top, "auc", ".2f")]
         if outputs:
-            top = row.outputs.worst(metric)
+            top = row.outputs.worst
             form = ".1%"
             cells += [_entry(row.outputs.plain, metric, form), _by(top, metric, form)]
             cells += [_entry(top, "output_error", ".1%")] if metric == "agreement" else []
@@ -148,11 +149,11 @@ def _utility(row: Line | Held) -> str:
     return row.status if row.utility.mse is None else f"{row.utility.mse:.3g}"
 
 
-def _by(record: Record | None, name: str, form: str) -> str:
+def _by(record: Measured | None, name: str, form: str) -> str:
     return _entry(record, name, form) + (f"\n{escape(attack_of(record))}" if record is not None else "")
 
 
-def _entry(record: Record | None, name: str, form: str) -> str:
+def _entry(record: Measured | None, name: str, form: str) -> str:
     metric = record.metric(name) if record is not None else None
     if metric is None or metric.value is None:
         return "-"

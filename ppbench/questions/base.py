@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,8 @@ class Question:
         distances: what goes into a CAP, the main one first.
         figures: its metrics with their titles, the first one the headline, unless methods say otherwise.
         rules: what `ppbench compare` judges.
+        chart: what is drawn of a board beside accuracy over distance: success over the budget, or ROC curves.
+        intended: stages at which the model is delivered for what is asked; then nothing is ranked.
         noise: whether uploads of pure noise must hide what is asked, so that `full_noise` is a control.
         chapter: where its cells are told of: "uploads" and "models" are tables and sentences of the harness, which has
             columns for them; "" for a question that brings its own: columns and sentences by `figures`.
@@ -103,6 +105,8 @@ class Question:
     distances: ClassVar[tuple[DistanceLaw, ...]]
     figures: ClassVar[tuple[tuple[str, str], ...]]
     rules: ClassVar[tuple[Rule, ...]] = ()
+    chart: ClassVar[Literal["budget", "roc", ""]] = ""
+    intended: ClassVar[tuple[str, ...]] = ()
     noise: ClassVar[bool] = True
     chapter: ClassVar[Literal["uploads", "models", ""]] = ""
 
@@ -243,7 +247,15 @@ def question_of(name: str) -> Question:
     return made
 
 
-def asked(record: Record) -> Question:
+class Cell(Protocol):
+    """What answers a question: a cell, or the worst case over several."""
+
+    @property
+    def config(self) -> CellConfig:
+        """Its configuration."""
+
+
+def asked(record: Cell) -> Question:
     """Return the question that a record answers."""
     return question_of(record.config.attack.kind)
 

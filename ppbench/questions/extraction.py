@@ -43,6 +43,7 @@ class Extraction(Question):
     source = "model"
     reads = False
     order = 3
+    intended = ("final",)  # to answer as the true one
     noise = False  # it hides no model from who is sent it
     chapter = "models"
     distances = (DistanceLaw("output/1", "agreement", rest, "1 - agreement"),)

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
 from ppbench.questions.labels import label_accuracy
-from ppbench.records.figure import Terms, metric_of, seed_of
+from ppbench.records.figure import metric_of, seed_of
 from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore
 
@@ -80,12 +80,14 @@ Named = tuple[str, Callable[[], Metric]]
 """A metric's name, and what computes it."""
 
 
-def image_metrics(scores: Sequence[ImageScore], terms: Terms) -> list[Metric]:
-    """Return psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean,
-    share_above_20db, label_accuracy, at_truth_median, ratio_median, and where scores hold what they are made from:
-    psnr_worst_decile, test_mse_mean, lpips_mean, feat_mse_mean, blind_median, oracle_median, evaluations_per_broken.
+def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:
+    """Return the metrics of `ImageScore`s by name, each to be computed when it is called for.
+
+    psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean, share_above_20db,
+    label_accuracy, at_truth_median, ratio_median, and where scores hold what they are made from: psnr_worst_decile,
+    test_mse_mean, lpips_mean, feat_mse_mean, blind_median, oracle_median, evaluations_per_broken.
     """
-    return [make() for name, make in _images(scores, terms.classes, terms.seed) if name not in terms.without]
+    return dict(_images(scores, classes, seed))
 
 
 def _units(scores: Sequence[ImageScore], figure: Figure) -> list[Floats]:

@@ -21,26 +21,12 @@ from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.questions.flags import flags_of
 from ppbench.questions.image_metrics import ImageScore
-from ppbench.questions.inquiry import Scored
+from ppbench.questions.inquiry import Scored, Yardstick
 from ppbench.records.schema import Flag
 
 Range = tuple[float, float]
 INEXACT = 1e-6
 """Relative discrepancy at the truth above which evidence is not called exact."""
-
-
-@dataclass(frozen=True, eq=False)
-class Yardstick:
-    """What reconstructions are measured with, beside the truth.
-
-    Attributes:
-        mean: [*shape], the mean of examples that anyone may see: a blind guess. None: blind guesses are not measured,
-            nor what a record needs them for.
-        network: for LPIPS and feature errors; None: they are null.
-    """
-
-    mean: Tensor | None = None
-    network: Network | None = None
 
 
 @dataclass(frozen=True)

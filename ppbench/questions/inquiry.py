@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ppbench.base.seeds import Seeds
     from ppbench.federation.plan import Data
     from ppbench.federation.view import View
-    from ppbench.questions.images import Yardstick
+    from ppbench.metrics.perceptual import Network
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,20 @@ class Inquiry:
     challenges: list[Challenge]
     score: Callable[[Sequence[Guess]], Scored]
     digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class Yardstick:
+    """What reconstructions are measured with, beside the truth.
+
+    Attributes:
+        mean: [*shape], the mean of examples that anyone may see: a blind guess. None: blind guesses are not measured,
+            nor what a record needs them for.
+        network: for LPIPS and feature errors; None: they are null.
+    """
+
+    mean: Tensor | None = None
+    network: Network | None = None
 
 
 @dataclass(frozen=True, eq=False)

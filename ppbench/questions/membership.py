@@ -67,6 +67,7 @@ class Membership(Question):
     reads = False
     audits = True
     order = 2
+    chart = "roc"
     chapter = "models"
     distances = (DistanceLaw("mia/1", "asr", _hidden, "2 (1 - ASR)"),)
     figures = (
@@ -169,7 +170,7 @@ def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | Non
     return found
 
 
-def halves(scores: Sequence[MemberScore]) -> list[Half]:
+def halves(scores: Sequence[Any]) -> list[Half]:
     """Return the candidates by the half in which they were asked; an abstention reads as "not a member"."""
     return [
         Half(

@@ -37,6 +37,7 @@ class Reconstruction(Question):
     score = ImageScore
     inputs = True
     order = 1
+    chart = "budget"
     chapter = "uploads"
     distances = (
         DistanceLaw("recon/1", "rmse_mean", _same, "relative RMSE"),
@@ -79,7 +80,7 @@ class Reconstruction(Question):
 
     def metrics(self, scores: Sequence[ImageScore], terms: Terms) -> list[Metric]:
         """Return the metrics of `image_metrics`."""
-        return image_metrics(scores, terms)
+        return [make() for make in image_metrics(scores, terms.classes, terms.seed).values()]
 
     def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
         """Return the median PSNR; of table rows, which decibels say nothing about, minus the median relative error."""

@@ -6,7 +6,7 @@ between processors does not read as a forged record.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
@@ -14,9 +14,7 @@ from ppbench.records.figure import Terms
 from ppbench.records.schema import Metric, Score
 
 
-def aggregate(
-    victims: Sequence[Score], *, classes: int, seed: int, delta: float | None = None, without: Container[str] = ()
-) -> list[Metric]:
+def aggregate(victims: Sequence[Score], *, classes: int, seed: int, delta: float | None = None) -> list[Metric]:
     """Return a cell's metrics, each with n, a 95 % interval and its method; no victims: no metrics.
 
     Args:
@@ -24,7 +22,6 @@ def aggregate(
         classes: number of classes C, for the chance level of labels.
         seed: the cell's seed; every bootstrap draws from (seed, name of the metric).
         delta: of the guarantee that the defense claims, for the lower bound on epsilon; None: it claims none.
-        without: metrics of image cells that are not wanted, and not computed.
 
     Raises:
         UsageError: scores of different kinds, or of a question that is not installed.
@@ -34,7 +31,7 @@ def aggregate(
         raise UsageError(f"A cell's victims are scored as {' and '.join(kinds)}; expected one kind.")
     for question in load_all("questions").values() if kinds else ():
         if isinstance(victims[0], question.score):
-            found: list[Metric] = question().metrics(victims, Terms(classes, seed, delta, without))
+            found: list[Metric] = question().metrics(victims, Terms(classes, seed, delta))
             return found
     if kinds:
         raise UsageError(f"Scores of kind {kinds[0]!r} belong to a question that is not installed here.")

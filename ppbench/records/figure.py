@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container
 from dataclasses import dataclass
 
 from ppbench.metrics.intervals import Estimate
@@ -18,13 +17,11 @@ class Terms:
         classes: number of classes, for chance levels.
         seed: the cell's; every bootstrap draws from (seed, name of the metric).
         delta: of the guarantee that the defense claims; None: it claims none.
-        without: metrics that are not wanted, and need not be computed.
     """
 
     classes: int
     seed: int
     delta: float | None = None
-    without: Container[str] = ()
 
 
 def rounded(value: float | None) -> float | None:

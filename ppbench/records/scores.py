@@ -6,17 +6,15 @@ that is not installed here are kept as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, field_validator
 from pydantic_core import CoreSchema, core_schema
 
 from ppbench.base.registry import load_all
 
 Scalar = str | int | float | bool | None
-_OTHER = ""
 
 
 class Strict(BaseModel):
@@ -81,6 +79,13 @@ class OtherScore(Score):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     index: int = -1
 
+    @field_validator("kind")
+    @classmethod
+    def _unknown(cls, word: str) -> str:
+        if word in score_types():
+            raise ValueError(f"a score of kind {word!r} has other fields")
+        return word
+
 
 def word_of(score: type[Score]) -> str:
     """Return the word that names a class of scores in records."""
@@ -98,14 +103,9 @@ class _ByQuestion:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        known = score_types()
-
-        def tag(value: object) -> str | None:
-            word = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
-            return word if word in known else _OTHER if isinstance(word, str) else None
-
-        choices = {**known, _OTHER: OtherScore}
-        return core_schema.tagged_union_schema({t: handler.generate_schema(s) for t, s in choices.items()}, tag)
+        known = {word: handler.generate_schema(score) for word, score in score_types().items()}
+        by_word, other = core_schema.tagged_union_schema(known, "kind"), handler.generate_schema(OtherScore)
+        return core_schema.union_schema([(by_word, "score"), (other, "other")], mode="left_to_right")
 
 
 Victim = Annotated[Score, _ByQuestion]

@@ -1,1 +1,1 @@
-"""Reading records: controls, worst case, verdict, claims, comparison, the page."""
+"""What is derived from records: one table, one key, one worst case, and what may be said of them."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ppbench.questions.base import DistanceLaw, asked
-from ppbench.records.schema import CellConfig, Metric, Record
+from ppbench.records.schema import CellConfig, Metric, Utility
 
 DistanceName = str
 """The name of a distance with its version, as questions define them: "recon/1"."""
@@ -107,28 +108,37 @@ def distance_of(metric: Metric, law: DistanceLaw) -> Distance | None:
     return Distance(law.name, float(law.of(metric.value)), low, high)
 
 
-def record_distance(record: Record, name: DistanceName | None = None) -> Distance | None:
+class Point(Protocol):
+    """One setting of a grid: a cell, or the worst case over several."""
+
+    @property
+    def config(self) -> CellConfig:
+        """Its configuration."""
+        ...
+
+    @property
+    def utility(self) -> Utility:
+        """What the delivered model is good for."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """Whether it is complete, diverged or failed."""
+        ...
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the aggregate called `name`."""
+        ...
+
+
+def record_distance(record: Point, name: DistanceName | None = None) -> Distance | None:
     """Return a record's distance, by default the main one of its question; None where it has none."""
     law = asked(record).distance(name)
     metric = None if law is None else record.metric(law.metric)
     return None if law is None or metric is None else distance_of(metric, law)
 
 
-def series_key(config: CellConfig) -> str:
-    """Return what the cells of one CAP share: everything but the value of the control parameter."""
-    defense, attack, model = config.defense, config.attack, config.model
-    name = None if defense.control is None else defense.control.name
-    parameters = {key: value for key, value in sorted(defense.parameters.items()) if key != name}
-    control = None if defense.control is None else defense.control.model_copy(update={"value": 0.0})
-    shared = {
-        "defense": defense.model_copy(update={"parameters": parameters, "control": control}),
-        "attack": attack.model_copy(update={"parameters": dict(sorted(attack.parameters.items()))}),
-        "model": model.model_copy(update={"options": dict(sorted(model.options.items()))}),
-    }
-    return config.model_copy(update=shared).model_dump_json()
-
-
-def ppc_point(record: Record, name: DistanceName | None = None) -> PpcPoint | None:
+def ppc_point(record: Point, name: DistanceName | None = None) -> PpcPoint | None:
     """Return a record's point of the PPC, or None where control, accuracy or distance is missing."""
     control, distance, utility = record.config.defense.control, record_distance(record, name), record.utility
     if record.status != "complete" or control is None or distance is None or utility.accuracy is None:
@@ -144,11 +154,10 @@ def ppc_point(record: Record, name: DistanceName | None = None) -> PpcPoint | No
     )
 
 
-def series_cap(records: Sequence[Record], undefended: float | None, name: DistanceName | None = None) -> Cap:
-    """Return the CAP of one series: the records that share `series_key`.
+def series_cap(records: Sequence[Point], undefended: float | None, name: DistanceName | None = None) -> Cap:
+    """Return the CAP of one series: cells that differ in the control value alone.
 
-    A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes
-    the
+    A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes the
     CAP null: it would otherwise be the mean over a grid of its own.
 
     Args:

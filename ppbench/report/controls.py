@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import LEVEL, proportion
-from ppbench.questions.base import asked
+from ppbench.questions.base import asked, question_of
 from ppbench.questions.image_metrics import rebuilt
-from ppbench.records.schema import Metric, Record
+from ppbench.records.schema import CellConfig, Metric, Record, Victim
 from ppbench.records.soundness import Soundness
+from ppbench.report.kinds import probe_words
 
 CONTROLS = ("none", "full_noise")
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
@@ -47,8 +48,33 @@ def leak(metric: Metric) -> float:
     return -value if metric.higher_is_safer else value
 
 
-def best(records: Iterable[Record], name: str) -> Record | None:
-    """Return the record whose metric `name` leaks most, the first by attack's name of equal ones, or None.
+class Figured(Protocol):
+    """What has figures: a cell, or the worst case over several (`ppbench.report.worst`)."""
+
+    @property
+    def config(self) -> CellConfig:
+        """The cell's configuration."""
+        ...
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the aggregate called `name`, or None."""
+        ...
+
+
+class Scored(Figured, Protocol):
+    """What has the scores of victims, too."""
+
+    @property
+    def victims(self) -> Sequence[Victim]:
+        """The victims' scores."""
+        ...
+
+
+Some = TypeVar("Some", bound=Figured)
+
+
+def best(records: Iterable[Some], name: str) -> Some | None:
+    """Return what leaks most by metric `name`, the first by attack's name and cell of equal ones, or None.
 
     Oracles, which chose their answer by the truth, are left out.
     """
@@ -57,11 +83,14 @@ def best(records: Iterable[Record], name: str) -> Record | None:
         for r in records
         if (m := r.metric(name)) is not None and m.value is not None and not r.config.attack.oracle
     ]
-    found.sort(key=lambda pair: (pair[1].config.attack.id, pair[1].cell_id))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    most = max((leaked for leaked, _ in found), default=0.0)
+    equal = [record for leaked, record in found if leaked == most]
+    first = min((record.config.attack.id for record in equal), default="")
+    equal = [record for record in equal if record.config.attack.id == first]
+    return min(equal, key=lambda r: r.config.cell_id()) if len(equal) > 1 else next(iter(equal), None)
 
 
-def value(record: Record | None, name: str) -> float | None:
+def value(record: Figured | None, name: str) -> float | None:
     """Return the value of a record's metric, or None."""
     metric = record.metric(name) if record is not None else None
     return metric.value if metric is not None else None
@@ -79,25 +108,25 @@ def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
     return metric.value - (metric.value - metric.low) * stretch, metric.value + (metric.high - metric.value) * stretch
 
 
-def above_chance(record: Record | None, name: str, cells: int = 1) -> bool:
+def above_chance(record: Figured | None, name: str, cells: int = 1) -> bool:
     """Return whether a metric lies above its chance level, as the largest of `cells` figures."""
     metric = record.metric(name) if record is not None else None
     ends = widened(metric, cells)
     return metric is not None and ends is not None and metric.chance is not None and ends[0] > metric.chance
 
 
-def is_image(record: Record) -> bool:
+def is_image(record: Figured) -> bool:
     """Return whether the cell's data are images: decibels say nothing about rows of a table."""
     return len(record.config.model.shape) == 3
 
 
-def rebuilding(record: Record) -> str:
-    """Return the metric that says how well victims were rebuilt: of images in dB, of table rows by relative error."""
-    return "psnr_median" if is_image(record) else "rmse_mean"
+def rebuilding(record: Figured) -> str:
+    """Return the metric that says how well a cell's victims were rebuilt."""
+    return question_of("reconstruction").headline(record.config)
 
 
-def rebuilt_share(record: Record) -> Metric | None:
-    """Return the share of a reconstruction cell's victims that are rebuilt, with its interval; None without victims."""
+def rebuilt_share(record: Scored) -> Metric | None:
+    """Return the share of a reconstruction's victims that are rebuilt, with its interval; None without victims."""
     units: dict[tuple[int, ...], list[bool]] = {}
     for victim in record.victims if asked(record).inputs else ():
         units.setdefault(victim.unit, []).append(rebuilt(victim, is_image(record)))
@@ -121,20 +150,31 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: at least half of
     the victims rebuilt above 20 dB (table rows: within a tenth of their norm); or, where only labels were attacked, at
     least half of them recovered; or, where only membership was asked, its members must be found better than by chance.
-    A cell of `full_noise` above chance at a level of .01 over all its cells together is an alarm. Extraction tells
-    neither: an undefended model is there to be read, and so is one trained on noise.
+    Each adversary's attacks are judged for themselves, and each probe's. A cell of `full_noise` above chance at a level
+    of .01 over all its cells together is an alarm. Extraction tells neither: an undefended model is there to be read,
+    and so is one trained on noise.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
     noise = [r for r in noise if asked(r).noise]
-    attacked = [r for r in records if r.config.attack.kind in ("reconstruction", "label")]
-    attacked = attacked or [r for r in records if r.config.attack.kind == "membership"]
+    attacked = [r for r in records if asked(r).chapter == "uploads" and asked(r).reads]
+    attacked = attacked or [r for r in records if asked(r).chapter == "models" and asked(r).noise]
     attacked = attacked or [r for r in records if not asked(r).chapter]
-    threats = sorted({r.config.threat_model.id for r in attacked})
-    found = [_none([r for r in attacked if r.config.threat_model.id == threat]) for threat in threats]
-    if len(found) > 1:
-        found = [replace(check, sentence=f"[{t}] {check.sentence}") for t, check in zip(threats, found, strict=True)]
+    scenes: dict[tuple[str, str, int], list[Record]] = {}
+    for record in attacked:
+        scenes.setdefault(_scene(record), []).append(record)
+    probed = len({scene[1:] for scene in scenes}) > 1
+    found = []
+    for (threat, probe, rounds), some in sorted(scenes.items(), key=lambda pair: pair[0]):
+        about = f"[{threat}, {probe_words(probe, rounds)}] " if probed else f"[{threat}] "
+        check = _none(some)
+        found.append(replace(check, sentence=about + check.sentence) if len(scenes) > 1 else check)
     weakest = next((check for check in found if check.ok is not True), None)
     return [weakest or (found[0] if found else _none([])), _full_noise(noise)]
+
+
+def _scene(record: Record) -> tuple[str, str, int]:
+    """Return to whom a cell's victims were open, and what of theirs: another's success vouches for nothing there."""
+    return record.config.threat_model.id, record.config.probe, record.config.probe_rounds
 
 
 def _none(records: Sequence[Record]) -> Check:
@@ -142,9 +182,9 @@ def _none(records: Sequence[Record]) -> Check:
     easiest = [r for r in undefended if r.config.stage == "init"] or undefended
     smallest = min((r.config.batch_size for r in easiest), default=1)
     easiest = [r for r in easiest if r.config.batch_size == smallest]
-    images = [r for r in easiest if r.config.attack.kind == "reconstruction"]
-    labels = [r for r in easiest if r.config.attack.kind == "label"]
-    if not images and not labels:
+    read = [r for r in easiest if asked(r).chapter == "uploads"]
+    images = [r for r in read if asked(r).inputs]
+    if not read:
         return _members(undefended)
     if images:
         what = "images above 20 dB" if is_image(images[0]) else "rows within a tenth of their size"
@@ -154,7 +194,7 @@ def _none(records: Sequence[Record]) -> Check:
         ]
         share, attack = max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
     else:
-        what, strongest = "labels", best(labels, "label_accuracy")
+        what, strongest = "labels", best(read, "label_accuracy")
         share = value(strongest, "label_accuracy") or 0.0
         attack = strongest.config.attack.id if strongest is not None else "no attack"
     ok = share >= BROKEN
@@ -166,7 +206,7 @@ def _members(undefended: Sequence[Record]) -> Check:
     """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells."""
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
-    if not members and (others := [r for r in undefended if not asked(r).chapter and r.metrics]):
+    if not members and (others := [r for r in undefended if not asked(r).chapter and asked(r).figures]):
         return _others(others)
     if all(r.config.stage == "audit" for r in members) and any(r.metric("canary_auc") for r in members):
         return _canaries([r for r in members if r.metric("canary_auc")])

@@ -21,8 +21,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.base import question_of
-from ppbench.questions.images import Yardstick
-from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored
+from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored, Yardstick
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import (
     Environment,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.questions.base import question_of
-from ppbench.records.schema import CellConfig, Metric, Record
-from ppbench.report.cap_series import Cap, series_cap
+from ppbench.questions.base import asked
+from ppbench.records.schema import CellConfig, Record
+from ppbench.report.cap import worst_caps
 from ppbench.report.controls import best
-from ppbench.report.portfolio import worst_case
+from ppbench.report.frame import ROW, Frame, frame_of
+from ppbench.report.worst import Measured, attack_of, worst_of
 
 FigureName = Literal["asr", "psnr", "labels", "cap"]
 
@@ -100,26 +100,25 @@ def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[st
         records: cells of one defense; oracles and cells that are not complete are left out.
         at: the control value that asr, psnr and labels are read at; all of them by default.
     """
-    here = [r for r in records if at is None or _control(r.config) == at]
+    frame = frame_of(records)
+    here = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]
+    images = frame.of([r for r in here if asked(r).inputs])
+    complete = [r for r in here if r.status == "complete"]
     found: dict[str, Worst | None] = {
-        "asr": _leaking_most(here, "asr"),
-        "psnr": _leaking_most([r for r in _worst_cases(here).values() if r is not None], "psnr_median"),
-        "labels": _leaking_most(here, "label_accuracy"),
-        "cap": _smallest_cap(records),
-    }
+        "asr": _worst(best(complete, "asr"), "asr"),
+        "psnr": _worst(worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median"),
+                       "psnr_median"),
+        "labels": _worst(best(complete, "label_accuracy"), "label_accuracy"),
+        "cap": _smallest_cap(frame),
+    }  # fmt: skip
     return {name: worst for name, worst in found.items() if worst is not None}
 
 
-def _control(config: CellConfig) -> float | None:
-    return None if config.defense.control is None else config.defense.control.value
-
-
-def _leaking_most(records: Sequence[Record], name: str) -> Worst | None:
-    top = best([r for r in records if r.status == "complete"], name)
-    metric: Metric | None = None if top is None else top.metric(name)
+def _worst(top: Measured | None, name: str) -> Worst | None:
+    metric = None if top is None else top.metric(name)
     if top is None or metric is None or metric.value is None:
         return None
-    return Worst(metric.value, metric.low, metric.high, f"{top.config.attack.id}, {place(top.config)}")
+    return Worst(metric.value, metric.low, metric.high, f"{attack_of(top)}, {place(top.config)}")
 
 
 def place(config: CellConfig) -> str:
@@ -130,31 +129,11 @@ def place(config: CellConfig) -> str:
     return ", ".join(parts + ([config.role] if config.role else []))
 
 
-def _groups(records: Sequence[Record], control: bool) -> Iterator[list[Record]]:
-    """Yield the reconstruction cells that one worst case is made of, with or without regard to the control value."""
-    found: dict[tuple[object, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        c = record.config
-        if question_of(c.attack.kind).inputs:
-            key = (c.threat_model.id, c.stage, c.batch_size, c.role, c.probe, c.probe_rounds, c.seed, c.data.sha256)
-            found[(*key, c.model.id, c.federation.model_dump_json(), _control(c) if control else None)].append(record)
-    yield from found.values()
-
-
-def _worst_cases(records: Sequence[Record]) -> Mapping[int, Record | None]:
-    return {place: worst_case(some) for place, some in enumerate(_groups(records, control=True))}
-
-
-def _smallest_cap(records: Sequence[Record]) -> Worst | None:
-    """Return the smallest CAP of the worst cases over the grid; a setting that diverged counts with 0, as in boards."""
+def _smallest_cap(records: Frame) -> Worst | None:
+    """Return the smallest CAP of the worst cases over the grid."""
     found: list[Worst] = []
-    for series in _groups(records, control=False):
-        points = [(some, worst_case(some)) for some in _groups(series, control=True)]
-        told = [worst or next((r for r in some if r.status == "diverged"), some[0]) for some, worst in points]
-        cap: Cap = series_cap(told, None)
+    for key, cap, _ in worst_caps([r for r in records if asked(r).inputs]):
         if cap.value is not None:
-            config = series[0].config
-            name = config.defense.control.name if config.defense.control else ""
-            where = f"worst case over {cap.n} values of {name}, {config.stage}, batch {config.batch_size}"
+            where = f"worst case over {cap.n} values of {key.control}, {key.stage}, batch {key.batch}"
             found.append(Worst(cap.value, cap.low, cap.high, where))
     return min(found, key=lambda worst: worst.value, default=None)

@@ -2,8 +2,8 @@
 
 Examples are in or out by coin. The auditor calls those with the highest scores in and those with the lowest out, and
 abstains on the rest. The scorer, who alone knows which candidates are canaries, guesses on a number of those that is
-fixed before anything is seen, by the same scores (`ppbench/records/members.py`), and `ppbench/metrics/audit.py` makes
-the bound of how many are right. A claimed epsilon below it is refuted.
+fixed before anything is seen, by the same scores (`ppbench/questions/membership.py`), and `ppbench/metrics/audit.py`
+makes the bound of how many are right. A claimed epsilon below it is refuted.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from ppbench.report.claims.use import (
     guarantee_is_given,
     top5_is_kept,
 )
-from ppbench.report.page.boards import network
-from ppbench.report.page.evaluations import evaluations
+from ppbench.report.frame import Frame, Key, frame_of, network
+from ppbench.report.page.evaluations import about, evaluations
 from ppbench.report.verdict.lines import labels_of, listed
 
 RULES: dict[str, Rule] = {
@@ -106,13 +106,11 @@ def check(
     Of several evaluations those closest to the paper's setting count, and of these the one that is worst for the claim.
     """
     some = {record.cell_id: record for record in records}
-    groups = evaluations([some[cell] for cell in sorted(some)])
+    groups = evaluations(frame_of(records).of(some[cell] for cell in sorted(some)))
     return [_one(name, claim, groups, benchmarks) for name in sorted(claimed) for claim in claimed[name]]
 
 
-def _one(
-    name: str, claim: Claim, groups: Mapping[str, list[Record]], benchmarks: Sequence[Benchmark]
-) -> Checked | Unchecked:
+def _one(name: str, claim: Claim, groups: Mapping[Key, Frame], benchmarks: Sequence[Benchmark]) -> Checked | Unchecked:
     if not any(r.config.defense.id == name for records in groups.values() for r in records):
         return Unchecked(name, claim, f"no record of {name}", unrun=True)
     if claim.metric in KEY_OF:
@@ -135,14 +133,14 @@ def _one(
     return Checked(name, claim, setting_of(case), finding, differs, len(judged))
 
 
-def _cases(name: str, claim: Claim, groups: Mapping[str, list[Record]]) -> Iterator[tuple[str, Case]]:
+def _cases(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> Iterator[tuple[tuple[str, str], Case]]:
     """Yield the evaluations that say something about the claim."""
-    for key, records in sorted(groups.items()):
+    for key, records in sorted(((about(key), key.text()), records) for key, records in groups.items()):
         complete = [r for r in records if r.status != "failed"]
         mine = [r for r in complete if r.config.defense.id == name and _when(claim, r.config)]
         if mine and all(_shares(claim, mine[0].config, what) for what in REQUIRED.get(claim.metric, ())):
             none = [r for r in complete if r.config.defense.id == "none"]
-            yield key, Case(claim, mine, none, complete)
+            yield key, Case(claim, records.of(mine), records.of(none), records.of(complete))
 
 
 def _when(claim: Claim, config: CellConfig) -> bool:
@@ -179,7 +177,7 @@ def _closeness(claim: Claim, config: CellConfig) -> int:
     return sum(2**i for i, what in enumerate(reversed(SETTING)) if _shares(claim, config, what))
 
 
-def _missing(name: str, claim: Claim, groups: Mapping[str, list[Record]]) -> str:
+def _missing(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> str:
     """Return why no evaluation says anything about a claim: the first that none shares of what must be shared."""
     mine = [r for records in groups.values() for r in records if r.config.defense.id == name]
     parties = "" if claim.clients is None else f"{claim.clients} client{'s' if claim.clients != 1 else ''}"

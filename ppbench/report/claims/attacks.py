@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.base.registry import load, plugins
+from ppbench.questions.base import asked
 from ppbench.records.schema import Record
-from ppbench.report.cap_series import Cap, series_cap, series_key
+from ppbench.report.cap import worst_caps
+from ppbench.report.cap_series import Cap
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
 from ppbench.report.controls import above_chance, best, is_image, value
+from ppbench.report.frame import Key
 from ppbench.report.verdict.fates import members_fate, outputs_fate
-from ppbench.report.verdict.lines import Strongest, attack_of, figure
+from ppbench.report.verdict.lines import Sides, figure
 from ppbench.report.verdict.uploads import HIDDEN, fate
+from ppbench.report.worst import Measured, attack_of
 
 
 def _asked(case: Case, kind: str, metric: str) -> tuple[list[Record], list[Record]]:
@@ -36,14 +40,12 @@ def members_stay_hidden(case: Case) -> Finding | str:
     mine, undefended = _asked(case, "membership", "asr")
     if not mine:
         return "no membership attack was run"
-    sides, none = Strongest.of(mine, "asr"), best(undefended, "asr")
-    worst = sides.worst("asr")
+    sides, none = Sides.of(mine, "asr"), best(undefended, "asr")
+    worst = sides.worst
     assert worst is not None
     known = none if above_chance(none, "asr", len(undefended)) else None
     plain, strong = (told(case, r, "asr", ".1%") for r in (sides.plain, worst))
-    delivered = best(
-        [r for r in case.mine if r.config.stage == "final" and r.config.attack.kind == "membership"], "asr"
-    )
+    delivered = best([r for r in case.mine if r.config.stage == "final"], "asr")
     beside = f"undefended {_bare(none, 'asr')}"
     if worst.config.stage == "iterate" and delivered is not None:
         beside += f"; the delivered model, which nothing masks: {_bare(delivered, 'asr')}"
@@ -71,7 +73,7 @@ def members_stay_hidden(case: Case) -> Finding | str:
     return found("cannot be told", "", "the strongest attack is neither above chance nor below the undefended figure")
 
 
-def _bare(record: Record | None, name: str, form: str = ".1%", unit: str = "") -> str:
+def _bare(record: Measured | None, name: str, form: str = ".1%", unit: str = "") -> str:
     return "not run" if record is None else figure(record, name, form, unit)
 
 
@@ -79,20 +81,18 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     """The claimed PSNR holds where the median image stays below 20 dB, its whole interval, under every attack; it falls
     where it lies above. Decibels as such depend on the images.
     """
-    mine = [r for r in case.mine if r.config.attack.kind == "reconstruction" and is_image(r)]
+    mine = [r for r in case.mine if asked(r).inputs and is_image(r)]
     mine = [r for r in mine if r.config.threat_model.id == "server/1" and value(r, "psnr_median") is not None]
     mine = [r for r in mine if r.config.stage == "init"] or mine
     smallest = min((r.config.batch_size for r in mine), default=1)
     mine = [r for r in mine if r.config.batch_size == smallest]
     if not mine:
         return "no reconstruction of images was run from the server's view"
-    sides = Strongest.of(mine, "psnr_median")
-    worst = sides.worst("psnr_median")
+    sides = Sides.of(mine, "psnr_median")
+    worst = sides.worst
     same = (mine[0].config.stage, smallest, "server/1")
-    none = best(
-        [r for r in case.none if (r.config.stage, r.config.batch_size, r.config.threat_model.id) == same],
-        "psnr_median",
-    )
+    undefended = [r for r in case.none if (r.config.stage, r.config.batch_size, r.config.threat_model.id) == same]
+    none = Sides.of([r for r in undefended if asked(r).inputs], "psnr_median").worst
     plain, strong = (told(case, r, "psnr_median", ".1f", " dB") for r in (sides.plain, worst))
     about = f"batch {smallest}, {'random' if same[0] == 'init' else 'trained'} weights; undefended "
     about += _bare(none, "psnr_median", ".1f", " dB")
@@ -120,8 +120,8 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
         return "no extraction attack was run on what clients train on"
     numbers = mine[0].config.model.classes == 1
     name, form = ("output_error", ".2g") if numbers else ("agreement", ".1%")
-    sides = Strongest.of(mine, name)
-    worst = sides.worst(name)
+    sides = Sides.of(mine, name)
+    worst = sides.worst
     assert worst is not None
     plain, strong = (told(case, r, name, form) for r in (sides.plain, worst))
     what = "relative error" if numbers else "of decisions read"
@@ -138,8 +138,8 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
 
 
 def calibrated(case: Case) -> Finding | str:
-    """A claimed CAP holds where ours, under the strongest attack of its kind, is not below it by its interval. It is
-    the mean over those control values that were run and are in the paper's grid, of which there must be two.
+    """A claimed CAP holds where ours, of the worst cases over the attacks of its kind, is not below it by its interval.
+    It is the mean over those control values that were run and are in the paper's grid, of which there must be two.
     """
     kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
     cells = [r for r in case.mine if r.config.attack.kind == kind and r.config.batch_size == batch]
@@ -148,15 +148,15 @@ def calibrated(case: Case) -> Finding | str:
         return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
     grid = _papers_grid(case.mine[0].config.defense.id)
     kept = [r for r in cells if r.config.defense.control is not None and r.config.defense.control.value in grid]
-    every = _caps(kept)
-    known = [pair for pair in every if pair[0].value is not None]
+    every = worst_caps(kept)
+    known = [found for found in every if found[1].value is not None]
     if not known:
         named = cells_of(*kept)
-        return Finding("cannot be told", "", _no_cap([cap for cap, _ in every], grid), "", "", named)
-    plain, _, _ = _lowest([pair for pair in known if not pair[1][0].config.attack.adaptive])
-    worst, cap, records = _lowest(known)
+        return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), "", "", named)
+    plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive]))
+    worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
-    named, claimed = cells_of(*records), case.claim.value or 0.0
+    named, claimed = cells_of(*cases), case.claim.value or 0.0
     bad = unreliable(case, "server/1")
     if bad is not None:
         return Finding("cannot be told", "", bad, plain, worst, named)
@@ -181,18 +181,12 @@ def _papers_grid(defense: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(load("defenses", defense).grids.get("paper", ()))) if defense in known else ()
 
 
-def _caps(cells: Sequence[Record]) -> list[tuple[Cap, list[Record]]]:
-    """Return the CAP of each series of these cells, with its cells."""
-    series: dict[str, list[Record]] = {}
-    for record in cells:
-        series.setdefault(series_key(record.config), []).append(record)
-    return [(series_cap(some, None), some) for some in series.values()]
-
-
-def _lowest(some: Sequence[tuple[Cap, list[Record]]]) -> tuple[str, Cap | None, list[Record]]:
-    """Return the lowest of some CAPs in words, itself, and its cells."""
-    if not some:
+def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:
+    """Return the lowest of some CAPs in words, itself, and its worst cases."""
+    known = [(cap, cases) for _, cap, cases in some if cap.value is not None]
+    if not known:
         return "not run", None, []
-    cap, records = min(some, key=lambda pair: (pair[0].value or 0.0, attack_of(pair[1][0])))
+    cap, cases = min(known, key=lambda pair: pair[0].value or 0.0)
     ends = "" if cap.low is None else f" [{cap.low:.2f}, {cap.high:.2f}]"
-    return f"{cap.value:.2f}{ends} ({attack_of(records[0])})", cap, records
+    names = ", ".join(dict.fromkeys(attack_of(case) for case in cases))
+    return f"{cap.value:.2f}{ends} ({names})", cap, cases

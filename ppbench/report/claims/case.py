@@ -9,7 +9,8 @@ from typing import Literal
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.report.controls import check_controls
-from ppbench.report.verdict.lines import attack_of, figure, labels_of
+from ppbench.report.verdict.lines import figure, labels_of
+from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 Verdict = Literal["holds", "falls", "cannot be told"]
 
@@ -62,16 +63,19 @@ def unreliable(case: Case, threat: str) -> str | None:
     return None if bad is None else f"a control speaks against the attacks: {bad.rstrip('.')}"
 
 
-def told(case: Case, record: Record | None, name: str, form: str, unit: str = "") -> str:
+def told(case: Case, record: Measured | None, name: str, form: str, unit: str = "") -> str:
     """Return "71.0% [66.3, 75.4] (unmask_regression, kappa=10)"; the control value where there are several."""
     if record is None:
         return "not run"
     label = labels_of(case.mine)
     several = len(set(label.values())) > 1
-    by = ", ".join(word for word in (attack_of(record), label.get(record.cell_id, "") if several else "") if word)
+    by = ", ".join(
+        word for word in (attack_of(record), label.get(cell_of(record).cell_id, "") if several else "") if word
+    )
     return f"{figure(record, name, form, unit)} ({by})"
 
 
-def cells_of(*records: Record | None) -> tuple[str, ...]:
-    """Return the names of the cells that are there, each once."""
-    return tuple(dict.fromkeys(r.cell_id for r in records if r is not None))
+def cells_of(*records: Measured | None) -> tuple[str, ...]:
+    """Return the names of the cells that are there, each once; of a worst case all that are best on some victim."""
+    found = [r.cells if isinstance(r, WorstCase) else (r,) for r in records if r is not None]
+    return tuple(dict.fromkeys(cell.cell_id for cells in found for cell in cells))

@@ -9,27 +9,24 @@ from dataclasses import replace
 import numpy as np
 
 from ppbench.questions.base import question_of
-from ppbench.records.schema import Record
-from ppbench.report.compare.join import Facts, Pair, Where, facts_of
+from ppbench.report.compare.join import Pair, Where
 from ppbench.report.compare.samples import RULES, rules_for
 from ppbench.report.controls import leak
-from ppbench.report.portfolio import worst_case
+from ppbench.report.frame import POINT, Key, key_of
+from ppbench.report.worst import Measured, cell_of, worst_case
 
 MAIN = ("epsilon_lower", "label_accuracy", "asr", "auc", "tracing_accuracy", "agreement", "output_error")
 """The metric that an attack stands for a point with, the first that BASELINE has."""
-_OF_ATTACKS = ("attack.", "threat_model.")
-_OF_CELLS = ("tuning", "victims")
-
-_Point = tuple[Where, Facts, tuple[int, ...], str]
+_Point = tuple[Where, Key, tuple[int, ...], str]
 
 
 def _points(pairs: Sequence[Pair]) -> dict[_Point, list[int]]:
     """Return the places in `pairs` of the attacks of one kind on each point."""
     points = defaultdict[_Point, list[int]](list)
     for number, pair in enumerate(pairs):
-        config = pair.base[0].config
-        facts = [f for f in facts_of(config) if not f[0].startswith(_OF_ATTACKS) and f[0] not in _OF_CELLS]
-        points[replace(pair.where, attack="", follows=""), tuple(facts), pair.seeds, config.attack.kind].append(number)
+        key = key_of(pair.base[0].config)
+        where = replace(pair.where, attack="", follows="")
+        points[where, key.only(POINT), pair.seeds, key.asked].append(number)
     return points
 
 
@@ -43,10 +40,10 @@ def worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
             continue
         some = [pairs[place] for place in places]
         sides = [
-            [worst_case([side[place] for side in part]) for place in range(len(seeds))]
+            [worst_case([cell_of(side[place]) for side in part], "psnr_median") for place in range(len(seeds))]
             for part in ([p.base for p in some], [p.new for p in some])
         ]
-        base, new = (tuple(r for r in side if r is not None) for side in sides)
+        base, new = (tuple(case for case in side if case is not None) for side in sides)
         if len(base) == len(new) == len(seeds):
             note = "; ".join(dict.fromkeys(pair.note for pair in some if pair.note))
             yield Pair(replace(where, attack=f"worst case of {len(some)} attacks"), seeds, base, new, note)
@@ -72,7 +69,7 @@ def headlines(pairs: Sequence[Pair]) -> list[frozenset[str]]:
     return found
 
 
-def _level(records: Sequence[Record], name: str) -> float | None:
+def _level(records: Sequence[Measured], name: str) -> float | None:
     """Return how much leaks by a judged metric, the mean over seeds; None where a seed lacks it."""
     if all(rule.metric != name for rule in rules_for(records[0])):
         return None

@@ -6,11 +6,13 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Final, Literal
 
 from ppbench.base.errors import UsageError
 from ppbench.records.schema import CellConfig, Record
+from ppbench.report.frame import key_of
+from ppbench.report.worst import Measured
 
 SHOWN = 3
 """Differing keys that a sentence names; how many more there are is said."""
@@ -54,8 +56,8 @@ class Pair:
 
     where: Where
     seeds: tuple[int, ...]
-    base: tuple[Record, ...]
-    new: tuple[Record, ...]
+    base: tuple[Measured, ...]
+    new: tuple[Measured, ...]
     note: str = ""
 
 
@@ -88,25 +90,32 @@ Facts = tuple[tuple[str, str], ...]
 _Rows = dict[tuple[Where, Facts], dict[int, Record]]
 
 
+FACTS: Final = {
+    **{"suite": "suite", "suite_digest": "suite_digest", "tuning": "tuning", "victims": "victims"},
+    **{"threat": "threat_model.id", "auxiliary": "threat_model.auxiliary", "informed": "threat_model.knows_defense"},
+    **{"asked": "attack.kind", "attack_version": "attack.version", "settings": "attack.parameters"},
+    **{"digest": "data.sha256", "train": "data.train", "test": "data.test", "public": "data.public"},
+    **{"architecture": "model", "federation": "federation"},
+    **{"references": "audit.references", "canaries": "audit.canaries"},
+}
+"""Fields of a cell's key that must be equal for two cells to be compared, and where they stand in its configuration."""
+NO_FACTS: Final = {
+    "seed": "cells are compared seed by seed",
+    "version": "of the defense: what is compared",
+    "kind": "the kind of attack says it, too",
+    "knows": "the threat model says it, too",
+    "oracle": "oracles are left out",
+    "perceptual": "its figures are not judged",
+}
+"""Fields of the key that are neither in `Where` nor facts, and why."""
+
+
 def where_of(config: CellConfig) -> Where:
     """Return what a cell is about, its seed and all versions aside."""
-    defense, control, attack = config.defense, config.defense.control, config.attack
-    rest = {name: value for name, value in defense.parameters.items() if control is None or name != control.name}
-    return Where(
-        suite=_unversioned(config.suite),
-        defense=defense.id,
-        control="" if control is None else control.name,
-        value=None if control is None else control.value,
-        parameters=json.dumps(rest, sort_keys=True),
-        threat=_unversioned(config.threat_model.id),
-        stage=config.stage,
-        batch=config.batch_size,
-        probe=config.probe,
-        probe_rounds=config.probe_rounds,
-        role=config.role,
-        attack=attack.id,
-        follows=attack.follows or "",
-    )
+    key = key_of(config)
+    names = [field.name for field in fields(Where)]
+    about = {name: getattr(key, name) for name in names}
+    return Where(**{**about, "suite": _unversioned(key.suite), "threat": _unversioned(key.threat)})
 
 
 def _unversioned(name: str) -> str:
@@ -114,34 +123,26 @@ def _unversioned(name: str) -> str:
 
 
 def facts_of(config: CellConfig) -> Facts:
-    """Return what must be equal for two cells to be compared, as (key, JSON) pairs; the defense's version is not in it.
-
-    The data set counts by its digest, not by its name, which may hold a path; of the threat model the wording does not
-    count; nor does the network of perceptual figures, which are not judged.
-    """
-    threat, attack = config.threat_model, config.attack
-    parts: dict[str, object] = {
-        "schema": config.schema_,
-        "suite": config.suite,
-        "suite_digest": config.suite_digest,
-        "threat_model": {"id": threat.id, "auxiliary": threat.auxiliary, "knows_defense": threat.knows_defense},
-        "attack": {"version": attack.version, "kind": attack.kind, "parameters": attack.parameters},
-        "data": config.data.model_dump(exclude={"name"}),
-        "model": config.model.model_dump(),
-        "federation": config.federation.model_dump(),
-        "victims": config.victims,
-        "tuning": config.tuning,
-        "audit": None if config.audit is None else config.audit.model_dump(),
-    }
-    return tuple(sorted(_flat("", parts)))
+    """Return what must be equal for two cells to be compared, as (place in the configuration, JSON) pairs."""
+    key = key_of(config)
+    found: dict[str, str] = {}
+    for name, where in FACTS.items():
+        value = getattr(key, name)
+        if name in ("architecture", "federation", "settings"):
+            found |= {
+                f"{where}.{part}": json.dumps(inner, sort_keys=True) for part, inner in _flat("", json.loads(value))
+            }
+        else:
+            found[where] = json.dumps(value)
+    return tuple(sorted(found.items()))
 
 
-def _flat(prefix: str, value: object) -> Iterator[tuple[str, str]]:
+def _flat(prefix: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict) and value:
         for name, part in value.items():
             yield from _flat(f"{prefix}.{name}" if prefix else str(name), part)
-    else:
-        yield prefix, json.dumps(value, sort_keys=True)
+    elif prefix:
+        yield prefix, value
 
 
 def differing(base: Facts, new: Facts) -> list[str]:

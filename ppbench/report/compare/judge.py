@@ -20,6 +20,7 @@ from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
 from ppbench.report.compare.join import Pair, Where
 from ppbench.report.compare.paired import Change
+from ppbench.report.worst import cell_of
 
 Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
 ALPHA = 1 - LEVEL
@@ -42,7 +43,7 @@ class Row:
         adjusted: p-value after Holm's correction over the row's family, None where it took no part.
         needed: victims with which an inconclusive row could be decided, None where it is decided or cannot be.
         note: what a reader must know: the reason of no comparison, versions that differ.
-        record: BASELINE's record that the row begins with.
+        record: BASELINE's record that the row begins with; of a worst case the leading cell.
         headline: whether it is of the defense's first family.
         family: rows that Holm's correction was over, itself among them.
         blind: whether it is an undecided headline that so few victims cannot decide among so many rows, whatever
@@ -70,7 +71,7 @@ def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
     status: Status = "missing" if found is None else "ok"
     note = "; ".join(part for part in notes if part)
-    return Row(pair.where, rule.name, rule.subset, status, found, rule.tolerance, note, pair.base[0])
+    return Row(pair.where, rule.name, rule.subset, status, found, rule.tolerance, note, cell_of(pair.base[0]))
 
 
 def holm(values: Sequence[float]) -> list[float]:

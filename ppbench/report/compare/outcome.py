@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from ppbench.report.compare.judge import Row, judged
 from ppbench.report.compare.naming import place
 from ppbench.report.compare.rows import rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
+from ppbench.report.frame import EVALUATION, frame_of
 
 OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
 UTILITY = ("accuracy", "dice", "mse", "cap")
@@ -146,12 +147,8 @@ def failed_controls(records: Sequence[Record], outcome: Soundness | None) -> lis
     A self-test of which nothing is known says nothing.
     """
     harness = check_harness(outcome)
-    groups = defaultdict[str, list[Record]](list)
-    for record in records:
-        config = record.config
-        parts = [part.model_dump(mode="json") for part in (config.data, config.model, config.federation)]
-        groups[json.dumps([config.suite, config.seed, *parts], sort_keys=True)].append(record)
-    found = [check for some in groups.values() for check in check_controls(some) if check.ok is not True]
+    groups = frame_of(records).by(EVALUATION).values()
+    found = [check for some in groups for check in check_controls(some) if check.ok is not True]
     found += [harness] if harness.ok is False else []
     return list(dict.fromkeys(f"control {check.control}: {check.sentence}" for check in found))
 

@@ -21,8 +21,8 @@ from scipy import stats
 
 from ppbench.metrics.intervals import LEVEL
 from ppbench.questions.base import Rule
-from ppbench.records.schema import Record
 from ppbench.report.compare.samples import Floats, Sample, counts, sample_of, statistic
+from ppbench.report.worst import Measured
 
 REPLICATES = 2000
 _BLOCK = 4_000_000  # resampled values held in memory at a time
@@ -94,7 +94,7 @@ def generator_of(key: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(key.encode()))
 
 
-def change(base: Sequence[Record], new: Sequence[Record], rule: Rule, key: str) -> Change:
+def change(base: Sequence[Measured], new: Sequence[Measured], rule: Rule, key: str) -> Change:
     """Return what changed in one metric between cells of equal questions, seed by seed.
 
     Args:

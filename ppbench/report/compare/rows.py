@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppbench.questions.base import Rule
-from ppbench.records.schema import Metric, Record, Utility
+from ppbench.records.schema import Metric, Utility
 from ppbench.report.compare.caps import cap_rows
 from ppbench.report.compare.headlines import headlines, worst_cases
 from ppbench.report.compare.join import Joined, Pair, Where
 from ppbench.report.compare.judge import Row, row_of
 from ppbench.report.compare.paired import Change, Level, change, same, unpaired, with_luck
 from ppbench.report.compare.samples import RULES, TRAINED, rules_for
+from ppbench.report.frame import MODEL, Key, key_of
+from ppbench.report.worst import Measured
 
 ACCURACY, EPSILON = 0.01, 0.25
 """How much worse counts: of an accuracy or a Dice coefficient (of a mean squared error: of its size), of a claimed
@@ -77,13 +78,12 @@ def _reason(metric: Metric | None) -> str:
 
 def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
     """Yield what was trained at each point: any of its cells tells its accuracy, and an audit's has its own."""
-    points = defaultdict[tuple[Where, str], dict[int, tuple[Record, Record]]](dict)
+    points = defaultdict[tuple[Where, Key], dict[int, tuple[Measured, Measured]]](dict)
     for pair in pairs:
         config = pair.base[0].config
         stage = "audit" if config.audit is not None else ""
         where = replace(pair.where, **{**_NOWHERE, "stage": stage})  # type: ignore[arg-type]  # a literal table
-        parts = (config.federation, config.data, config.model, config.audit)
-        key = where, json.dumps([None if part is None else part.model_dump(mode="json") for part in parts])
+        key = where, key_of(config).only(MODEL)
         for seed, one, two in zip(pair.seeds, pair.base, pair.new, strict=True):
             points[key].setdefault(seed, (one, two))
     for (where, _), seeds in points.items():

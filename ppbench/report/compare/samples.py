@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ppbench.metrics.audit import DELTA, epsilon_lower
 from ppbench.questions.base import Rule, asked, questions
-from ppbench.records.schema import Record, Score
+from ppbench.records.schema import Score
+from ppbench.report.worst import Measured
 
 Floats = NDArray[np.float64]
 FPR = 0.01
@@ -27,7 +28,7 @@ networks have more (docs/compare.md). Of rows of tables, canaries, epsilon and o
 """
 
 
-def rules_for(record: Record) -> tuple[Rule, ...]:
+def rules_for(record: Measured) -> tuple[Rule, ...]:
     """Return the rules that a cell is judged by."""
     return asked(record).rules_of(record.config)
 
@@ -66,7 +67,7 @@ class Sample:
         return len(self.stratum) == len(self.unit) and bool(np.allclose(self.weight, self.weight[0]))
 
 
-def sample_of(base: Record, new: Record, rule: Rule) -> Sample:
+def sample_of(base: Measured, new: Measured, rule: Rule) -> Sample:
     """Return the victims of two cells that ask the same, lined up by what they are.
 
     Raises:

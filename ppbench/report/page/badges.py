@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ppbench.questions.base import asked
 from ppbench.records.schema import Record
 from ppbench.report.controls import CONTROLS, best, is_image, value
+from ppbench.report.worst import Measured, knows
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,9 @@ def knowing(records: Iterable[Record]) -> frozenset[str]:
     return frozenset(record.config.attack.id for record in records if record.config.attack.adaptive)
 
 
-def adaptive(record: Record, known: frozenset[str]) -> bool:
+def adaptive(found: Measured, known: frozenset[str]) -> bool:
     """Return whether an attack knows the defense, itself or through the attack whose images it uses."""
-    return record.config.attack.adaptive or record.config.attack.follows in known
+    return knows(found) or found.config.attack.follows in known
 
 
 def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badge]:
@@ -53,7 +55,7 @@ def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badg
 
 def _weaker_when_knowing(members: Sequence[Record], known: frozenset[str]) -> bool:
     """Return whether every attack that knows the defense is over a dB worse than a plain one (AutoAttack's flag)."""
-    images = [r for r in members if r.config.attack.kind == "reconstruction"]
+    images = [r for r in members if asked(r).inputs]
     knowing, plain = (
         value(best([r for r in images if adaptive(r, known) == knows], "psnr_median"), "psnr_median")
         for knows in (True, False)

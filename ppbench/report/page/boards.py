@@ -4,54 +4,22 @@ case.
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ppbench.questions.base import Missing, asked, question_of
-from ppbench.records.schema import DefenseInfo, Flag, Record, Scalar
+from ppbench.records.schema import DefenseInfo, Flag, Record
 from ppbench.report.controls import CONTROLS, Check, best, is_image
+from ppbench.report.frame import BOARD, ROW, SCOPE, Frame, Key, frame_of
 from ppbench.report.page.badges import Badge, adaptive, badges_of, knowing
 from ppbench.report.page.differences import differences
 from ppbench.report.page.ranks import order, ranked
 from ppbench.report.page.reliability import board_checks
 from ppbench.report.page.table import Claims
-from ppbench.report.portfolio import worst_case
+from ppbench.report.worst import WorstCase
 
 STAGE_ORDER = ("init", "iterate", "final", "audit")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the rows of one board share. data_sha256, train (examples) and model_options keep look-alikes apart.
-
-    probe, probe_rounds: what a probed client did with the victims' batch, and how often.
-    """
-
-    suite: str
-    kind: str
-    threat: str
-    data: str
-    data_sha256: str
-    train: int
-    model: str
-    model_options: str
-    stage: str
-    batch: int
-    probe: str
-    probe_rounds: int
-
-    @property
-    def network(self) -> str:
-        """The network with its options in words."""
-        return network(self.model, json.loads(self.model_options))
-
-    @property
-    def intended(self) -> bool:
-        """Whether the model is delivered for what is asked, to answer as the true one; then nothing is ranked."""
-        return self.kind == "extraction" and self.stage == "final"
 
 
 @dataclass(frozen=True)
@@ -59,13 +27,13 @@ class Entry:
     """One row: a defense at one control value, under all attacks of its board.
 
     Attributes:
+        key: what its cells share, by `ROW`.
         defense: the defense as configured.
-        seed: master seed of the row's cells.
         role: a control, or one of the compared.
         sample: any of the row's records, for accuracy, cost and epsilon: they are the same in all.
         records: all of the row's records, failed ones too.
-        plain: the strongest plain attack, or None; of reconstructions the strongest on each victim (`portfolio`).
-        worst: the same of all attacks (no oracle), or None.
+        plain: the worst case over the attacks that do not know the defense, or None.
+        worst: the worst case over all attacks, or None.
         labels: the highest label accuracy over all attacks, and by whom.
         rank: "1", "2-4", or "" where it is not ranked.
         badges: remarks, and what is missing.
@@ -74,13 +42,13 @@ class Entry:
         differs: in what else than the control value the row is not like others of its board, in words.
     """
 
+    key: Key
     defense: DefenseInfo
-    seed: int
     role: Literal["control", "compared"]
     sample: Record
     records: tuple[Record, ...]
-    plain: Record | None
-    worst: Record | None
+    plain: WorstCase | None
+    worst: WorstCase | None
     labels: Record | None
     rank: str
     badges: tuple[Badge, ...]
@@ -113,14 +81,14 @@ class Board:
     """Rows that may be compared.
 
     Attributes:
-        setting: what they share.
+        setting: what they share, a key by `BOARD`.
         headline: the metric that they are ranked by.
         entries: the rows.
         checks: what the controls say of this board.
         reliable: whether the controls hold, so that ranks mean something.
     """
 
-    setting: Setting
+    setting: Key
     headline: str
     entries: tuple[Entry, ...]
     checks: tuple[Check, ...]
@@ -132,31 +100,6 @@ class Board:
         return is_image(self.entries[0].sample)
 
 
-def network(model: str, options: Mapping[str, Scalar]) -> str:
-    """Return a network in words: "mlp (bias=False, hidden=64,64)"."""
-    told = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
-    return f"{model} ({told})" if told else model
-
-
-def setting_of(record: Record) -> Setting:
-    """Return the board that a record belongs to."""
-    config = record.config
-    return Setting(
-        config.suite,
-        asked(record).board or config.attack.kind,
-        config.threat_model.id,
-        config.data.name,
-        config.data.sha256,
-        config.data.train,
-        config.model.id,
-        json.dumps(config.model.options, sort_keys=True),
-        config.stage,
-        config.batch_size,
-        config.probe,
-        config.probe_rounds,
-    )
-
-
 def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
     """Return every board of `records`; of one suite, data set and model in the order of their questions.
 
@@ -165,65 +108,47 @@ def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> lis
         claims: what a paper prints about a record's defense.
         sound: whether the harness's self-test passed (`ppbench.run.selftest`); else no board is ranked.
     """
-    groups: dict[Setting, list[Record]] = defaultdict(list)
-    scopes: dict[tuple[str, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        setting = setting_of(record)
-        scopes[_scope(setting)].append(record)
-        if not isinstance(asked(record), Missing):
-            groups[setting].append(record)
-    keys = sorted(
-        groups,
-        key=lambda s: (
-            *(s.suite, s.data, s.model, question_of(s.kind).order, s.kind, s.threat),
-            *(STAGE_ORDER.index(s.stage), s.batch, str(s)),
-        ),
-    )
-    known = knowing(records)
-    return [_board(key, groups[key], scopes[_scope(key)], known, claims, sound) for key in keys]
+    frame = frame_of(records)
+    scopes, known = frame.by(SCOPE), knowing(records)
+    known_here = frame.of([record for record in frame if not isinstance(asked(record), Missing)])
+    groups = sorted(known_here.by(BOARD).items(), key=lambda pair: _place(pair[0]))
+    return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound) for key, some in groups]
 
 
-def _scope(setting: Setting) -> tuple[str, ...]:
-    """Return what the records share over which a board's controls are judged."""
-    train = str(setting.train)
-    return setting.suite, setting.threat, setting.data_sha256, train, setting.model, setting.model_options
+def _place(setting: Key) -> tuple[object, ...]:
+    """Return what boards are sorted by."""
+    about = setting.suite, setting.data, setting.model, question_of(setting.kind).order, setting.kind, setting.threat
+    return *about, STAGE_ORDER.index(setting.stage), setting.batch, setting.text()
 
 
 def _board(
-    setting: Setting,
-    members: Sequence[Record],
-    scope: Sequence[Record],
-    known: frozenset[str],
-    claims: Claims,
-    sound: bool,
+    setting: Key, members: Frame, scope: Sequence[Record], known: frozenset[str], claims: Claims, sound: bool
 ) -> Board:
-    rows: dict[str, list[Record]] = defaultdict(list)
-    for record in members:
-        config = record.config
-        key = [config.defense.model_dump_json(), config.federation.model_dump_json(), str(config.seed), config.role]
-        rows["\n".join(key)].append(record)
-    name = question_of(setting.kind).headline(members[0].config)
-    differs = differences({key: some[0].config for key, some in rows.items()})
-    entries = [_entry(rows[key], name, known, claims, differs[key]) for key in sorted(rows)]
+    sample = members[0].config
+    name = question_of(setting.kind).headline(sample)
+    rows = members.by(ROW)
+    differs = differences(list(rows))
+    entries = [_entry(key, rows[key], name, known, claims, differs[key]) for key in sorted(rows, key=Key.text)]
     checks = board_checks(setting.kind, name, entries, scope)
     reliable = sound and all(check.ok is True for check in checks)
-    placed = ranked(entries, name) if reliable and not setting.intended else entries
+    ranks = reliable and not setting.intended
+    placed = ranked(entries, name) if ranks else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: order(e, name))), checks, reliable)
 
 
-def _entry(members: Sequence[Record], name: str, known: frozenset[str], claims: Claims, differs: str) -> Entry:
-    sample = next((r for r in members if r.status == "complete"), members[0])
+def _entry(key: Key, members: Frame, name: str, known: frozenset[str], claims: Claims, differs: str) -> Entry:
+    sample = min(members, key=lambda r: (r.status != "complete", r.cell_id))
     flags = {(flag.code, flag.detail): flag for record in members for flag in record.flags}
     claimed = sorted({text for record in members if (text := claims(record))})
-    defense, plain = sample.config.defense, [r for r in members if not adaptive(r, known)]
-    worst = _strongest(members, name)
+    defense, plain = sample.config.defense, members.of([r for r in members if not adaptive(r, known)])
+    worst = members.worst(name)
     return Entry(
+        key=key,
         defense=defense,
-        seed=sample.config.seed,
         role="control" if defense.id in CONTROLS else "compared",
         sample=sample,
         records=tuple(sorted(members, key=lambda r: (r.config.attack.id, r.cell_id))),
-        plain=worst if len(plain) == len(members) else _strongest(plain, name),
+        plain=worst if len(plain) == len(members) else plain.worst(name),
         worst=worst,
         labels=best([r for r in members if r.config.model.classes > 1], "label_accuracy"),
         rank="",
@@ -232,9 +157,3 @@ def _entry(members: Sequence[Record], name: str, known: frozenset[str], claims: 
         claimed="; ".join(claimed),
         differs=differs,
     )
-
-
-def _strongest(members: Sequence[Record], name: str) -> Record | None:
-    """Return the worst case: of reconstructions victim by victim, of other kinds the cell that leaks most."""
-    images = [r for r in members if r.config.attack.kind == "reconstruction"]
-    return worst_case(images) if images else best(members, name)

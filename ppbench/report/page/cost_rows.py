@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppbench.records.schema import Metric, Record
 from ppbench.records.times import ClientTime
 from ppbench.report.controls import best
-from ppbench.report.page.boards import Board, Entry, network
+from ppbench.report.frame import TRAINED, Key, frame_of, network
+from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.costs import Ratios, TimesOf, relative_costs
 from ppbench.report.page.evaluations import ALONE
 
@@ -44,14 +44,13 @@ class CostRow:
 
 def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
     """Return one row a defense setting and federation; of each federation `none` first."""
-    relative, entries = relative_costs(records), dict[str, Entry]()
+    frame, entries = frame_of(records), dict[Key, Entry]()
+    relative, trained = relative_costs(frame), frame.by(TRAINED)
     for board in found:
         for entry in board.entries:
-            entries.setdefault(_training(entry.sample), entry)
-    bounds = _bounds(records)
+            entries.setdefault(entry.key.only(TRAINED), entry)
     table = [
-        CostRow(e, relative[e.sample.cell_id], times(e.sample), bounds.get(_training(e.sample)))
-        for e in entries.values()
+        CostRow(e, relative[e.sample.cell_id], times(e.sample), _bound(trained[key])) for key, e in entries.items()
     ]
 
     def order(row: CostRow) -> tuple[str, bool, str, float]:
@@ -61,22 +60,10 @@ def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> 
     return sorted(table, key=order)
 
 
-def _training(record: Record) -> str:
-    """Return what the cells of one training share: suite, seed, data, network, federation and defense."""
-    config = record.config
-    parts = config.data, config.model, config.federation, config.defense
-    return f"{config.suite} {config.seed} " + "".join(part.model_dump_json() for part in parts)
-
-
-def _bounds(records: Sequence[Record]) -> dict[str, Metric]:
-    """Return the largest lower bound on epsilon that audits of each training gave."""
-    audited: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.metric("epsilon_lower") is not None:
-            audited[_training(record)].append(record)
-    strongest = {key: best(some, "epsilon_lower") for key, some in audited.items()}
-    found = {key: record.metric("epsilon_lower") for key, record in strongest.items() if record is not None}
-    return {key: metric for key, metric in found.items() if metric is not None}
+def _bound(records: Sequence[Record]) -> Metric | None:
+    """Return the largest lower bound on epsilon that audits of one training gave."""
+    strongest = best(records, "epsilon_lower")
+    return None if strongest is None else strongest.metric("epsilon_lower")
 
 
 def _control(entry: Entry) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ppbench.records.schema import Cost, Record
 from ppbench.records.times import ClientTime
-from ppbench.report.page.series import federation_key
+from ppbench.report.frame import EVALUATION, frame_of
 
 TimesOf = Callable[[Record], ClientTime | None]
 """Finds what was measured in a record's training; `times.time_of` of a folder is one."""
@@ -32,9 +32,11 @@ class Ratios:
 
 def relative_costs(records: Iterable[Record]) -> dict[str, Ratios]:
     """Return the ratios by cell; a cell that failed has costs too, its training did not fail."""
-    every = list(records)
-    plain = {federation_key(r.config): r.cost for r in every if r.config.defense.id == "none"}
-    return {r.cell_id: ratios(r.cost, plain.get(federation_key(r.config)) if plain else None) for r in every}
+    found: dict[str, Ratios] = {}
+    for evaluation in frame_of(records).by(EVALUATION).values():
+        plain = next((r.cost for r in reversed(evaluation) if r.config.defense.id == "none"), None)
+        found |= {record.cell_id: ratios(record.cost, plain) for record in evaluation}
+    return found
 
 
 def ratios(cost: Cost, plain: Cost | None) -> Ratios:

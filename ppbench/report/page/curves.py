@@ -15,9 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from ppbench.metrics.membership import roc, together
+from ppbench.questions.base import asked, question_of
 from ppbench.questions.flags import reached
-from ppbench.questions.image_metrics import BROKEN_DB, ImageScore
-from ppbench.questions.membership import AVERAGE, MemberScore, halves
+from ppbench.questions.image_metrics import BROKEN_DB
+from ppbench.questions.membership import halves
 from ppbench.records.schema import Record
 from ppbench.report.controls import best, is_image
 from ppbench.report.page.boards import Board
@@ -74,9 +75,10 @@ Curve = Budget | Rocs
 
 def curves(board: Board, about: str) -> list[Curve]:
     """Return the curves of a board; `about` says in words what it attacks. None where there is nothing to draw."""
-    if board.setting.kind == "reconstruction" and board.images:
+    chart = question_of(board.setting.kind).chart
+    if chart == "budget" and board.images:
         return list(budgets(board, about))
-    return list(rocs(board, about)) if board.setting.kind == "membership" else []
+    return list(rocs(board, about)) if chart == "roc" else []
 
 
 def budget_line(record: Record) -> BudgetLine | None:
@@ -85,7 +87,7 @@ def budget_line(record: Record) -> BudgetLine | None:
     At each budget a victim counts with what would have been answered then: along `ImageScore.path` where the attack
     left one, else 0 dB until its batch was done. Budgets are counted a batch, so 0 stands for a closed form.
     """
-    scores = [v for v in record.victims if isinstance(v, ImageScore)]
+    scores: Sequence[Any] = record.victims if asked(record).inputs else ()
     marks = sorted({max(1, m) for score in scores for m in (score.evaluations, *(m for m, _ in score.path))})
     if record.status != "complete" or not marks or marks[-1] <= 1:
         return None
@@ -129,10 +131,9 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
     found = []
     for entry in board.entries:
         record = best([r for r in entry.records if r.status == "complete"], metric)
-        members = [v for v in record.victims if isinstance(v, MemberScore)] if record is not None else []
-        asked = [v for v in members if (v.family != AVERAGE) == canaries]
+        members = [] if record is None else [v for v in record.victims if v.canary == canaries]
         # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
-        curve = roc(together(halves(asked))) if asked else None
+        curve = roc(together(halves(members))) if members else None
         if record is not None and curve is not None:
             name = f"{entry.name}: {record.config.attack.id}"
             found.append(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from ppbench.records.schema import CellConfig, Scalar
+from ppbench.records.schema import Scalar
+from ppbench.report.frame import Key
 
 
-def differences(rows: Mapping[str, CellConfig]) -> dict[str, str]:
+def differences(rows: Sequence[Key]) -> dict[Key, str]:
     """Return, for each row, its values of what differs among rows, as "families=shared, seed 1"; "" where nothing does.
 
     Parameters are compared among the rows of one defense, the federation and the seed among all.
     """
     seen: dict[tuple[str, str], set[Scalar]] = defaultdict(set)
-    told = {key: _values(config) for key, config in rows.items()}
+    told = {key: _values(key) for key in rows}
     for some in told.values():
         for about, value in some.items():
             seen[about].add(value)
@@ -24,18 +26,15 @@ def differences(rows: Mapping[str, CellConfig]) -> dict[str, str]:
     }
 
 
-def _values(config: CellConfig) -> dict[tuple[str, str], Scalar]:
+def _values(key: Key) -> dict[tuple[str, str], Scalar]:
     """Return what may differ by (defense, name); ("", name) for what all defenses have."""
-    defense, control = config.defense, config.defense.control
-    mine = {
-        (defense.id, name): value
-        for name, value in defense.parameters.items()
-        if control is None or name != control.name
+    mine = {(key.defense, name): value for name, value in json.loads(key.parameters).items()}
+    mine[key.defense, "version"] = key.version
+    federation = json.loads(key.federation)
+    shared = {
+        ("", name): value if isinstance(value, str | int | float) else str(value) for name, value in federation.items()
     }
-    federation = {
-        ("", name): value if isinstance(value, str | int | float) else str(value) for name, value in config.federation
-    }
-    return mine | federation | {("", "seed"): config.seed}
+    return mine | shared | {("", "seed"): key.seed}
 
 
 def _word(name: str, value: Scalar) -> str:

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ppbench.records.schema import Record
 from ppbench.report.controls import CONTROLS, Check, check_controls
-from ppbench.report.page.boards import network
+from ppbench.report.frame import EVALUATION, Frame, Key, frame_of
+from ppbench.report.page.differences import differences
 from ppbench.report.verdict import sentences
 
 ALONE = "evaluate/1"
 """The suite of an evaluation that nobody's suite asked for; not worth a word."""
 
 
-def evaluation_of(record: Record) -> str:
-    """Return the evaluation that a record is of: a line that says it in words, and what else tells it from others."""
-    config = record.config
-    model, fed = network(config.model.id, config.model.options), config.federation
-    suite = "" if config.suite == ALONE else f"{config.suite}: "
-    data = f"{suite}{config.data.name}, {config.data.train} examples"
-    about = f"{data}, {model}, {fed.clients} clients, {fed.rounds} rounds, seed {config.seed}"
-    parts = (config.data, config.model, config.federation)
-    return "\n".join([" ".join(about.split()), *(part.model_dump_json() for part in parts)])
+def evaluations(records: Sequence[Record]) -> dict[Key, Frame]:
+    """Return the records by suite, data, network, federation and seed."""
+    return frame_of(records).by(EVALUATION)
 
 
-def evaluations(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records by suite, data, network, federation and seed, which a key's first line says."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(evaluation_of(record), []).append(record)
+def about(key: Key) -> str:
+    """Return an evaluation in words."""
+    fed = json.loads(key.federation)
+    suite = "" if key.suite == ALONE else f"{key.suite}: "
+    public = f", {key.public} public" if key.public else ""
+    data = f"{suite}{key.data}, {key.train} examples{public}"
+    words = f"{data}, {key.network}, {fed['clients']} clients, {fed['rounds']} rounds, seed {key.seed}"
+    return " ".join(words.split())
+
+
+def abouts(keys: Iterable[Key]) -> dict[Key, str]:
+    """Return evaluations in words; those that would read alike say in what they differ."""
+    words: dict[str, list[Key]] = {}
+    for key in keys:
+        words.setdefault(about(key), []).append(key)
+    found: dict[Key, str] = {}
+    for text, alike in words.items():
+        more = differences(alike)
+        for number, key in enumerate(sorted(alike, key=Key.text), start=1):
+            other = more[key] or (f"the {number}. of {len(alike)} data sets or suites of these names")
+            found[key] = text if len(alike) == 1 else f"{text}, {other}"
     return found
 
 
@@ -47,21 +59,18 @@ class Judged:
     """One evaluation.
 
     Attributes:
-        key: as `evaluation_of`.
+        key: by `EVALUATION`.
+        about: the same in words.
         records: its cells.
         checks: what its controls say.
         sound: whether the harness's self-test passed.
     """
 
-    key: str
-    records: tuple[Record, ...]
+    key: Key
+    about: str
+    records: Frame
     checks: tuple[Check, ...]
     sound: bool
-
-    @property
-    def about(self) -> str:
-        """The evaluation in words."""
-        return self.key.partition("\n")[0]
 
     @property
     def reliable(self) -> bool:
@@ -77,7 +86,8 @@ def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
         sound: whether the harness's self-test passed (`ppbench.run.selftest`); else nothing may be concluded.
     """
     groups = evaluations(records)
-    return [Judged(key, tuple(some), tuple(check_controls(some)), sound) for key, some in groups.items()]
+    words = abouts(groups)
+    return [Judged(key, words[key], some, tuple(check_controls(some)), sound) for key, some in groups.items()]
 
 
 def said(found: Sequence[Judged]) -> list[Said]:
@@ -87,13 +97,15 @@ def said(found: Sequence[Judged]) -> list[Said]:
     """
     told: list[Said] = []
     for one in found:
-        about = one.about if len(found) > 1 else ""
+        words = one.about if len(found) > 1 else ""
         by: dict[str, list[Record]] = {}
         for record in one.records if one.reliable else ():
             by.setdefault(record.config.defense.id, []).append(record)
         vouching = [record for control in CONTROLS for record in by.pop(control, [])]
         for name in sorted(by):
-            told += [Said(name, about, sentence) for sentence in sentences(name, [*vouching, *by[name]])]
+            told += [
+                Said(name, words, sentence) for sentence in sentences(name, one.records.of([*vouching, *by[name]]))
+            ]
     return told
 
 
@@ -120,6 +132,6 @@ def verdict_of(told: Sequence[Said]) -> list[str]:
     found = []
     for one in told:
         named = len(defenses[one.about]) == 1 or one.sentence.startswith((f"{one.defense} ", f"{one.defense}:"))
-        about = f"[{one.about}] " if one.about else ""
-        found.append(f"{about}{'' if named else f'{one.defense}: '}{one.sentence}")
+        words = f"[{one.about}] " if one.about else ""
+        found.append(f"{words}{'' if named else f'{one.defense}: '}{one.sentence}")
     return found

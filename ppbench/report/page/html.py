@@ -19,6 +19,7 @@ from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
 from ppbench.report.claims.page import claimed_text
+from ppbench.report.frame import frame_of
 from ppbench.report.page.assets import TEMPLATES, assets
 from ppbench.report.page.badges import adaptive, knowing
 from ppbench.report.page.boards import Board, boards
@@ -37,6 +38,7 @@ from ppbench.report.page.sections import Section, about, metric_of
 from ppbench.report.page.series import caps
 from ppbench.report.page.sprites import Album, ImagesOf, no_images
 from ppbench.report.page.table import Claims, no_claims, rows
+from ppbench.report.worst import attack_of, cell_of
 
 TOLD = 12
 """Sentences at the head of the page; further ones are folded, and stand with their defenses, too."""
@@ -58,6 +60,7 @@ def render(
     bare: bool = False,
 ) -> str:
     """Return the page; arguments as `write_html`, and `times`, which finds how long a client takes."""
+    records = frame_of(records)
     found = boards(records, claims, sound) if found is None else found
     problems = problems or Problems()
     known, album = knowing(records), Album(problems.past(images))
@@ -91,7 +94,9 @@ def render(
             settings=sorted({f"{r.config.data.name}, {r.config.model.id}" for r in records}),
             environments=sorted({_environment(record) for record in records}),
             assets=assets(),
-            knows=lambda record: adaptive(record, known),
+            knows=lambda found: adaptive(found, known),
+            attack_of=attack_of,
+            cell_of=cell_of,
             metric_of=metric_of,
             claimed_text=claimed_text,
         )
@@ -110,7 +115,7 @@ def _sections(
         yield Section(
             board,
             f"b{index}",
-            tuple(album.strip(entry.worst) for entry in board.entries),
+            tuple(album.strip(None if entry.worst is None else entry.worst.leading) for entry in board.entries),
             drawings(board, islice(drawn, len(some)), some, series),
             tuple(islice(drawn, len(more))),
         )

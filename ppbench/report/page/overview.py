@@ -7,14 +7,17 @@ initialization where that was attacked, over all adversaries and roles. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ppbench.questions.base import asked, question_of
 from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, best, leak, rebuilt_share
+from ppbench.report.frame import EVALUATION, TRAINED, Key
+from ppbench.report.kinds import probe_words
 from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.cost_rows import CostRow
-from ppbench.report.page.evaluations import Judged, evaluation_of
+from ppbench.report.page.evaluations import Judged
 from ppbench.report.page.sections import weights
 from ppbench.report.page.standing import Standing, Value, standing
 
@@ -69,41 +72,58 @@ def overviews(found: Sequence[Board], judged: Sequence[Judged], costs: Sequence[
         judged: the evaluations that the same records are of.
         costs: the rows of the table of costs.
     """
-    rows: dict[str, Rows] = {}
+    rows: dict[Key, Rows] = {}
     for board in found:
         for entry in board.entries:
-            rows.setdefault(evaluation_of(entry.sample), []).append((board, entry))
-    paid = {(evaluation_of(row.entry.sample), _defense(row.entry)): row for row in costs}
-    tables = [_overview(one, rows[one.key], paid) for one in judged if one.key in rows]
+            rows.setdefault(entry.key.only(EVALUATION), []).append((board, entry))
+    paid = {row.entry.key.only(TRAINED): row for row in costs}
+    tables = [
+        _overview(one, about, some, paid)
+        for one in judged
+        if one.key in rows
+        for about, some in _probed(one.about, rows[one.key])
+    ]
     return [table for table in tables if any(row.role == "compared" for row in table.rows)]
 
 
-def _defense(entry: Entry) -> str:
-    return entry.defense.model_dump_json()
+def _probed(about: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
+    """Yield an evaluation's rows in words, one probe's uploads at a time; what asks about models goes with each."""
+    models = {b.setting.kind for b, _ in rows if question_of(b.setting.kind).source == "model"}
+    probes = sorted({(b.setting.probe, b.setting.probe_rounds) for b, _ in rows if b.setting.kind not in models})
+    if len(probes) < 2:
+        yield about, rows
+        return
+    for probe in probes:
+        some = [
+            (board, entry)
+            for board, entry in rows
+            if board.setting.kind in models or (board.setting.probe, board.setting.probe_rounds) == probe
+        ]
+        yield f"{about}, {probe_words(*probe)}", some
 
 
-def _overview(one: Judged, rows: Rows, paid: dict[tuple[str, str], CostRow]) -> Overview:
+def _overview(one: Judged, about: str, rows: Rows, paid: dict[Key, CostRow]) -> Overview:
     main, broken = _main(rows), [board for board, entry in rows if _breaks(entry)]
-    settings: dict[str, Rows] = {}
+    settings: dict[Key, Rows] = {}
     for board, entry in rows:
         if entry.defense.id != "full_noise":
-            settings.setdefault(_defense(entry), []).append((board, entry))
+            settings.setdefault(entry.key.only(TRAINED), []).append((board, entry))
     values: dict[str, list[Value]] = {}
-    for defense in sorted(settings):
-        value = _value(settings[defense], main, broken, paid.get((one.key, defense)))
-        values.setdefault(value.entry.defense.id, []).append(value)
+    for key in sorted(settings, key=Key.text):
+        value = _value(settings[key], main, broken, paid.get(key))
+        values.setdefault(key.defense, []).append(value)
     none = values.pop("none", [None])[0]
     told = [standing(some, none, one.reliable) for _, some in sorted(values.items())]
     undefended = [] if none is None else [Standing("undefended", "info", none, (none,), None)]
     headline = next((board.headline for board, entry in rows if board in main and entry.worst is not None), "")
     setting = main[0].setting if main and headline else None
     asked = "" if setting is None else f"batch {setting.batch}, {weights(setting)}"
-    return Overview(one.about, one.checks, one.reliable, headline, asked, (*undefended, *told))
+    return Overview(about, one.checks, one.reliable, headline, asked, (*undefended, *told))
 
 
 def _main(rows: Rows) -> list[Board]:
     """Return the boards that are judged: uploads at the smallest batch, at initialization where that was attacked."""
-    uploads = [b for b, _ in rows if b.setting.kind == "reconstruction"]
+    uploads = [b for b, _ in rows if question_of(b.setting.kind).inputs]
     uploads = [b for b in uploads if b.setting.stage == "init"] or uploads
     smallest = min((b.setting.batch for b in uploads), default=0)
     return list({id(b): b for b in uploads if b.setting.batch == smallest}.values())
@@ -133,6 +153,7 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
     outputs = [r for r in extracted if r.config.stage == "iterate"]
     return Value(
         entry=entry,
+        asked=any(asked(r).inputs for _, e in judged for r in e.records),
         worst=entry.worst if told else None,
         labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
         members=best([r for r in members if r.config.stage != "audit"], ASR),

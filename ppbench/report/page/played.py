@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from ppbench.records.schema import Played, Record
+from ppbench.report.frame import RUNS, Key, frame_of
 from ppbench.report.page.figures import inline_svg, style
 
 SHOWN = 30
@@ -49,16 +49,14 @@ def role_counts(records: Sequence[Record]) -> list[RoleCounts]:
 
     Roles share the rounds, so the last is what is left.
     """
-    found: dict[str, dict[str, tuple[Record, Played]]] = {}
-    for record in sorted(records, key=lambda r: r.cell_id):
-        config, control = record.config, record.config.defense.control
-        if record.played is not None:
-            rest = {k: v for k, v in config.defense.parameters.items() if control is None or k != control.name}
-            parts = [part.model_dump(mode="json") for part in (config.federation, config.data, config.model)]
-            key = json.dumps([config.defense.id, rest, config.seed, *parts], sort_keys=True)
-            label = "" if control is None else f"{control.name}={control.value:g}"
-            found.setdefault(key, {}).setdefault(label, (record, record.played))
-    return [counted for _, some in sorted(found.items()) for counted in _counts(some)]
+    found: dict[Key, dict[str, tuple[Record, Played]]] = {}
+    frame = frame_of(records)
+    for record in sorted((r for r in frame if r.played is not None), key=lambda r: r.cell_id):
+        key = frame.key(record)
+        label = f"{key.control}={key.value:g}" if key.control else ""
+        assert record.played is not None
+        found.setdefault(key.only(RUNS), {}).setdefault(label, (record, record.played))
+    return [counted for key in sorted(found, key=Key.text) for counted in _counts(found[key])]
 
 
 def _counts(some: dict[str, tuple[Record, Played]]) -> list[RoleCounts]:

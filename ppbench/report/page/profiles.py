@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ppbench.questions.base import asked, question_of
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.controls import CONTROLS, best, is_image
@@ -140,7 +141,7 @@ def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: froze
     """Yield the reconstructions of the first settings that have any."""
     number = 0
     for section, entry in rows:
-        if section.board.setting.kind == "reconstruction" and is_image(entry.sample) and number < FIRST:
+        if question_of(section.board.setting.kind).inputs and is_image(entry.sample) and number < FIRST:
             found = _gallery(section, entry, album, known)
             number += found is not None
             if found is not None:
@@ -148,7 +149,7 @@ def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: froze
 
 
 def _gallery(section: Section, entry: Entry, album: Album, known: frozenset[str]) -> Gallery | None:
-    told = [r for r in entry.records if r.config.attack.kind == "reconstruction" and r.status == "complete"]
+    told = [r for r in entry.records if asked(r).inputs and r.status == "complete"]
     sides = [best([r for r in told if adaptive(r, known) == knows], "psnr_median") for knows in (False, True)]
     shown = [r for r in sides if r is not None]
     main = _sprite(shown, album, known)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ppbench.questions.base import question_of
-from ppbench.records.schema import Metric, Record
+from ppbench.records.schema import Metric
 from ppbench.report.cap_series import Cap
 from ppbench.report.controls import best, rebuilt_share
-from ppbench.report.page.boards import Board, Entry, Setting
+from ppbench.report.frame import Key
+from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.evaluations import ALONE
+from ppbench.report.worst import Measured
 
 AUDITED = (
     *(("auc", "Average, AUC"), ("tpr_at_1pct_fpr", "Average, TPR at 1 % FPR")),
@@ -107,10 +109,10 @@ class Section:
 
     @property
     def _audited(self) -> bool:
-        return self.board.setting.kind == "membership" and self.board.setting.stage == "audit"
+        return question_of(self.board.setting.kind).audits and self.board.setting.stage == "audit"
 
-    def shown(self, entry: Entry, name: str) -> Record | None:
-        """Return the record whose metric `name` stands in the row: of an audit's, the strongest in it."""
+    def shown(self, entry: Entry, name: str) -> Measured | None:
+        """Return what has the metric `name` stands in the row: of an audit's, the strongest in it."""
         return best(entry.records, name) if self._audited and name in dict(AUDITED) else entry.worst
 
     @property
@@ -120,7 +122,7 @@ class Section:
         return "Error" if any(u.accuracy is None and u.mse is not None for u in numbers) else "Accuracy"
 
 
-def weights(setting: Setting) -> str:
+def weights(setting: Key) -> str:
     """Return which model a board attacks, in words."""
     if setting.stage == "audit":
         return "an audited training"
@@ -129,12 +131,12 @@ def weights(setting: Setting) -> str:
     return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)
 
 
-def metric_of(record: Record, name: str) -> Metric | None:
-    """Return a record's metric, or the share of its victims that are rebuilt."""
+def metric_of(record: Measured, name: str) -> Metric | None:
+    """Return a metric, or the share of its victims that are rebuilt."""
     return rebuilt_share(record) if name == "share_rebuilt" else record.metric(name)
 
 
-def about(setting: Setting) -> str:
+def about(setting: Key) -> str:
     """Return what a board attacks, in words: the adversary, the model and the batch."""
     batch = "" if question_of(setting.kind).source == "model" else f", batch {setting.batch}"
     return f"{setting.threat}, {weights(setting)}{batch}"

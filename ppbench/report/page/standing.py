@@ -22,6 +22,7 @@ from ppbench.report.page.boards import Entry
 from ppbench.report.page.cost_rows import CostRow
 from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.uploads import fate
+from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Fate = Literal["falls", "hidden", "undecided"]
 Tone = Literal["info", "good", "warning", "error"]
@@ -36,7 +37,8 @@ class Value:
 
     Attributes:
         entry: the row of the judged boards that leaks most; for the defense, its use and its cost.
-        worst: what was rebuilt there, None where nothing was to be.
+        asked: whether something was to be rebuilt there.
+        worst: what was, None where no attack gave a figure.
         labels: the highest label accuracy of the judged boards.
         members, canaries: the strongest cells by ASR, and by the canaries' TPR at 1 % FPR.
         found: the strongest membership cells by metric ("asr", "canary_auc"), to judge whether any are found.
@@ -48,7 +50,8 @@ class Value:
     """
 
     entry: Entry
-    worst: Record | None
+    asked: bool
+    worst: WorstCase | None
     labels: Record | None
     members: Record | None
     canaries: Record | None
@@ -61,8 +64,10 @@ class Value:
 
     @property
     def fate(self) -> Fate | None:
-        """What became of what was to be rebuilt; None where nothing was, or nothing came of it."""
-        return None if self.worst is None else fate(self.worst) if is_image(self.worst) else _rows_fate(self.worst)
+        """What became of what was to be rebuilt; None where nothing was."""
+        if self.worst is None:
+            return "undecided" if self.asked else None
+        return fate(self.worst) if is_image(self.worst) else _rows_fate(self.worst)
 
     @property
     def metric(self) -> Metric | None:
@@ -103,7 +108,7 @@ class Value:
         return above_chance(self.labels, "label_accuracy", len(self.entry.records))
 
 
-def _rows_fate(record: Record) -> Fate:
+def _rows_fate(record: WorstCase) -> Fate:
     """Return what became of table rows: whether half of them are rebuilt, by the interval of the share."""
     share = rebuilt_share(record)
     if share is None or share.value is None:
@@ -183,7 +188,7 @@ def _judged(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone
     value = min(useful or asked, key=_plainly)
     if any(v.fate == "undecided" for v in asked):
         return next(v for v in asked if v.fate == "undecided"), "undecided", "warning"
-    return value, f"falls to {attack_of(value.worst)}", "error"
+    return value, f"falls to {winner_of(value.worst)}", "error"
 
 
 def _hidden(value: Value, none: Value | None) -> tuple[str, Tone]:
@@ -217,8 +222,8 @@ def _models(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone
     if kept:  # that nothing is found of members says little: chance is where weak attacks end
         return kept[0], "undecided", "warning"
     if giving:
-        return giving[0], f"gives members to {attack_of(giving[0].found[0][1])}", "error"
-    return read[0], f"falls to {attack_of(read[0].outputs)}", "error"
+        return giving[0], f"gives members to {winner_of(giving[0].found[0][1])}", "error"
+    return read[0], f"falls to {winner_of(read[0].outputs)}", "error"
 
 
 def _plainly(value: Value) -> float:
@@ -235,7 +240,6 @@ def useless(value: Value, none: Value | None) -> bool:
     return whole is not None and own is not None and own - chance < USELESS * (whole - chance)
 
 
-def attack_of(record: Record | None) -> str:
-    """Return an attack's name, of a portfolio that of its most frequent winner."""
-    name = "" if record is None else record.config.attack.id
-    return name.removeprefix("portfolio (").removesuffix(")") if name.startswith("portfolio (") else name
+def winner_of(found: Measured | None) -> str:
+    """Return an attack's name, of a worst case that of its most frequent winner."""
+    return found.attack if isinstance(found, WorstCase) else attack_of(found)

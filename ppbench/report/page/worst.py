@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-from ppbench.records.schema import Metric, Record
+from ppbench.questions.base import asked, question_of
 from ppbench.report.controls import value
 from ppbench.report.page.boards import Board, Entry
 
@@ -17,7 +17,7 @@ class WorstRow:
     """One row of a reconstruction board; the fields are the columns of worst_case.csv, in order.
 
     plain, worst: the attack that is best on most victims, "portfolio (NAME)" where no single one is best on all; their
-    figures take each victim by the attack that is best on it (`ppbench.report.portfolio`). attacks: of how many images.
+    figures take each victim by the attack that is best on it (`ppbench.report.worst`). attacks: of how many images.
     reliable: whether the controls hold on this board.
     """
 
@@ -51,12 +51,12 @@ class WorstRow:
 
 def worst_rows(boards: Sequence[Board]) -> list[WorstRow]:
     """Return the rows of the reconstruction boards, in their order."""
-    return [_row(board, entry) for board in boards if board.setting.kind == "reconstruction" for entry in board.entries]
+    return [_row(board, entry) for board in boards if question_of(board.setting.kind).inputs for entry in board.entries]
 
 
 def _row(board: Board, entry: Entry) -> WorstRow:
     setting, worst, plain = board.setting, entry.worst, entry.plain
-    median, control = _metric(worst, "psnr_median"), entry.defense.control
+    median, control = None if worst is None else worst.metric("psnr_median"), entry.defense.control
     return WorstRow(
         dataset=setting.data,
         model=setting.network,
@@ -70,12 +70,12 @@ def _row(board: Board, entry: Entry) -> WorstRow:
         rank=entry.rank,
         reliable=board.reliable,
         accuracy=entry.sample.utility.accuracy,
-        attacks=sum(r.config.attack.kind == "reconstruction" and r.status == "complete" for r in entry.records),
+        attacks=sum(asked(r).inputs and r.status == "complete" for r in entry.records),
         n=0 if worst is None else len(worst.victims),
-        plain=None if plain is None else plain.config.attack.id,
+        plain=None if plain is None else plain.name,
         plain_psnr_median=value(plain, "psnr_median"),
         plain_rmse_mean=value(plain, "rmse_mean"),
-        worst=None if worst is None else worst.config.attack.id,
+        worst=None if worst is None else worst.name,
         worst_psnr_median=value(worst, "psnr_median"),
         worst_psnr_median_low=None if median is None else median.low,
         worst_psnr_median_high=None if median is None else median.high,
@@ -85,10 +85,6 @@ def _row(board: Board, entry: Entry) -> WorstRow:
         worst_ssim_mean=value(worst, "ssim_mean"),
         worst_lpips_mean=value(worst, "lpips_mean"),
     )
-
-
-def _metric(record: Record | None, name: str) -> Metric | None:
-    return None if record is None else record.metric(name)
 
 
 def worst_csv(boards: Sequence[Board]) -> str:

@@ -8,11 +8,11 @@ from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.verdict.audits import Audited, audits, what_audits_tell
 from ppbench.report.verdict.guarantee import guarantee
-from ppbench.report.verdict.lines import Held, Line, Strongest, figure, held, lines
+from ppbench.report.verdict.lines import Held, Line, Sides, figure, held, lines
 from ppbench.report.verdict.models import what_models_tell
 from ppbench.report.verdict.uploads import what_uploads_tell
 
-__all__ = ["Audited", "Held", "Line", "Strongest", "audits", "figure", "held", "lines", "sentences"]
+__all__ = ["Audited", "Held", "Line", "Sides", "audits", "figure", "held", "lines", "sentences"]
 
 
 def sentences(defense: str, records: Sequence[Record]) -> list[str]:

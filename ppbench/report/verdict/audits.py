@@ -9,69 +9,72 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppbench.records.schema import Record, Utility
+from ppbench.records.schema import Record
 from ppbench.report.controls import above_chance, best, value
-from ppbench.report.verdict.lines import Key, attack_of, figure, grouped
+from ppbench.report.verdict.lines import Row, figure, rows
+from ppbench.report.worst import attack_of
 
 CANARIES = "canary_auc"
 
 
 @dataclass(frozen=True)
-class Audited:
-    """One defense at one control value, to one adversary: its strongest cells, and how many were tried of each kind.
+class Audited(Row):
+    """One defense at one control value, to one adversary, in one audit: its strongest cells."""
 
-    Attributes:
-        members: by the AUC on average records.
-        canaries: by the AUC on canaries.
-        owners: of tracing.
-        epsilon: with the largest lower bound on epsilon.
-        claimed: the epsilon of the formal guarantee, or None.
-        tried: membership cells.
-    """
+    @property
+    def members(self) -> Record | None:
+        """The strongest by the AUC on average records."""
+        return best(self.of("membership"), "auc")
 
-    defense: str
-    control: str
-    threat: str
-    utility: Utility
-    members: Record | None
-    canaries: Record | None
-    owners: Record | None
-    epsilon: Record | None
-    claimed: float | None
-    tried: int
+    @property
+    def canaries(self) -> Record | None:
+        """The strongest by the AUC on canaries."""
+        return best(self.of("membership"), CANARIES)
+
+    @property
+    def owners(self) -> Record | None:
+        """The strongest of tracing."""
+        return best(self.of("tracing"), "tracing_accuracy")
+
+    @property
+    def epsilon(self) -> Record | None:
+        """That with the largest lower bound on epsilon."""
+        return best(self.of("membership"), "epsilon_lower")
+
+    @property
+    def claimed(self) -> float | None:
+        """The epsilon of the formal guarantee, or None."""
+        return self.records[0].privacy.epsilon
+
+    @property
+    def tried(self) -> int:
+        """How many membership cells there are."""
+        return len(self.of("membership"))
 
 
 def audits(records: Sequence[Record]) -> list[Audited]:
     """Return the rows of all audits in `records`, controls first."""
-    return [_audited(key, some) for key, some in grouped(records, lambda r: r.config.stage == "audit")]
-
-
-def _audited(key: Key, records: Sequence[Record]) -> Audited:
-    asked = [r for r in records if r.config.attack.kind == "membership"]
-    return Audited(
-        key.defense,
-        key.control,
-        key.threat,
-        records[0].utility,
-        best(asked, "auc"),
-        best(asked, CANARIES),
-        best([r for r in records if r.config.attack.kind == "tracing"], "tracing_accuracy"),
-        best(asked, "epsilon_lower"),
-        records[0].privacy.epsilon,
-        len(asked),
-    )
+    return rows(Audited, records, lambda r: r.config.stage == "audit")
 
 
 def what_audits_tell(defense: str, records: Sequence[Record]) -> list[str]:
-    """Return the sentences on the audits of `defense`, adversary by adversary."""
-    rows, said = audits(records), []
-    for threat in sorted({row.threat for row in rows if row.defense == defense}):
-        mine = [row for row in rows if (row.defense, row.threat) == (defense, threat)]
-        none = next((row for row in rows if (row.defense, row.threat) == ("none", threat)), None)
+    """Return the sentences on the audits of `defense`, adversary by adversary and audit by audit."""
+    every, said = audits(records), []
+    several = len({_audit(row)[1:] for row in every}) > 1
+    for audit in sorted({_audit(row) for row in every if row.defense == defense}):
+        threat, references, canaries = audit
+        mine = [row for row in every if row.defense == defense and _audit(row) == audit]
+        none = next((row for row in every if row.defense == "none" and _audit(row) == audit), None)
         none = None if defense == "none" else none
-        said += [f"[{threat}] {sentence}" for sentence in [*_members(mine, none), *_owners(mine, none)]]
-        said += [f"[{threat}] {sentence}" for row in mine if (sentence := _epsilon(row))]
+        told = [*_members(mine, none), *_owners(mine, none), *(text for row in mine if (text := _epsilon(row)))]
+        words = f"{threat}, {canaries} canaries, {references} references" if several else threat
+        said += [f"[{words}] {sentence}" for sentence in told]
     return said
+
+
+def _audit(row: Audited) -> tuple[str, int, int]:
+    """Return what an audit's rows share: another number of canaries or references asks another question."""
+    return row.threat, row.key.references or 0, row.key.canaries or 0
 
 
 def _members(rows: Sequence[Audited], none: Audited | None) -> list[str]:

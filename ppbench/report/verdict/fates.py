@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ppbench.records.schema import Record
-from ppbench.report.controls import above_chance, widened
+from ppbench.report.controls import Figured, above_chance, widened
 
 Fate = Literal["found", "part", "hidden", "undecided"]
 READ, LITTLE = 0.9, 0.2  # shares of the true decisions, beyond chance, from which on they are read, below which hidden
 CLOSE, FAR = 0.2, 0.5  # relative errors of predicted numbers up to which they are read, from which on hidden
 
 
-def members_fate(record: Record, tried: int, undefended: Record | None) -> Fate:
+def members_fate(record: Figured, tried: int, undefended: Figured | None) -> Fate:
     """Return whether an attack finds members.
 
     "found": its ASR lies above chance at Bonferroni's level; "hidden": it does not, and lies below what the undefended
@@ -31,7 +30,7 @@ def members_fate(record: Record, tried: int, undefended: Record | None) -> Fate:
     return "hidden" if metric.high < beside.value else "undecided"
 
 
-def outputs_fate(record: Record, tried: int) -> Fate:
+def outputs_fate(record: Figured, tried: int) -> Fate:
     """Return whether an attack reads the true model's outputs: all but all of them, in part, or hardly any.
 
     Decisions are judged by their agreement beyond chance, (a - chance) / (1 - chance); predictions of numbers, which
@@ -53,7 +52,7 @@ def outputs_fate(record: Record, tried: int) -> Fate:
     return "found" if high <= CLOSE else "hidden" if low >= FAR else "part" if high < FAR else "undecided"
 
 
-def same_outputs(record: Record, tried: int) -> bool:
+def same_outputs(record: Figured, tried: int) -> bool:
     """Return whether a model answers as the true one: its decisions, or the outputs themselves within `CLOSE`.
 
     Where the true model decides alike on most queries, few are left to show that decisions agree beyond chance.

@@ -1,15 +1,18 @@
-"""Records as rows of the final tables: the strongest cell of each kind, those that know the defense apart."""
+"""Records as rows of the final tables: the worst case of each kind, and of attacks that do not know the defense."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import TypeVar
 
-from ppbench.questions.base import asked
+from ppbench.questions.base import asked, question_of
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import best
-from ppbench.report.portfolio import worst_case
+from ppbench.report.controls import Figured, best
+from ppbench.report.frame import SETTING, Frame, Key, frame_of
+from ppbench.report.kinds import probe_words
+from ppbench.report.worst import WorstCase, worst_of
 
 STAGES = {
     "init": "at random weights",
@@ -20,111 +23,162 @@ STAGES = {
 ORDER = ("init", "iterate", "final", "audit")
 
 
-class Key(NamedTuple):
-    """What the cells of one row share."""
-
-    defense: str
-    control: str
-    stage: str
-    batch: int
-    threat: str
-
-
 @dataclass(frozen=True)
-class Strongest:
-    """The strongest cells of one kind.
+class Sides:
+    """The worst case over cells of one or several settings of a defense, each setting for itself.
 
     Attributes:
         plain: of the attacks that take things as they are, or None.
         knowing: of the attacks that know the defense, or None.
-        plain_tried, knowing_tried: how many cells each is the strongest of.
+        worst: of all attacks, or None.
+        plain_tried, knowing_tried: how many cells have a figure.
     """
 
-    plain: Record | None = None
-    knowing: Record | None = None
-    plain_tried: int = 0
-    knowing_tried: int = 0
+    plain: WorstCase | None
+    knowing: WorstCase | None
+    worst: WorstCase | None
+    plain_tried: int
+    knowing_tried: int
 
     @staticmethod
-    def of(records: Iterable[Record], metric: str) -> Strongest:
-        """Return the strongest of `records` by `metric`."""
-        told = [r for r in records if (m := r.metric(metric)) is not None and m.value is not None]
-        plain = [r for r in told if not r.config.attack.adaptive]
-        knowing = [r for r in told if r.config.attack.adaptive]
-        return Strongest(best(plain, metric), best(knowing, metric), len(plain), len(knowing))
+    def of(records: Sequence[Record], metric: str) -> Sides:
+        """Return the worst cases of `records`, cells of one kind, by `metric`."""
+        frame = frame_of(records)
+        told = [r for r in frame if (m := r.metric(metric)) is not None and m.value is not None]
+        plain, knowing = ([r for r in told if r.config.attack.adaptive == knows] for knows in (False, True))
+
+        def worst(some: Sequence[Record]) -> WorstCase | None:
+            return worst_of((row.worst(metric) for row in frame.of(some).by(SETTING).values()), metric)
+
+        return Sides(worst(plain), worst(knowing), worst(told), len(plain), len(knowing))
 
     @property
     def tried(self) -> int:
         """How many cells there are."""
         return self.plain_tried + self.knowing_tried
 
-    def worst(self, metric: str) -> Record | None:
-        """Return the stronger of both."""
-        return best([r for r in (self.plain, self.knowing) if r is not None], metric)
+
+@dataclass(frozen=True)
+class Row:
+    """The cells of one setting that a table has in a row. key: by `SETTING`; control: its control value, as words."""
+
+    key: Key
+    control: str
+    records: Frame
+
+    @property
+    def defense(self) -> str:
+        """The defense's name."""
+        return self.key.defense
+
+    @property
+    def stage(self) -> str:
+        """Which model is attacked."""
+        return self.key.stage
+
+    @property
+    def batch(self) -> int:
+        """Examples in a victim's batch."""
+        return self.key.batch
+
+    @property
+    def threat(self) -> str:
+        """Whose view is attacked."""
+        return self.key.threat
+
+    @property
+    def role(self) -> str:
+        """The part that the victims played."""
+        return self.key.role
+
+    @property
+    def utility(self) -> Utility:
+        """What the model is good for."""
+        return self.records[0].utility
+
+    @property
+    def status(self) -> str:
+        """Of the first cell that is not complete, else "complete"."""
+        return next((r.status for r in self.records if r.status != "complete"), "complete")
+
+    def of(self, kind: str) -> Frame:
+        """Return the cells of one kind of attack."""
+        return self.records.of([r for r in self.records if r.config.attack.kind == kind])
 
 
 @dataclass(frozen=True)
-class Line:
-    """What uploads give away: a defense at one control value, stage and batch size, over all attacks on it.
+class Line(Row):
+    """What uploads give away: a defense at one control value, stage and batch size, over all attacks on it."""
 
-    plain, worst: what attacks that do not know the defense, and all, rebuild of each victim at best (`worst_case`);
-    labels, tracing: the strongest cell of each kind; targets that are numbers have no labels. role: the part that the
-    victims played.
-    """
+    @cached_property
+    def sides(self) -> Sides:
+        """What attacks that do not know the defense, and all, rebuild of each victim at best."""
+        return Sides.of(self.of("reconstruction"), "psnr_median")
 
-    defense: str
-    control: str
-    stage: str
-    batch: int
-    threat: str
-    utility: Utility
-    plain: Record | None
-    worst: Record | None
-    labels: Record | None
-    tracing: Record | None
-    status: str
-    role: str
+    @property
+    def plain(self) -> WorstCase | None:
+        """What attacks that do not know the defense rebuild."""
+        return self.sides.plain
+
+    @property
+    def worst(self) -> WorstCase | None:
+        """What all attacks rebuild."""
+        return self.sides.worst
+
+    @cached_property
+    def labels(self) -> Record | None:
+        """The strongest recovery of labels; targets that are numbers have none."""
+        some = [r for r in self.records if r.config.model.classes > 1]
+        return best(some, "label_accuracy")
+
+    @cached_property
+    def tracing(self) -> Record | None:
+        """The strongest tracing."""
+        return best(self.of("tracing"), "tracing_accuracy")
 
     @property
     def adaptive(self) -> bool:
-        """Whether an attack that knows the defense was the strongest of those tried."""
-        return self.worst is not None and self.worst.config.attack.adaptive
+        """Whether an attack that knows the defense was the strongest of those tried on some victim."""
+        return self.worst is not None and self.worst.knows
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a model gives away to who holds it: the one that clients train on ("iterate") or the delivered ("final").
+class Held(Row):
+    """What a model gives away to who holds it: the one that clients train on ("iterate") or the delivered ("final")."""
 
-    members: membership cells by ASR; outputs: extraction cells by `extraction_metric`.
-    """
+    @cached_property
+    def members(self) -> Sides:
+        """Membership cells by ASR."""
+        return Sides.of(self.of("membership"), "asr")
 
-    defense: str
-    control: str
-    stage: str
-    threat: str
-    utility: Utility
-    members: Strongest
-    outputs: Strongest
-    status: str
+    @cached_property
+    def outputs(self) -> Sides:
+        """Extraction cells."""
+        some = self.of("extraction")
+        return Sides.of(some, extraction_metric_of(some))
 
 
-def extraction_metric(records: Iterable[Record]) -> str:
-    """Return the metric of extraction: agreement of decisions, or where there are no classes the relative error."""
-    classes = next((r.config.model.classes for r in records), 2)
-    return "agreement" if classes > 1 else "output_error"
+def extraction_metric_of(records: Iterable[Figured]) -> str:
+    """Return the metric of extraction for the networks of `records`."""
+    question = question_of("extraction")
+    return next((question.headline(r.config) for r in records), "agreement")
 
 
 def labels_of(records: Sequence[Record]) -> dict[str, str]:
-    """Return "alpha2=0.1" by cell: the control parameter, others that differ among a defense's records, the role."""
+    """Return "alpha2=0.1" by cell: the control parameter, what else differs among a defense's records, the role."""
     seen: dict[tuple[str, str], set[object]] = {}
+
+    def known(record: Record) -> dict[str, object]:
+        return {**record.config.defense.parameters, "version": record.config.defense.version}
+
     for record in records:
-        for name, parameter in record.config.defense.parameters.items():
+        for name, parameter in known(record).items():
             seen.setdefault((record.config.defense.id, name), set()).add(parameter)
     found = {}
     for record in records:
         defense = record.config.defense
         words = [] if defense.control is None else [f"{defense.control.name}={defense.control.value:g}"]
-        for name, parameter in defense.parameters.items():
+        for name, parameter in known(record).items():
             if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
                 words.append(f"{name}={parameter}")
         words += [f"({record.config.role})"] if record.config.role else []
@@ -132,83 +186,42 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
     return found
 
 
-def grouped(records: Sequence[Record], which: Callable[[Record], bool]) -> list[tuple[Key, list[Record]]]:
-    """Return those of `records` that `which` takes by the rows that they belong to, controls first, then by control."""
-    label = labels_of(records)
-    groups: dict[Key, list[Record]] = {}
-    for record in records:
-        config = record.config
-        if which(record):
-            key = Key(config.defense.id, label[record.cell_id], config.stage, config.batch_size, config.threat_model.id)
-            groups.setdefault(key, []).append(record)
-    return sorted(groups.items(), key=lambda pair: (*_order(pair[0]), pair[0].batch))
+Made = TypeVar("Made", bound=Row)
 
 
-def _asks(about_records: bool) -> Callable[[Record], bool]:
-    """Return what takes cells that ask about records, or about probes; audits have rows of their own."""
-
-    def which(record: Record) -> bool:
-        config = record.config
-        return config.stage != "audit" and asked(record).chapter == ("models" if about_records else "uploads")
-
-    return which
+def rows(make: type[Made], records: Sequence[Record], which: Callable[[Record], bool]) -> list[Made]:
+    """Return those of `records` that `which` takes as rows, controls first."""
+    frame = frame_of(records)
+    label = labels_of(frame)
+    groups = frame.of([r for r in frame if which(r)]).by(SETTING)
+    return sorted((make(key, label[some[0].cell_id], some) for key, some in groups.items()), key=_order)
 
 
 def lines(records: Sequence[Record]) -> list[Line]:
-    """Return the rows on what uploads give away, controls first, then by control value, stage and batch."""
-    return [_line(key, some) for key, some in grouped(records, _asks(False))]
+    """Return the rows on what uploads give away, controls first, then by control value, stage, batch and probe."""
+    return rows(Line, records, lambda r: r.config.stage != "audit" and asked(r).chapter == "uploads")
 
 
 def held(records: Sequence[Record]) -> list[Held]:
     """Return the rows on what models give away to who holds them, in the same order."""
-    return [_held(key, some) for key, some in grouped(records, _asks(True))]
+    return rows(Held, records, lambda r: r.config.stage != "audit" and asked(r).chapter == "models")
 
 
-def _line(key: Key, records: Sequence[Record]) -> Line:
-    images = [r for r in records if r.config.attack.kind == "reconstruction"]
-    labelled = [r for r in records if r.config.attack.kind != "tracing" and r.config.model.classes > 1]
-    return Line(
-        *key,
-        records[0].utility,
-        worst_case([r for r in images if not r.config.attack.adaptive]),
-        worst_case(images),
-        best(labelled, "label_accuracy"),
-        best([r for r in records if r.config.attack.kind == "tracing"], "tracing_accuracy"),
-        _status(records),
-        records[0].config.role,
-    )
-
-
-def _held(key: Key, records: Sequence[Record]) -> Held:
-    members = [r for r in records if r.config.attack.kind == "membership"]
-    outputs = [r for r in records if r.config.attack.kind == "extraction"]
-    return Held(
-        key.defense,
-        key.control,
-        key.stage,
-        key.threat,
-        records[0].utility,
-        Strongest.of(members, "asr"),
-        Strongest.of(outputs, extraction_metric(outputs)),
-        _status(records),
-    )
-
-
-def _status(records: Sequence[Record]) -> str:
-    return next((r.status for r in records if r.status != "complete"), "complete")
-
-
-def _order(row: Key) -> tuple[int, str, str, float, str, int]:
+def _order(row: Row) -> tuple[object, ...]:
     rank = {"none": 0, "full_noise": 1}.get(row.defense, 2)
-    word = row.control.partition(" ")[0].partition("=")[2]
-    try:
-        number = float(word)
-    except ValueError:
-        number = 0.0
-    return rank, row.defense, row.threat, number, row.control, ORDER.index(row.stage)
+    number = 0.0 if row.key.value is None else row.key.value
+    place = row.control, ORDER.index(row.stage), row.batch
+    return rank, row.defense, row.threat, number, *place, row.key.probe, row.key.probe_rounds, row.key.text()
 
 
-def figure(record: Record | None, name: str, form: str, unit: str = "") -> str:
+def probed(row: Row, beside: Iterable[Row]) -> str:
+    """Return what was probed, in words: where it is not one gradient, or where other rows stand beside of another."""
+    here = row.key.probe, row.key.probe_rounds
+    alone = here == ("gradient", 1) and all((r.key.probe, r.key.probe_rounds) == here for r in beside)
+    return "" if alone else probe_words(*here)
+
+
+def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
     """Return "35.2 dB [31.0, 40.3]" for a metric, "71.0% [66.2, 75.4]" with the form ".1%", "-" where there is none."""
     metric = record.metric(name) if record is not None else None
     if metric is None or metric.value is None:
@@ -219,7 +232,7 @@ def figure(record: Record | None, name: str, form: str, unit: str = "") -> str:
     return text
 
 
-def name_of(row: Line | Held) -> str:
+def name_of(row: Row) -> str:
     """Return "spn at alpha2=0.1"."""
     return f"{row.defense} at {row.control}" if row.control else row.defense
 
@@ -231,11 +244,6 @@ def listed(labels: Sequence[str]) -> str:
     words = [label.partition("=")[2] for label in labels] if plain and len(names) == 1 else list(labels)
     text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     return f"{names.pop()}={text}" if plain and len(names) == 1 else text
-
-
-def attack_of(record: Record | None) -> str:
-    """Return the name of a cell's attack, "-" for none."""
-    return "-" if record is None else record.config.attack.id
 
 
 def utility_text(utility: Utility, undefended: Utility | None) -> str:

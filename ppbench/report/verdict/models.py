@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ppbench.records.schema import Record
 from ppbench.report.controls import above_chance, best, value
 from ppbench.report.verdict.fates import Fate, members_fate, outputs_fate, same_outputs
-from ppbench.report.verdict.lines import Held, Strongest, attack_of, extraction_metric, figure, held, listed
+from ppbench.report.verdict.lines import Held, Sides, extraction_metric_of, figure, held, listed
+from ppbench.report.worst import WorstCase, attack_of
 
 CLIENT = "client/1"
 
@@ -21,21 +22,21 @@ CLIENT = "client/1"
 class Members:
     """The question for members. undefended: the strongest cell on the undefended model, one of `tried`, or None."""
 
-    undefended: Record | None
+    undefended: WorstCase | None
     tried: int
     noun: str = "members"
     metric: str = "asr"
 
-    def of(self, row: Held) -> Strongest:
+    def of(self, row: Held) -> Sides:
         """Return the row's cells."""
         return row.members
 
-    def fate(self, record: Record, tried: int) -> Fate:
+    def fate(self, record: WorstCase, tried: int) -> Fate:
         """Return what an attack came to, as the strongest of `tried`."""
         known = self.undefended if above_chance(self.undefended, "asr", self.tried) else None
         return members_fate(record, tried, known)
 
-    def figures(self, record: Record, few: str = "") -> str:
+    def figures(self, record: WorstCase, few: str = "") -> str:
         """Return "ASR 50.1% [47.0, 53.2]"."""
         return f"ASR {few}{figure(record, 'asr', '.1%')}"
 
@@ -60,15 +61,15 @@ class Outputs:
         """What is looked for."""
         return "the true model's decisions" if self.metric == "agreement" else "the true model's predictions"
 
-    def of(self, row: Held) -> Strongest:
+    def of(self, row: Held) -> Sides:
         """Return the row's cells."""
         return row.outputs
 
-    def fate(self, record: Record, tried: int) -> Fate:
+    def fate(self, record: WorstCase, tried: int) -> Fate:
         """Return what an attack came to."""
         return outputs_fate(record, tried)
 
-    def figures(self, record: Record, few: str = "") -> str:
+    def figures(self, record: WorstCase, few: str = "") -> str:
         """Return "agrees with it on 99.8% [99.1, 100.0] of queries, relative error 1.2% [1.1, 1.3]"."""
         wrong = value(record, "output_error")
         form = "-" if wrong is None else ".1%" if wrong < 10 else ".0f"
@@ -87,7 +88,7 @@ def what_models_tell(defense: str, records: Sequence[Record]) -> list[str]:
     """Return the sentences on members and true outputs, adversary by adversary."""
     everything = held(records)
     masked = any(row.stage == "iterate" and row.defense == defense for row in everything)
-    outputs = Outputs(extraction_metric(records))
+    outputs = Outputs(extraction_metric_of(records))
     said: list[str] = []
     for threat in sorted({row.threat for row in everything if row.defense == defense}):
         prefix = "" if threat == CLIENT else f"[{threat}] "
@@ -106,7 +107,7 @@ def _undefended(rows: Sequence[Held], threat: str, stage: str, defense: str) -> 
     """Return the question for members beside what `none` gives away at the same stage; nothing else compares."""
     some = [r for r in rows if r.defense == "none" and r.stage == stage and r.members.tried and defense != "none"]
     some = [r for r in some if r.threat == threat] or some
-    found = best([r for row in some if (r := row.members.worst("asr")) is not None], "asr")
+    found = best([r for row in some if (r := row.members.worst) is not None], "asr")
     return Members(found, sum(row.members.tried for row in some))
 
 
@@ -133,7 +134,7 @@ def _judged(rows: Sequence[Held], question: Question) -> list[str]:
     return said
 
 
-def _told(found: Sequence[Record | None], rows: Sequence[Held], question: Question) -> str:
+def _told(found: Sequence[WorstCase | None], rows: Sequence[Held], question: Question) -> str:
     """Return the strongest of a grid with its figures: "mia_loss, kappa=1: ASR at most 54.0% [49.0, 58.9]"."""
     top = best([r for r in found if r is not None], question.metric)
     if top is None:
@@ -144,7 +145,7 @@ def _told(found: Sequence[Record | None], rows: Sequence[Held], question: Questi
     return f"{at}: {question.figures(top, 'at most ' if several else '')}"
 
 
-def _differ(found: Sequence[Record | None], question: Question) -> bool:
+def _differ(found: Sequence[WorstCase | None], question: Question) -> bool:
     """Return whether figures of a grid differ as printed, so that the strongest is not that of all."""
     return len({f"{value(record, question.metric):.3f}" for record in found if record is not None}) > 1
 
@@ -184,9 +185,9 @@ def _opening(fate: Fate, noun: str, who: str) -> str:
 
 
 # -- the delivered model ---------------------------------------------------------------------------------------------
-def _strongest(rows: Sequence[Held], question: Question) -> tuple[Record | None, int, str]:
+def _strongest(rows: Sequence[Held], question: Question) -> tuple[WorstCase | None, int, str]:
     """Return the strongest cell of a grid, how many were tried, and "at most " where others stay below it."""
-    found = [r for row in rows if (r := question.of(row).worst(question.metric)) is not None]
+    found = [r for row in rows if (r := question.of(row).worst) is not None]
     tried = sum(question.of(row).tried for row in rows)
     return best(found, question.metric), tried, "at most " if _differ(found, question) else ""
 

@@ -7,8 +7,9 @@ from typing import Literal
 
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import is_image, value
-from ppbench.report.verdict.lines import STAGES, Line, attack_of, figure, lines, listed, name_of, utility_text
+from ppbench.report.controls import Figured, is_image, value
+from ppbench.report.verdict.lines import STAGES, Line, figure, lines, listed, name_of, probed, utility_text
+from ppbench.report.worst import WorstCase, attack_of
 
 HIDDEN = 20.0  # dB: below it the subject of an image is not recognized
 Fate = Literal["falls", "hidden", "undecided"]
@@ -25,9 +26,12 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[str]:
     everything = lines(records)
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.threat for row in everything})
-    for threat in seen:
-        prefix = f"[{threat}] " if seen != ["server/1"] else ""
-        rows = [row for row in everything if row.threat == threat]
+    scenes = sorted({(row.threat, row.key.probe, row.key.probe_rounds) for row in everything})
+    for scene in scenes:
+        threat = scene[0]
+        rows = [row for row in everything if (row.threat, row.key.probe, row.key.probe_rounds) == scene]
+        words = [threat if seen != ["server/1"] else "", probed(rows[0], everything)]
+        prefix = f"[{', '.join(word for word in words if word)}] " if any(words) else ""
         for role in sorted({row.role for row in rows if row.defense == defense}):
             some = [row for row in rows if row.defense != defense or row.role == role]
             said += [f"{prefix}{sentence}" for sentence in _seen(defense, some, masked and threat == "server/1", role)]
@@ -44,7 +48,7 @@ def _seen(defense: str, rows: Sequence[Line], masked: bool, role: str) -> list[s
     undefended = next((row.utility for row in rows if row.defense == "none"), None)
     undefended = None if defense == "none" else undefended
     smallest = min((row.batch for row in mine), default=1)
-    first = [row for row in mine if (row.stage, row.batch) == (stage, smallest) and row.worst is not None]
+    first = [row for row in mine if (row.stage, row.batch) == (stage, smallest) and row.of("reconstruction")]
     if any(row.worst is not None and not is_image(row.worst) for row in first):
         return [_row_error(row, undefended) for row in first] + _labels(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, rows)]
@@ -65,17 +69,20 @@ def _row_error(row: Line, undefended: Utility | None) -> str:
     )
 
 
-def fate(record: Record | None) -> Fate:
-    """Return "falls" or "hidden" by where the interval of the median PSNR lies about 20 dB, else "undecided"."""
+def fate(record: Figured | None) -> Fate:
+    """Return "falls" or "hidden" by where the interval of the median PSNR lies about 20 dB, else "undecided".
+
+    Where there is no figure nothing is known: that is undecided, too.
+    """
     metric = record.metric("psnr_median") if record is not None else None
     if metric is None or metric.value is None:
-        return "hidden"
+        return "undecided"
     low = metric.value if metric.low is None else metric.low
     high = metric.value if metric.high is None else metric.high
     return "falls" if low >= HIDDEN else "hidden" if high < HIDDEN else "undecided"
 
 
-def _undefended(row: Line, rows: Sequence[Line]) -> Record | None:
+def _undefended(row: Line, rows: Sequence[Line]) -> WorstCase | None:
     same = ("none", row.stage, row.batch)
     return next((other.worst for other in rows if (other.defense, other.stage, other.batch) == same), None)
 
@@ -112,10 +119,12 @@ def _pixels(row: Line, undefended: Utility | None) -> str:
     head, tail = name_of(row), f"; {utility_text(row.utility, undefended)}."
     where = f"batch {row.batch}, {STAGES[row.stage]}"
     plain, worst = fate(row.plain), fate(row.worst)
+    if row.worst is None:
+        return f"{head}: whether pixels are hidden is undecided, no attack on it gave a figure; {where}{tail}"
     strong = f"{attack_of(row.worst)}: {figure(row.worst, 'psnr_median', '.1f', ' dB')}"
     if row.plain is not None and plain == "falls":
         beside = f"; who knows of it: {strong}" if row.adaptive else ""
-        text = f"{row.plain.config.attack.id}: {figure(row.plain, 'psnr_median', '.1f', ' dB')}{beside}"
+        text = f"{attack_of(row.plain)}: {figure(row.plain, 'psnr_median', '.1f', ' dB')}{beside}"
         return f"{head} does not hide pixels, even from an attacker who does not know of it ({text}); {where}{tail}"
     if worst == "falls" and row.plain is not None and plain == "hidden":
         weak = figure(row.plain, "psnr_median", ".1f", " dB")
@@ -135,8 +144,8 @@ def _pixels(row: Line, undefended: Utility | None) -> str:
 def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[str]:
     said = []
     for batch in sorted({row.batch for row in rows if row.batch != smallest and row.worst is not None}):
-        some = [row for row in rows if row.batch == batch and row.stage == stage and row.worst is not None]
-        if not some:
+        some = [row for row in rows if row.batch == batch and row.stage == stage and row.of("reconstruction")]
+        if all(row.worst is None for row in some):
             continue
         top = max(some, key=lambda row: value(row.worst, "psnr_median") or 0.0)
         fates = {fate(row.worst) for row in some}
@@ -151,7 +160,8 @@ def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[str
 
 def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> list[str]:
     """Return what became of pixels after training, or that nothing can be said where `none` stands too."""
-    some = [row for row in mine if row.stage == "final" and row.batch == batch and row.worst is not None]
+    asked = [row for row in mine if row.stage == "final" and row.batch == batch and row.of("reconstruction")]
+    some = [row for row in asked if row.worst is not None]
     none = next((row for row in rows if (row.defense, row.stage, row.batch) == ("none", "final", batch)), None)
     if not some:
         return []
@@ -165,7 +175,7 @@ def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> l
         return [f"After training, pixels still fall at {top.control or top.defense}: {text}; {beside}."]
     if undefended is None or undefended < HIDDEN:
         return [f"After training nothing can be said of pixels: the undefended ones stand as well ({beside})."]
-    if fate(top.worst) == "undecided":
+    if fate(top.worst) == "undecided" or len(some) < len(asked):
         return [f"After training, whether pixels are hidden is undecided: at most {text}; {beside}."]
     return [f"After training, pixels stay hidden from the attacks tried here: at most {text}; {beside}."]
 

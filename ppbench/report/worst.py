@@ -1,0 +1,181 @@
+"""The worst case: what an attacker who tries all attacks gets out of one setting of a defense. There is no other.
+
+An attacker who tries a portfolio keeps what worked; which attack that is differs from victim to victim. Choosing by the
+truth is the scorer's right, as in AutoAttack (Croce and Hein 2020): what is judged is the defense, not one attack.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ppbench.questions.base import asked
+from ppbench.questions.image_metrics import image_metrics
+from ppbench.records.outcome import Privacy, Utility
+from ppbench.records.schema import CellConfig, Metric, Record, Score
+from ppbench.report.controls import best, rebuilding
+
+OF_ONE_ATTACK = (
+    *("at_truth_median", "ratio_median", "blind_median", "oracle_median", "evaluations_per_broken"),
+    *("rmse_raw_mean", "rmse_unit_mean"),
+)
+"""Metrics that a portfolio does not have: they describe one attack and its evidence, or count its evaluations alone."""
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """What the attacks on one setting found together.
+
+    Attributes:
+        leading: the cell whose figure leaks most. Where it is best on every victim it is the worst case itself; images
+            are shown from there.
+        victims: of reconstructions each victim's score by the attack that rebuilt it best; else the leading cell's.
+        winners: of reconstructions the cell that each of `victims` is from; empty for other kinds.
+    """
+
+    leading: Record
+    victims: tuple[Score, ...]
+    winners: tuple[Record, ...] = ()
+    _known: dict[str, Metric | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether one cell is the worst case on all victims."""
+        return all(record is self.leading for record in self.winners)
+
+    @property
+    def attack(self) -> str:
+        """The name of the attack that is best on most victims, the first by name of equals."""
+        return self.attacks[0]
+
+    @cached_property
+    def attacks(self) -> tuple[str, ...]:
+        """The names of the attacks that are best on some victim, those with most victims first."""
+        if self.alone:
+            return (self.leading.config.attack.id,)
+        count = Counter(record.config.attack.id for record in self.winners)
+        return tuple(sorted(count, key=lambda name: (-count[name], name)))
+
+    @property
+    def name(self) -> str:
+        """The attack, as "portfolio (dlg)" where no single one is best on all victims."""
+        return self.attack if self.alone else f"portfolio ({self.attack})"
+
+    @cached_property
+    def knows(self) -> bool:
+        """Whether an attack that is best on some victim knows the defense's mechanism."""
+        return any(record.config.attack.adaptive for record in self.winners or (self.leading,))
+
+    @cached_property
+    def cells(self) -> tuple[Record, ...]:
+        """The leading cell, then the others that are best on some victim."""
+        return tuple({record.cell_id: record for record in (self.leading, *self.winners)}.values())
+
+    @property
+    def config(self) -> CellConfig:
+        """The leading cell's configuration: all but the attack is that of every cell."""
+        return self.leading.config
+
+    @property
+    def status(self) -> str:
+        """Complete: cells that are not are left out."""
+        return "complete"
+
+    @property
+    def utility(self) -> Utility:
+        """What the model is good for."""
+        return self.leading.utility
+
+    @property
+    def privacy(self) -> Privacy:
+        """The formal guarantee."""
+        return self.leading.privacy
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the aggregate called `name` over `victims`, made when it is first asked for; None where there is none.
+
+        Of a portfolio there is none of `OF_ONE_ATTACK`.
+        """
+        if self.alone:
+            return self.leading.metric(name)
+        if name not in self._known:
+            make = self._metrics.get(name)
+            self._known[name] = None if make is None or name in OF_ONE_ATTACK else make()
+        return self._known[name]
+
+    @cached_property
+    def _metrics(self) -> dict[str, Callable[[], Metric]]:
+        about = self.leading.config
+        return image_metrics(self.victims, about.model.classes, about.seed)
+
+
+Measured = Record | WorstCase
+"""What has figures: one cell, or the worst case over several."""
+
+
+def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
+    """Return the worst case over cells of one setting, or None where none has a figure.
+
+    Where there are reconstructions, each victim counts by the attack that rebuilt it best, by decibels of images and by
+    the error of table rows; where some attacks asked about more victims than others, each by those that were run on it.
+    Of other kinds it is the cell whose `metric` leaks most. Oracles and cells that are not complete are left out.
+    """
+    told = contenders(records)
+    if told and asked(told[0]).inputs:
+        return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)))
+    leading = best(told, metric)
+    return None if leading is None else WorstCase(leading, tuple(leading.victims))
+
+
+def contenders(records: Iterable[Record]) -> list[Record]:
+    """Return what a worst case is over: complete cells, no oracles; reconstructions alone where there are any."""
+    told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
+    return [r for r in told if asked(r).inputs] or told
+
+
+def worst_of(cases: Iterable[WorstCase | None], metric: str) -> WorstCase | None:
+    """Return the worst case whose `metric` leaks most, the first by its leading cell of equals, or None."""
+    return best([case for case in cases if case is not None], metric)
+
+
+def _portfolio(cells: Sequence[Record]) -> WorstCase | None:
+    first = best(cells, rebuilding(cells[0]))
+    if first is None:
+        return None
+    everyone = [
+        (record, {v.place: v for v in record.victims}) for record in (first, *cells)
+    ]  # of equals the first one's counts
+    victims, winners = [], []
+    for place in sorted({place for _, own in everyone for place in own}):
+        some = [(record, own[place]) for record, own in everyone if place in own]
+        winner, top = max(some, key=lambda pair: _leak(pair[1], first))
+        victims.append(top)
+        winners.append(winner)
+    return WorstCase(first, tuple(victims), tuple(winners))
+
+
+def _leak(score: Any, record: Record) -> float:
+    """Return how much of a victim came out, larger being more: dB of an image, minus the error of a table row."""
+    if rebuilding(record) == "psnr_median":
+        return -1.0 if score.psnr is None else score.psnr
+    return -float("inf") if score.rmse is None else -score.rmse
+
+
+def attack_of(found: Measured | None) -> str:
+    """Return the name of what found a figure, a cell's attack or a worst case's, "-" for none."""
+    if found is None:
+        return "-"
+    return found.name if isinstance(found, WorstCase) else found.config.attack.id
+
+
+def cell_of(found: Measured) -> Record:
+    """Return a cell, of a worst case the leading one."""
+    return found.leading if isinstance(found, WorstCase) else found
+
+
+def knows(found: Measured) -> bool:
+    """Return whether a cell's attack, or a winner of a worst case, knows the defense's mechanism."""
+    return found.knows if isinstance(found, WorstCase) else found.config.attack.adaptive

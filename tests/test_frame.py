@@ -1,0 +1,271 @@
+"""The frame: one key of what may be compared with what, one worst case, and what follows for boards and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from ppbench.federation.contract import Claim
+from ppbench.records.schema import CellConfig, Record
+from ppbench.report.claims import Checked, check
+from ppbench.report.compare.join import FACTS, NO_FACTS, Where
+from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
+from ppbench.report.page.boards import Board, boards
+from ppbench.report.page.cost_rows import costs
+from ppbench.report.page.costs import no_times
+from ppbench.report.page.evaluations import judged, said
+from ppbench.report.page.overview import overviews
+from ppbench.report.page.table import no_claims
+from ppbench.report.page.worst import worst_rows
+from ppbench.report.verdict import lines, sentences
+from ppbench.report.verdict.uploads import fate
+from ppbench.report.worst import WorstCase
+from ppbench.testing.worst import worst_figures
+
+Make = Callable[..., Record]
+
+
+def configured(record: Record, **changes: Any) -> Record:
+    """Return the record with other fields of its configuration, under the name that goes with them."""
+    config = CellConfig.model_validate(record.config.model_dump(by_alias=True) | changes)
+    return record.model_copy(update={"config": config, "cell_id": config.cell_id()})
+
+
+def probes(fabricate: Make, controls: bool = True) -> list[Record]:
+    """Return `dp` under two probes, which the same attack rebuilds to 9 and to 31 dB; controls that hold under both."""
+    levels = [("dp", 0.1, {"gradient": 9.0, "local": 31.0})]
+    levels += [("none", None, dict.fromkeys(("gradient", "local"), 35.0))] if controls else []
+    levels += [("full_noise", None, dict.fromkeys(("gradient", "local"), 6.0))] if controls else []
+    return [
+        configured(fabricate(name, value, "dlg", "reconstruction", level, control="sigma"), probe=probe)
+        for name, value, by in levels
+        for probe, level in by.items()
+    ]
+
+
+def orders(records: list[Record]) -> Iterator[list[Record]]:
+    yield records
+    yield records[::-1]
+
+
+# -- the key ---------------------------------------------------------------------------------------------------------
+OTHER: dict[str, Any] = {"stage": "audit", "probe": "local", "attack.kind": "label"}
+
+
+def changed(value: object, path: str) -> object:
+    if path in OTHER:
+        return OTHER[path]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, list):
+        return [*value, 7]
+    assert isinstance(value, dict), f"{path}: how is {value!r} changed?"
+    return {**value, "another": 1}
+
+
+def leaves(model: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all fields of a configuration, those of models in it included."""
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def altered(model: Any, names: str, path: str) -> Any:
+    """Return a copy of `model` with another value at the dotted `names`; path: from the configuration."""
+    name, _, rest = names.partition(".")
+    value = getattr(model, name)
+    return model.model_copy(update={name: altered(value, rest, path) if rest else changed(value, path)})
+
+
+def test_every_field_of_a_configuration_is_in_the_key_or_listed_with_a_reason(fabricate: Make) -> None:
+    config = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", parameters={"clip": 1.0}).config
+    full = CellConfig.model_validate(
+        config.model_dump(by_alias=True)
+        | {"audit": {"references": 2, "canaries": 80}}
+        | {"attack": config.attack.model_dump() | {"follows": "ig", "parameters": {"budget": 100}}}
+    )
+    silent = []
+    for path in leaves(full):
+        if key_of(altered(full, path, path)) == key_of(full):
+            silent.append(path)
+    assert sorted(silent) == sorted(NOT_DISTINGUISHING), "decide: is it in the key, or does it distinguish nothing?"
+
+
+def test_compare_takes_every_field_of_the_key_as_its_row_or_as_a_fact_or_says_why_not() -> None:
+    about = set(Where.__dataclass_fields__)
+    assert set(NAMES) - about == (set(FACTS) | set(NO_FACTS)) - about and not set(FACTS) & set(NO_FACTS)
+
+
+def test_projections_are_of_the_key_and_the_coarser_ones_blank_the_rest(fabricate: Make) -> None:
+    one = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma")
+    two = fabricate("dp", 0.2, "dlg", "reconstruction", control="sigma")
+    keys = [key_of(record.config) for record in (one, two)]
+    assert keys[0].only(SERIES) == keys[1].only(SERIES) != keys[0] and keys[0].only(ROW) != keys[1].only(ROW)
+    blank = keys[0].only(EVALUATION)
+    assert (blank.defense, blank.value, blank.attack, blank.probe) == ("", None, "", "") and blank.seed == 0
+    assert set(EVALUATION) < set(SETTING) < set(ROW) < set(NAMES)
+
+
+def test_a_frame_makes_each_worst_case_once_and_stands_for_its_records(fabricate: Make) -> None:
+    records = [fabricate("dp", 0.1, a, "reconstruction", db, control="sigma") for a, db in (("dlg", 9), ("ig", 8))]
+    frame = frame_of(records)
+    assert frame_of(frame) is frame and list(frame) == records and list(frame[:1]) == records[:1]
+    (row,) = frame.by(ROW).values()
+    assert row.worst("psnr_median") is frame.of(records[::-1]).worst("psnr_median")
+
+
+# -- two probes ------------------------------------------------------------------------------------------------------
+def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabricate: Make) -> None:
+    for records in orders(probes(fabricate)):
+        found = {b.setting.probe: b for b in boards(records, no_claims)}
+        worst = {
+            probe: next(e for e in b.entries if e.defense.id == "dp").worst.metric("psnr_median").value
+            for probe, b in found.items()
+        }
+        assert worst == {"gradient": 10.0, "local": 32.0}
+        told = [one.sentence for one in said(judged(records)) if "pixels" in one.sentence or "median" in one.sentence]
+        assert len(told) == 2
+        assert told[0].startswith("[probe gradient] dp at sigma=0.1 hides the median image") and "10.0 dB" in told[0]
+        assert told[1].startswith("[probe local] dp at sigma=0.1 does not hide pixels") and "32.0 dB" in told[1]
+
+
+def test_one_probe_is_named_where_it_is_not_the_plain_one(fabricate: Make) -> None:
+    plain, local = probes(fabricate, controls=False)
+    assert sentences("dp", [plain])[0].startswith("dp at") and sentences("dp", [local])[0].startswith("[probe local] ")
+    rounds = configured(plain, probe_rounds=2)
+    assert sentences("dp", [rounds])[0].startswith("[probe gradient, 2 rounds] ")
+
+
+def test_at_a_glance_judges_each_probe_for_itself(fabricate: Make) -> None:
+    for records in orders(probes(fabricate)):
+        found, evaluations = boards(records, no_claims), judged(records)
+        tables = overviews(found, evaluations, costs(found, records, no_times))
+        verdicts = {t.about.rpartition(", ")[2]: [r.verdict for r in t.rows if r.defense == "dp"] for t in tables}
+        assert verdicts == {"probe gradient": ["hides images from plain attacks"], "probe local": ["falls to dlg"]}
+
+
+def test_a_control_that_falls_under_one_probe_vouches_for_no_other(fabricate: Make) -> None:
+    some = [r for r in probes(fabricate) if (r.config.defense.id, r.config.probe) != ("none", "local")]
+    stands = configured(fabricate("none", None, "dlg", "reconstruction", 9.0), probe="local")
+    (one,) = judged([*some, stands])
+    assert not one.reliable
+    assert "[server/1, probe local] The best attack (dlg) does NOT break" in one.checks[0].sentence
+    reliable = {b.setting.probe: b.reliable for b in boards([*some, stands], no_claims)}
+    assert reliable == {"gradient": True, "local": False}
+
+
+def test_evaluations_that_differ_in_what_their_words_leave_out_say_so(fabricate: Make) -> None:
+    one = fabricate("dp", 0.1, "dlg", "reconstruction", 9.0, control="sigma")
+    two = configured(one, federation=one.config.federation.model_dump() | {"lr": 0.2})
+    assert [e.about.rpartition(", ")[2] for e in judged([one, two])] == ["lr=0.1", "lr=0.2"]
+
+
+# -- two audits ------------------------------------------------------------------------------------------------------
+def audited(fabricate: Make, canaries: int, auc: float, references: int = 4) -> Record:
+    record = fabricate("dp", 0.1, "mia_loss", "membership", auc, control="sigma", stage="audit", threat="server/1")
+    changed = configured(record, audit={"references": references, "canaries": canaries})
+    if not canaries:
+        return changed
+    metric = changed.metric("auc").model_copy(update={"name": "canary_auc"})
+    return changed.model_copy(update={"metrics": [*changed.metrics, metric]})
+
+
+def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_their_headline(fabricate: Make) -> None:
+    seen = []
+    for records in orders([audited(fabricate, 0, 0.6), audited(fabricate, 80, 0.7)]):
+        found = boards(records, no_claims)
+        seen.append([(b.setting.canaries, b.headline, len(b.entries), len(b.entries[0].records)) for b in found])
+        told = [s for s in sentences("dp", records) if "audit" in s]
+        assert [s.partition("]")[0] for s in told] == [
+            "[server/1, 0 canaries, 4 references",
+            "[server/1, 80 canaries, 4 references",
+        ]
+    assert seen[0] == seen[1] == [(0, "auc", 1, 1), (80, "canary_auc", 1, 1)]
+
+
+def test_audits_of_other_references_are_boards_of_their_own(fabricate: Make) -> None:
+    records = [audited(fabricate, 80, 0.6, references) for references in (0, 16)]
+    assert [b.setting.references for b in boards(records, no_claims)] == [0, 16]
+
+
+# -- one worst case --------------------------------------------------------------------------------------------------
+def split(fabricate: Make) -> list[Record]:
+    """Return two attacks, each of which rebuilds another half of the victims to 30 dB, beside an undefended model."""
+
+    def half(attack: str, even: bool, knows: bool) -> Record:
+        record = fabricate("spn", 0.1, attack, "reconstruction", 9.0, control="alpha2", adaptive=knows)
+        victims = [
+            v.model_copy(update={"psnr": 30.0 if (n % 2 == 0) == even else 9.0}) for n, v in enumerate(record.victims)
+        ]
+        from ppbench.records.aggregate import aggregate
+
+        return record.model_copy(update={"victims": victims, "metrics": aggregate(victims, classes=10, seed=0)})
+
+    controls = [fabricate(n, None, "dlg", "reconstruction", db) for n, db in (("none", 35.0), ("full_noise", 6.0))]
+    return [*controls, half("dlg", True, False), half("adaptive_spn", False, True)]
+
+
+def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabricate: Make) -> None:
+    records = split(fabricate)
+    (board,) = boards(records, no_claims)
+    entry = next(e for e in board.entries if e.defense.id == "spn")
+    (row,) = [row for row in worst_rows([board]) if row.defense == "spn"]
+    (line,) = [line for line in lines(records) if line.defense == "spn"]
+    claim = Claim("psnr_median", 8.0, "digits", "mlp", None, "Table 1")
+    (outcome,) = check({"spn": (claim,)}, records, ())
+    limit = worst_figures([r for r in records if r.config.defense.id == "spn"])["psnr"]
+    assert entry.worst.metric("psnr_median").value == row.worst_psnr_median == limit.value == 30.0
+    assert line.worst.metric("psnr_median").value == 30.0 and line.plain.metric("psnr_median").value == 19.5
+    assert isinstance(outcome, Checked) and (outcome.finding.verdict, outcome.finding.to) == ("falls", "to 30.0 dB")
+    assert len(outcome.finding.cells) == 3, "both attacks' cells and the undefended one"
+
+
+def test_a_worst_case_is_no_record_and_takes_no_false_name(fabricate: Make) -> None:
+    records = split(fabricate)
+    worst = next(e for e in boards(records, no_claims)[0].entries if e.defense.id == "spn").worst
+    assert isinstance(worst, WorstCase) and not isinstance(worst, Record) and not hasattr(worst, "cell_id")
+    assert worst.leading in records and worst.leading.config.cell_id() == worst.leading.cell_id
+    assert worst.attacks == ("adaptive_spn", "dlg") and worst.knows and worst.name == "portfolio (adaptive_spn)"
+    assert {r.config.attack.id for r in worst.winners} == {"dlg", "adaptive_spn"}
+
+
+def test_names_of_attacks_are_never_parsed(fabricate: Make) -> None:
+    evil = fabricate("dp", 0.1, "portfolio (x)", "reconstruction", 35.0, control="sigma")
+    controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
+    found, evaluations = boards([*controls, evil], no_claims), judged([*controls, evil])
+    (table,) = overviews(found, evaluations, costs(found, [*controls, evil], no_times))
+    assert [row.verdict for row in table.rows if row.defense == "dp"] == ["falls to portfolio (x)"]
+    sources = [Path(__file__).parents[1] / "ppbench" / where for where in ("leaderboard", "verdict", "report")]
+    assert not [p for where in sources for p in where.rglob("*.py") if 'removeprefix("portfolio' in p.read_text()]
+
+
+# -- nothing known is undecided --------------------------------------------------------------------------------------
+def test_a_cell_without_a_figure_is_undecided_and_never_hidden(fabricate: Make) -> None:
+    failed = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", status="failed")
+    assert fate(None) == fate(failed) == "undecided"
+
+
+@pytest.mark.parametrize("level", [9.0, 35.0])
+def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided(fabricate: Make, level: float) -> None:
+    controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
+    known = fabricate("dp", 0.1, "dlg", "reconstruction", level, control="sigma", adaptive=True)
+    failed = fabricate("dp", 0.5, "dlg", "reconstruction", control="sigma", status="failed")
+    records = [*controls, known, failed]
+    told = [s for s in sentences("dp", records) if "sigma=0.5" in s]
+    assert len(told) == 1 and "whether pixels are hidden is undecided, no attack on it gave a figure" in told[0]
+    found: list[Board] = boards(records, no_claims)
+    (table,) = overviews(found, judged(records), costs(found, records, no_times))
+    assert [row.verdict for row in table.rows if row.defense == "dp"] == [
+        "holds here" if level < 20 else "undecided"
+    ], "a value that hides vouches for itself; that all values fall is not known"
