@@ -100,7 +100,7 @@ def test_a_page_of_many_cells_has_them_all_as_data_and_the_first_as_a_plain_tabl
     assert {row[-1] for row in data["rows"]} == {r.cell_id for r in many}
     table = rows(many)
     place = [c["title"] for c in data["columns"]].index("Accuracy")
-    assert [row[place] for row in data["rows"]] == pytest.approx([row.accuracy for row in table], rel=1e-5)
+    assert [row[place] for row in data["rows"]] == pytest.approx([row["accuracy"] for row in table], rel=1e-5)
     assert page.count('<tr id="c') == PLAIN
     assert f"all {len(many)} cells" in page and f"the first {PLAIN}" in page and "leaderboard.csv has the rest" in page
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from ppbench.report.page.cost_rows import costs
 from ppbench.report.page.costs import no_times
 from ppbench.report.page.evaluations import judged, said
 from ppbench.report.page.overview import overviews
-from ppbench.report.page.table import no_claims
+from ppbench.report.page.table import COLUMNS, no_claims, table
 from ppbench.report.page.worst import worst_rows
-from ppbench.report.verdict import lines, sentences
-from ppbench.report.verdict.uploads import fate
+from ppbench.report.verdict import lines, sentences, verdicts
+from ppbench.report.verdict.verdict import fate, together
 from ppbench.report.worst import WorstCase
 from ppbench.testing.worst import worst_figures
 
@@ -244,8 +245,8 @@ def test_names_of_attacks_are_never_parsed(fabricate: Make) -> None:
     evil = fabricate("dp", 0.1, "portfolio (x)", "reconstruction", 35.0, control="sigma")
     controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
     found, evaluations = boards([*controls, evil], no_claims), judged([*controls, evil])
-    (table,) = overviews(found, evaluations, costs(found, [*controls, evil], no_times))
-    assert [row.verdict for row in table.rows if row.defense == "dp"] == ["falls to portfolio (x)"]
+    (glance,) = overviews(found, evaluations, costs(found, [*controls, evil], no_times))
+    assert [row.verdict for row in glance.rows if row.defense == "dp"] == ["falls to portfolio (x)"]
     sources = [Path(__file__).parents[1] / "ppbench" / where for where in ("leaderboard", "verdict", "report")]
     assert not [p for where in sources for p in where.rglob("*.py") if 'removeprefix("portfolio' in p.read_text()]
 
@@ -265,7 +266,36 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     told = [s for s in sentences("dp", records) if "sigma=0.5" in s]
     assert len(told) == 1 and "whether pixels are hidden is undecided, no attack on it gave a figure" in told[0]
     found: list[Board] = boards(records, no_claims)
-    (table,) = overviews(found, judged(records), costs(found, records, no_times))
-    assert [row.verdict for row in table.rows if row.defense == "dp"] == [
+    (glance,) = overviews(found, judged(records), costs(found, records, no_times))
+    assert [row.verdict for row in glance.rows if row.defense == "dp"] == [
         "holds here" if level < 20 else "undecided"
     ], "a value that hides vouches for itself; that all values fall is not known"
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+def test_the_table_has_a_row_a_cell_and_typed_columns_that_can_hold_what_is_missing(fabricate: Make) -> None:
+    records = [*split(fabricate), fabricate("dp", 0.1, "mia_loss", "membership", 0.6, control="sigma")]
+    found = table(records)
+    assert list(found.columns) == COLUMNS and len(found) == len(records)
+    assert {str(kind) for kind in found.dtypes} == {"string", "Int64", "boolean", "Float64"}
+    best = found[found["defense"] == "spn"].groupby("control_value")["psnr_median"].max()
+    assert best.to_dict() == {0.1: 19.5} and found["asr"].isna().sum() == len(records) - 1
+    assert found["seed"].tolist() == [0] * len(records) and found["oracle"].sum() == 0
+
+
+# -- verdicts --------------------------------------------------------------------------------------------------------
+def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabricate: Make) -> None:
+    records = probes(fabricate)
+    found = {one.verdict.settings[0].probe: one.verdict for one in said(judged(records)) if one.verdict.settings}
+    assert {probe: v.fate for probe, v in found.items()} == {"gradient": "hidden", "local": "falls"}
+    assert [v.question for v in verdicts("dp", records)] == ["pixels", "pixels", "guarantee"]
+    local = found["local"].as_dict()
+    assert local["sentence"].startswith("[probe local] dp") and local["attack"] == "dlg"
+    assert local["figure"]["name"] == "psnr_median" and local["figure"]["value"] == 32.0
+    assert local["cell_id"] in {r.cell_id for r in records if r.config.probe == "local"}
+    assert local["settings"][0]["value"] == 0.1 and json.loads(json.dumps(local)) == local
+
+
+def test_what_falls_anywhere_has_fallen_and_only_what_is_hidden_everywhere_is_hidden() -> None:
+    assert together(["hidden", "falls", "undecided"]) == "falls" and together(["hidden", "hidden"]) == "hidden"
+    assert together(["hidden", "undecided"]) == together([]) == "undecided"

@@ -17,7 +17,7 @@ from ppbench.records.times import time_of
 from ppbench.report.controls import CONTROLS, is_image
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.verdict.audits import Audited, audits
-from ppbench.report.verdict.lines import Held, Line, extraction_metric_of, held, lines
+from ppbench.report.verdict.lines import Held, Line, extraction_metric_of, held, lines, probed
 from ppbench.report.worst import Measured, attack_of
 from ppbench.run.evaluation import Evaluation
 
@@ -72,8 +72,9 @@ def _uploads(rows: Sequence[Line]) -> Table:
         ("psnr_median", ".1f", "median PSNR in dB") if images else ("rmse_mean", ".2f", "mean relative error of rows")
     )
     title = f"What uploads give away ({what}; 95 % intervals below)"
-    threats = len({row.threat for row in rows}) > 1
-    names = ["defense", *(["to"] if threats else []), "stage", "batch", _utility_name(rows)]
+    threats, several = len({row.threat for row in rows}) > 1, any(probed(row, rows) for row in rows)
+    scene = [*(["to"] if threats else []), *(["probe"] if several else [])]
+    names = ["defense", *scene, "stage", "batch", _utility_name(rows)]
     table = _table(title, [*names, "plain", "worst case", "by", "labels", "tracing"])
     smallest = min(row.batch for row in rows)
     for row in rows:
@@ -82,6 +83,7 @@ def _uploads(rows: Sequence[Line]) -> Table:
         table.add_row(
             f"{escape(row.defense)}\n{escape(row.control)}",
             *([row.threat] if threats else []),
+            *([probed(row, rows).removeprefix("probe ").replace(", ", "\n")] if several else []),
             row.stage,
             str(row.batch),
             _utility(row),
@@ -124,12 +126,23 @@ HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
 def _audits(rows: Sequence[Audited]) -> Table:
     """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
     title = "What audits find: trainings with canaries (95 % intervals below)"
-    names = ["defense", "to", "AUC\naverage", "AUC\ncanaries", "TPR at 1%\ncanaries", "owners", "epsilon\nat least"]
+    several = len({(row.key.canaries, row.key.references) for row in rows}) > 1
+    names = [
+        "defense",
+        "to",
+        *(["canaries,\nreferences"] if several else []),
+        "AUC\naverage",
+        "AUC\ncanaries",
+        "TPR at 1%\ncanaries",
+        "owners",
+        "epsilon\nat least",
+    ]
     table = _table(title, names)
     for row in rows:
         table.add_row(
             f"{escape(row.defense)}\n{escape(row.control)}",
             row.threat.partition("/")[0],
+            *([f"{row.key.canaries},\n{row.key.references}"] if several else []),
             _by(row.members, "auc", ".2f"),
             _by(row.canaries, "canary_auc", ".2f"),
             _entry(row.canaries, "canary_tpr_at_1pct_fpr", ".0%"),
@@ -198,6 +211,7 @@ def as_json(result: Evaluation) -> dict[str, Any]:
         "reliable": result.reliable,
         "controls": [{"control": c.control, "ok": c.ok, "sentence": c.sentence} for c in result.checks],
         "verdict": list(result.verdict),
+        "verdicts": [found.as_dict() for found in result.verdicts],
         "computed": result.computed,
         "out": str(result.out),
         "cells": [cell(record) for record in result.records],

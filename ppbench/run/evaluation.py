@@ -21,7 +21,8 @@ from ppbench.records.sources import tell_changed
 from ppbench.records.store import Store
 from ppbench.report.controls import Check, check_controls, check_harness
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.verdict import sentences
+from ppbench.report.verdict import verdicts
+from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
 from ppbench.run.cells import fitting, groups
 from ppbench.run.choice import attacks, points
@@ -43,7 +44,7 @@ class Evaluation:
         config: what was asked.
         records: the cells, controls included.
         checks: what the controls and the harness's self-test say; the result is unreliable unless all hold.
-        verdict: what was found, in sentences.
+        verdicts: what was found, question by question.
         out: folder with records, leaderboard.csv, leaderboard.html and figures.
         computed: how many cells were run now; the others were found finished.
     """
@@ -51,9 +52,14 @@ class Evaluation:
     config: EvaluateConfig
     records: tuple[Record, ...]
     checks: tuple[Check, ...]
-    verdict: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
     out: Path
     computed: int
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """What was found, in sentences."""
+        return tuple(found.sentence for found in self.verdicts)
 
     @property
     def reliable(self) -> bool:
@@ -96,10 +102,10 @@ def evaluate(
     computed = compute(plan, todo, store, _engine(asked, workers, told), told, strict=True)
     records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
     checks = (*check_controls(records), check_harness(soundness_of(store)))
-    verdict = tuple(sentences(asked.defense, records))
+    found = tuple(verdicts(asked.defense, records))
     if computed or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, checks, verdict, store.out, size(todo))
+    return Evaluation(asked, records, checks, found, store.out, size(todo))
 
 
 def check(config: EvaluateConfig) -> Task:

@@ -17,7 +17,7 @@ from ppbench.report.controls import above_chance, best, is_image, value
 from ppbench.report.frame import Key
 from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.lines import Sides, figure
-from ppbench.report.verdict.uploads import HIDDEN, fate
+from ppbench.report.verdict.verdict import HIDDEN, fate
 from ppbench.report.worst import Measured, attack_of
 
 

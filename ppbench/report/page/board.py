@@ -20,6 +20,7 @@ from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.report.claims import Checked, Unchecked, check
 from ppbench.report.controls import Check, check_harness
+from ppbench.report.frame import frame_of
 from ppbench.report.page.badges import knowing
 from ppbench.report.page.boards import boards
 from ppbench.report.page.evaluations import checks_of, judged, said
@@ -149,6 +150,7 @@ def _write(store: Store, records: Sequence[Record], problems: Problems) -> Writt
 
     harness = _harness(store, problems.found)
     sound = harness.ok is not False  # where it is not known, the controls vouch alone, and the page says so
+    records = frame_of(records)
     found, told = boards(records, claimed, sound), judged(records, sound)
     checks = [check.sentence for check in checks_of(told)]
     drawn = write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here

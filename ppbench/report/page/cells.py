@@ -25,7 +25,7 @@ FIGURES: tuple[tuple[str, str, int], ...] = (
     *(("epsilon_lower", "ε at least", 2), ("agreement", "Agreement", 3), ("output_error", "Output error", 3)),
     *(("tracing_accuracy", "Tracing", 3), ("cap", "CAP", 3)),
 )
-"""Fields of `Row` that are figures: name, title and decimals; those that no cell has are left out."""
+"""Columns of the CSV that are figures: name, title and decimals; those that no cell has are left out."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Cells:
 def cells_of(table: Sequence[Row], records: Sequence[Record], known: frozenset[str]) -> Cells:
     """Return the table of `records`, whose rows `table` are in the order of the CSV; `known` as `knowing` gives it."""
     by_id = {record.cell_id: record for record in records}
-    figures = [f for f in FIGURES if any(getattr(row, f[0]) is not None for row in table)]
+    figures = [f for f in FIGURES if any(row[f[0]] is not None for row in table)]
     figures += [(name, title, 3) for name, title in further(records)]
-    several = len({row.suite for row in table}) > 1, len({row.seed for row in table}) > 1
+    several = len({row["suite"] for row in table}) > 1, len({row["seed"] for row in table}) > 1
     columns = _columns(figures, *several)
-    lines = [_line(row, by_id[row.cell_id], known, figures, *several) for row in table]
+    lines = [_line(row, by_id[str(row["cell_id"])], known, figures, *several) for row in table]
     plain = tuple(
-        (row.cell_id, tuple((_text(value, column), value) for value, column in zip(line, columns, strict=True)))
+        (str(row["cell_id"]), tuple((_text(value, column), value) for value, column in zip(line, columns, strict=True)))
         for row, line in list(zip(table, lines, strict=True))[:PLAIN]
     )
     head = [{"title": c.title, "kind": c.kind, "digits": c.digits} for c in columns]
@@ -83,17 +83,30 @@ def _line(
     seeds: bool,
 ) -> list[Field]:
     follows = record.config.attack.follows
-    attack = row.attack if follows is None else f"{row.attack} after {follows}"
-    knows = "oracle" if row.oracle else "adaptive" if adaptive(record, known) else ""
-    where = f"{row.dataset}, {row.model}"
-    first: list[Field] = [*([row.suite] if suites else []), row.defense, row.control or "", row.control_value]
-    first += [attack, knows, row.threat_model, where, row.stage, row.batch_size, *([row.seed] if seeds else [])]
-    numbers: list[Field] = [_shortened(getattr(row, name, value(record, name))) for name, _, _ in figures]
-    return [*first, row.n, row.status, *numbers, row.claimed, _remarks(record), row.cell_id]
+    attack = row["attack"] if follows is None else f"{row['attack']} after {follows}"
+    knows = "oracle" if row["oracle"] else "adaptive" if adaptive(record, known) else ""
+    where = f"{row['dataset']}, {row['model']}"
+    first: list[Field] = [
+        *([row["suite"]] if suites else []),
+        row["defense"],
+        row["control"] or "",
+        row["control_value"],
+    ]
+    first += [
+        attack,
+        knows,
+        row["threat_model"],
+        where,
+        row["stage"],
+        row["batch_size"],
+        *([row["seed"]] if seeds else []),
+    ]
+    numbers: list[Field] = [_shortened(row[name] if name in row else value(record, name)) for name, _, _ in figures]
+    return [*first, row["n"], row["status"], *numbers, row["claimed"], _remarks(record), row["cell_id"]]
 
 
-def _shortened(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
+def _shortened(value: Field) -> float | None:
+    return float(f"{value:.6g}") if isinstance(value, int | float) else None
 
 
 def _remarks(record: Record) -> str:

@@ -10,7 +10,8 @@ from ppbench.records.schema import Record
 from ppbench.report.controls import CONTROLS, Check, check_controls
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of
 from ppbench.report.page.differences import differences
-from ppbench.report.verdict import sentences
+from ppbench.report.verdict import verdicts
+from ppbench.report.verdict.verdict import Verdict
 
 ALONE = "evaluate/1"
 """The suite of an evaluation that nobody's suite asked for; not worth a word."""
@@ -47,11 +48,12 @@ def abouts(keys: Iterable[Key]) -> dict[Key, str]:
 
 @dataclass(frozen=True)
 class Said:
-    """A sentence on a defense. about: the evaluation that it is of, "" where there is one only."""
+    """A sentence on a defense, of its verdict. about: the evaluation that it is of, "" where there is one only."""
 
     defense: str
     about: str
     sentence: str
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,8 @@ def said(found: Sequence[Judged]) -> list[Said]:
             by.setdefault(record.config.defense.id, []).append(record)
         vouching = [record for control in CONTROLS for record in by.pop(control, [])]
         for name in sorted(by):
-            told += [
-                Said(name, words, sentence) for sentence in sentences(name, one.records.of([*vouching, *by[name]]))
-            ]
+            about_it = verdicts(name, one.records.of([*vouching, *by[name]]))
+            told += [Said(name, words, verdict.sentence, verdict) for verdict in about_it]
     return told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,9 +26,12 @@ def write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -
     """
     folder.mkdir(exist_ok=True)
     written: list[Path] = []
+    uses: Counter[str] = Counter()
     for board in found:
         for words, svg, picture in _figures(board, known):
             name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+            uses[name] += 1  # boards may differ in what the words leave out
+            name = name if uses[name] == 1 else f"{name}-{uses[name]}"
             vector, dots = folder / f"{name}.svg", folder / f"{name}.png"
             write_atomic(vector, svg.encode())
             if not (dots.is_file() and picture.label.encode() in dots.read_bytes()[:HEAD]):

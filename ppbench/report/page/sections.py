@@ -71,7 +71,8 @@ class Section:
     def group(self) -> str:
         """Suite, data and network: boards of one group stand together."""
         setting = self.board.setting
-        return f"{setting.suite}: {setting.data}, {setting.train} examples, {setting.network}"
+        public = f", {setting.public} public" if setting.public else ""
+        return f"{setting.suite}: {setting.data}, {setting.train} examples{public}, {setting.network}"
 
     @property
     def menu(self) -> str:
@@ -125,7 +126,7 @@ class Section:
 def weights(setting: Key) -> str:
     """Return which model a board attacks, in words."""
     if setting.stage == "audit":
-        return "an audited training"
+        return f"an audited training ({setting.canaries} canaries, {setting.references} reference runs)"
     if question_of(setting.kind).source == "model":
         return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
     return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)

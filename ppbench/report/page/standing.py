@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BROKEN, above_chance, is_image, leak, rebuilding, rebuilt_share
+from ppbench.report.controls import above_chance, is_image, leak, rebuilding
 from ppbench.report.page.boards import Entry
 from ppbench.report.page.cost_rows import CostRow
 from ppbench.report.verdict.fates import members_fate, outputs_fate
-from ppbench.report.verdict.uploads import fate
+from ppbench.report.verdict.verdict import Fate, rebuilt_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
-Fate = Literal["falls", "hidden", "undecided"]
 Tone = Literal["info", "good", "warning", "error"]
 USELESS = 0.5
 """Share of the undefended accuracy beyond chance below which a model is called useless."""
@@ -65,9 +64,7 @@ class Value:
     @property
     def fate(self) -> Fate | None:
         """What became of what was to be rebuilt; None where nothing was."""
-        if self.worst is None:
-            return "undecided" if self.asked else None
-        return fate(self.worst) if is_image(self.worst) else _rows_fate(self.worst)
+        return rebuilt_fate(self.worst) if self.asked else None
 
     @property
     def metric(self) -> Metric | None:
@@ -106,16 +103,6 @@ class Value:
     def gives_labels(self) -> bool:
         """Whether labels are recovered above chance, at the level of all attacks on the row."""
         return above_chance(self.labels, "label_accuracy", len(self.entry.records))
-
-
-def _rows_fate(record: WorstCase) -> Fate:
-    """Return what became of table rows: whether half of them are rebuilt, by the interval of the share."""
-    share = rebuilt_share(record)
-    if share is None or share.value is None:
-        return "undecided"
-    low = share.value if share.low is None else share.low
-    high = share.value if share.high is None else share.high
-    return "falls" if low >= BROKEN else "hidden" if high < BROKEN else "undecided"
 
 
 @dataclass(frozen=True)

@@ -6,26 +6,33 @@ from collections.abc import Sequence
 
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
+from ppbench.report.frame import frame_of
 from ppbench.report.verdict.audits import Audited, audits, what_audits_tell
 from ppbench.report.verdict.guarantee import guarantee
 from ppbench.report.verdict.lines import Held, Line, Sides, figure, held, lines
 from ppbench.report.verdict.models import what_models_tell
 from ppbench.report.verdict.uploads import what_uploads_tell
+from ppbench.report.verdict.verdict import Verdict
 
-__all__ = ["Audited", "Held", "Line", "Sides", "audits", "figure", "held", "lines", "sentences"]
+__all__ = ["Audited", "Held", "Line", "Sides", "audits", "figure", "held", "lines", "sentences", "verdicts"]
 
 
-def sentences(defense: str, records: Sequence[Record]) -> list[str]:
-    """Return what was found about `defense`, a sentence each.
+def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
+    """Return what was found about `defense`, question by question, each with its sentence.
 
     What uploads give away (pixels, labels), what a model gives away to who holds it (members, the true outputs), what
     audits show (canaries, owners, a bound on epsilon), what questions of other packages find, and the formal guarantee.
     Every figure is a record's.
     """
-    mine = [r for r in records if r.config.defense.id == defense]
-    said = [*what_uploads_tell(defense, records), *what_models_tell(defense, records)]
-    said += what_audits_tell(defense, records)
+    frame = frame_of(records)
+    said = [*what_uploads_tell(defense, frame), *what_models_tell(defense, frame), *what_audits_tell(defense, frame)]
     for name, question in questions().items():
-        own = [] if question.chapter else [r for r in records if r.config.attack.kind == name]
-        said += question.sentences(defense, own)
-    return [*said, *guarantee(mine)]
+        own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
+        said += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
+    stated = guarantee([r for r in frame if r.config.defense.id == defense])
+    return [*said, *(Verdict(defense, "guarantee", None, sentence) for sentence in stated)]
+
+
+def sentences(defense: str, records: Sequence[Record]) -> list[str]:
+    """Return the sentences of `verdicts`."""
+    return [verdict.sentence for verdict in verdicts(defense, records)]

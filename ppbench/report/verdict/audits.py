@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ppbench.records.schema import Record
 from ppbench.report.controls import above_chance, best, value
 from ppbench.report.verdict.lines import Row, figure, rows
+from ppbench.report.verdict.verdict import Fate, Verdict
 from ppbench.report.worst import attack_of
 
 CANARIES = "canary_auc"
@@ -57,18 +58,19 @@ def audits(records: Sequence[Record]) -> list[Audited]:
     return rows(Audited, records, lambda r: r.config.stage == "audit")
 
 
-def what_audits_tell(defense: str, records: Sequence[Record]) -> list[str]:
+def what_audits_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     """Return the sentences on the audits of `defense`, adversary by adversary and audit by audit."""
-    every, said = audits(records), []
+    every = audits(records)
+    said: list[Verdict] = []
     several = len({_audit(row)[1:] for row in every}) > 1
     for audit in sorted({_audit(row) for row in every if row.defense == defense}):
         threat, references, canaries = audit
         mine = [row for row in every if row.defense == defense and _audit(row) == audit]
         none = next((row for row in every if row.defense == "none" and _audit(row) == audit), None)
         none = None if defense == "none" else none
-        told = [*_members(mine, none), *_owners(mine, none), *(text for row in mine if (text := _epsilon(row)))]
+        told = [*_members(mine, none), *_owners(mine, none), *(v for row in mine for v in _epsilon(row))]
         words = f"{threat}, {canaries} canaries, {references} references" if several else threat
-        said += [f"[{words}] {sentence}" for sentence in told]
+        said += [verdict.worded(f"[{words}] {verdict.sentence}") for verdict in told]
     return said
 
 
@@ -77,7 +79,7 @@ def _audit(row: Audited) -> tuple[str, int, int]:
     return row.threat, row.key.references or 0, row.key.canaries or 0
 
 
-def _members(rows: Sequence[Audited], none: Audited | None) -> list[str]:
+def _members(rows: Sequence[Audited], none: Audited | None) -> list[Verdict]:
     """Return who is found over the whole grid: the sentence names the attack and control value that find most.
 
     Whether it is found at all is judged at the level of all that were tried; the figures are those of the largest.
@@ -94,13 +96,14 @@ def _members(rows: Sequence[Audited], none: Audited | None) -> list[str]:
     average = max(told, key=lambda row: value(row.members, "auc") or 0.0)
     also = ", ".join(word for word in (attack_of(average.members), average.control) if word)
     few = "at most " if len(told) > 1 or tried > 1 else ""
-    return [
+    sentence = (
         f"In an audit: {verb} ({at}: {few}{_canaries(top.canaries)}{beside}); average records: {few}AUC "
         f"{figure(average.members, 'auc', '.2f')} ({also})."
-    ]
+    )
+    return [_verdict(told, top.canaries, CANARIES, "falls" if found else "undecided", sentence)]
 
 
-def _average(rows: Sequence[Audited], none: Audited | None) -> list[str]:
+def _average(rows: Sequence[Audited], none: Audited | None) -> list[Verdict]:
     """Return who is found in an audit without canaries."""
     told = [row for row in rows if row.members is not None]
     if not told:
@@ -110,7 +113,12 @@ def _average(rows: Sequence[Audited], none: Audited | None) -> list[str]:
     verb = "Members are told from others" if found else "Members are not shown to be found"
     at = ", ".join(word for word in (attack_of(top.members), top.control) if word)
     beside = "" if none is None else f"; undefended AUC {figure(none.members, 'auc', '.2f')}"
-    return [f"In an audit without canaries: {verb} ({at}: AUC {figure(top.members, 'auc', '.2f')}{beside})."]
+    sentence = f"In an audit without canaries: {verb} ({at}: AUC {figure(top.members, 'auc', '.2f')}{beside})."
+    return [_verdict(told, top.members, "auc", "falls" if found else "undecided", sentence)]
+
+
+def _verdict(rows: Sequence[Audited], top: Record | None, metric: str, became: Fate | None, sentence: str) -> Verdict:
+    return Verdict(rows[0].defense, "audit", became, sentence, tuple(row.key for row in rows), top, metric)
 
 
 def _canaries(record: Record | None) -> str:
@@ -118,7 +126,7 @@ def _canaries(record: Record | None) -> str:
     return f"AUC {figure(record, CANARIES, '.2f')}" + ("" if rate == "-" else f", {rate} of members at 1% false ones")
 
 
-def _owners(rows: Sequence[Audited], none: Audited | None) -> list[str]:
+def _owners(rows: Sequence[Audited], none: Audited | None) -> list[Verdict]:
     told = [row for row in rows if row.owners is not None]
     if not told:
         return []
@@ -128,16 +136,20 @@ def _owners(rows: Sequence[Audited], none: Audited | None) -> list[str]:
     chance = "" if metric is None or metric.chance is None else f", chance {metric.chance:.0%}"
     few = "at most " if len(told) > 1 else ""
     share = figure(top.owners, "tracing_accuracy", ".0%")
-    return [f"In an audit, records are traced to their owner in {few}{share} of cases{beside}{chance}."]
+    sentence = f"In an audit, records are traced to their owner in {few}{share} of cases{beside}{chance}."
+    return [_verdict(told, top.owners, "tracing_accuracy", None, sentence)]
 
 
-def _epsilon(row: Audited) -> str:
+def _epsilon(row: Audited) -> list[Verdict]:
     """Return what one run shows of epsilon where the defense claims one, or shows a positive bound."""
     bound = value(row.epsilon, "epsilon_lower")
     if bound is None or (row.claimed is None and bound <= 0):
-        return ""
+        return []
     at = f" at {row.control}" if row.control else ""
     claim = "" if row.claimed is None else f", {row.claimed:.3g} is guaranteed"
     above = row.claimed is not None and bound > row.claimed
     refuted = "; the guarantee is REFUTED, unless this is the one such bound in twenty that errs" if above else ""
-    return f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(row.epsilon)}, 95 %){claim}{refuted}."
+    sentence = (
+        f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(row.epsilon)}, 95 %){claim}{refuted}."
+    )
+    return [_verdict([row], row.epsilon, "epsilon_lower", "falls" if above else None, sentence)]

@@ -6,13 +6,16 @@ apart from who knows of the mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ppbench.records.schema import Record
 from ppbench.report.controls import above_chance, best, value
-from ppbench.report.verdict.fates import Fate, members_fate, outputs_fate, same_outputs
+from ppbench.report.verdict.fates import Fate as ModelFate
+from ppbench.report.verdict.fates import members_fate, outputs_fate, same_outputs
 from ppbench.report.verdict.lines import Held, Sides, extraction_metric_of, figure, held, listed
+from ppbench.report.verdict.verdict import Fate, Verdict, together
 from ppbench.report.worst import WorstCase, attack_of
 
 CLIENT = "client/1"
@@ -26,12 +29,13 @@ class Members:
     tried: int
     noun: str = "members"
     metric: str = "asr"
+    name: Literal["members"] = "members"
 
     def of(self, row: Held) -> Sides:
         """Return the row's cells."""
         return row.members
 
-    def fate(self, record: WorstCase, tried: int) -> Fate:
+    def fate(self, record: WorstCase, tried: int) -> ModelFate:
         """Return what an attack came to, as the strongest of `tried`."""
         known = self.undefended if above_chance(self.undefended, "asr", self.tried) else None
         return members_fate(record, tried, known)
@@ -55,6 +59,7 @@ class Outputs:
 
     metric: str
     beside: str = ""
+    name: Literal["outputs"] = "outputs"
 
     @property
     def noun(self) -> str:
@@ -65,7 +70,7 @@ class Outputs:
         """Return the row's cells."""
         return row.outputs
 
-    def fate(self, record: WorstCase, tried: int) -> Fate:
+    def fate(self, record: WorstCase, tried: int) -> ModelFate:
         """Return what an attack came to."""
         return outputs_fate(record, tried)
 
@@ -84,12 +89,12 @@ class Outputs:
 Question = Members | Outputs
 
 
-def what_models_tell(defense: str, records: Sequence[Record]) -> list[str]:
+def what_models_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     """Return the sentences on members and true outputs, adversary by adversary."""
     everything = held(records)
     masked = any(row.stage == "iterate" and row.defense == defense for row in everything)
     outputs = Outputs(extraction_metric_of(records))
-    said: list[str] = []
+    said: list[Verdict] = []
     for threat in sorted({row.threat for row in everything if row.defense == defense}):
         prefix = "" if threat == CLIENT else f"[{threat}] "
         mine = [row for row in everything if row.defense == defense and row.threat == threat]
@@ -99,7 +104,7 @@ def what_models_tell(defense: str, records: Sequence[Record]) -> list[str]:
         members = [_undefended(everything, threat, stage, defense) for stage in ("iterate", "final")]
         found = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]
         found += _delivered(delivered, members[1]) if masked else _queried(delivered, members[1])
-        said += [f"{prefix}{sentence}" for sentence in [*found, *_answers(delivered, outputs)]]
+        said += [verdict.worded(prefix + verdict.sentence) for verdict in [*found, *_answers(delivered, outputs)]]
     return said
 
 
@@ -112,11 +117,11 @@ def _undefended(rows: Sequence[Held], threat: str, stage: str, defense: str) -> 
 
 
 # -- the model that clients train on ---------------------------------------------------------------------------------
-def _judged(rows: Sequence[Held], question: Question) -> list[str]:
+def _judged(rows: Sequence[Held], question: Question) -> list[Verdict]:
     """Return a sentence for each set of control values that fare alike."""
     cells = [question.of(row) for row in rows]
     tried = sum(c.plain_tried for c in cells), sum(c.knowing_tried for c in cells)
-    groups: dict[tuple[Fate | None, Fate | None], list[Held]] = {}
+    groups: dict[tuple[ModelFate | None, ModelFate | None], list[Held]] = {}
     for row, cell in zip(rows, cells, strict=True):
         plain, knowing = (
             None if record is None else question.fate(record, n)
@@ -130,8 +135,26 @@ def _judged(rows: Sequence[Held], question: Question) -> list[str]:
         where = f" at {listed(labels)}" if labels and len(groups) > 1 else ""
         first = _told([question.of(row).plain for row in some], some, question)
         second = _told([question.of(row).knowing for row in some], some, question)
-        said.append(f"What clients train on{where} {_clauses(question, plain, first, knowing, second)}.")
+        sentence = f"What clients train on{where} {_clauses(question, plain, first, knowing, second)}."
+        became = together(_FATES[side] for side in (plain, knowing) if side is not None)
+        top = best([case for row in some if (case := question.of(row).worst) is not None], question.metric)
+        said.append(_verdict(some, question, top, became, sentence))
     return said
+
+
+_FATES: Mapping[ModelFate, Fate] = {
+    "found": "falls",
+    "part": "falls",
+    "hidden": "hidden",
+    "undecided": "undecided",
+}
+
+
+def _verdict(
+    rows: Sequence[Held], question: Question, top: WorstCase | None, became: Fate | None, sentence: str
+) -> Verdict:
+    keys = tuple(row.key for row in rows)
+    return Verdict(rows[0].defense, question.name, became, sentence, keys, top, question.metric)
 
 
 def _told(found: Sequence[WorstCase | None], rows: Sequence[Held], question: Question) -> str:
@@ -150,7 +173,7 @@ def _differ(found: Sequence[WorstCase | None], question: Question) -> bool:
     return len({f"{value(record, question.metric):.3f}" for record in found if record is not None}) > 1
 
 
-def _clauses(question: Question, plain: Fate | None, first: str, knowing: Fate | None, second: str) -> str:
+def _clauses(question: Question, plain: ModelFate | None, first: str, knowing: ModelFate | None, second: str) -> str:
     """Return what becomes of who takes the model as it is, then of who un-masks it."""
     noun, knower = question.noun, "from one who un-masks it"
     if plain is None:
@@ -175,7 +198,7 @@ def _clauses(question: Question, plain: Fate | None, first: str, knowing: Fate |
     return f"{opening}{closing[knowing]} ({second})"
 
 
-def _opening(fate: Fate, noun: str, who: str) -> str:
+def _opening(fate: ModelFate, noun: str, who: str) -> str:
     return {
         "hidden": f"hides {noun} {who}",
         "found": f"does not hide {noun}, even {who}" if "takes" in who else f"does not hide {noun} {who}",
@@ -192,7 +215,7 @@ def _strongest(rows: Sequence[Held], question: Question) -> tuple[WorstCase | No
     return best(found, question.metric), tried, "at most " if _differ(found, question) else ""
 
 
-def _delivered(rows: Sequence[Held], question: Members) -> list[str]:
+def _delivered(rows: Sequence[Held], question: Members) -> list[Verdict]:
     """Return how many members the model that a masking defense delivers gives away."""
     top, tried, few = _strongest(rows, question)
     if top is None:
@@ -200,18 +223,25 @@ def _delivered(rows: Sequence[Held], question: Members) -> list[str]:
     text = f"{attack_of(top)}: {question.figures(top, few)}{question.beside}"
     fate = question.fate(top, tried)
     if fate == "hidden":
-        return [f"The delivered model hides members from the attacks tried here ({text})."]
-    if fate != "found":
-        return [f"The delivered model is not shown to give members away, nor to hide them ({text})."]
+        sentence = f"The delivered model hides members from the attacks tried here ({text})."
+    elif fate != "found":
+        sentence = f"The delivered model is not shown to give members away, nor to hide them ({text})."
+    else:
+        sentence = f"The delivered model gives members away{_beside(top, question)} ({text})."
+    return [_verdict(rows, question, top, _FATES[fate], sentence)]
+
+
+def _beside(top: WorstCase, question: Members) -> str:
+    """Return how much members are given away beside the undefended model, "" where that is not known."""
     metric, none = top.metric("asr"), value(question.undefended, "asr")
     known = above_chance(question.undefended, "asr", question.tried)
     if none is None or not known or metric is None or metric.low is None or metric.high is None:
-        return [f"The delivered model gives members away ({text})."]
+        return ""
     as_much = "as" if metric.low <= none <= metric.high else "more than" if metric.low > none else "less than"
-    return [f"The delivered model gives members away {as_much} the undefended one does ({text})."]
+    return f" {as_much} the undefended one does"
 
 
-def _queried(rows: Sequence[Held], question: Members) -> list[str]:
+def _queried(rows: Sequence[Held], question: Members) -> list[Verdict]:
     """Return how many members a defense that masks nothing gives away to who queries its model."""
     top, tried, _ = _strongest(rows, question)
     if top is None:
@@ -220,13 +250,15 @@ def _queried(rows: Sequence[Held], question: Members) -> list[str]:
     verb = "tells members from others" if shown else "is not shown to find members"
     beside = question.beside if question.undefended is not None else ""
     text = f"{attack_of(top)}: {question.figures(top, 'at most ')}{beside}"
-    return [f"A client who queries the delivered model {verb} ({text})."]
+    sentence = f"A client who queries the delivered model {verb} ({text})."
+    return [_verdict(rows, question, top, "falls" if shown else "undecided", sentence)]
 
 
-def _answers(rows: Sequence[Held], question: Outputs) -> list[str]:
+def _answers(rows: Sequence[Held], question: Outputs) -> list[Verdict]:
     """Return whether the delivered model answers as the true one."""
     top, tried, few = _strongest(rows, question)
     if top is None:
         return []
     does = "answers" if same_outputs(top, tried) else "does not answer"
-    return [f"The delivered model {does} as the true one does ({attack_of(top)}: {question.figures(top, few)})."]
+    sentence = f"The delivered model {does} as the true one does ({attack_of(top)}: {question.figures(top, few)})."
+    return [_verdict(rows, question, top, None, sentence)]

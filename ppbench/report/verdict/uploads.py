@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import Figured, is_image, value
+from ppbench.report.controls import best, is_image, rebuilding, value
 from ppbench.report.verdict.lines import STAGES, Line, figure, lines, listed, name_of, probed, utility_text
+from ppbench.report.verdict.verdict import HIDDEN, Fate, Verdict, fate, rebuilt_fate, together
 from ppbench.report.worst import WorstCase, attack_of
 
-HIDDEN = 20.0  # dB: below it the subject of an image is not recognized
-Fate = Literal["falls", "hidden", "undecided"]
 
-
-def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[str]:
+def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     """Return the sentences on what each adversary rebuilds from uploads.
 
     Sentences about pixels are given for every control value at the smallest batch, at random weights where attacked
     there (the easiest case for an attacker and the one that the papers report); control values at which the server
     sees what it would see without the defense share one.
     """
-    said: list[str] = []
+    said: list[Verdict] = []
     everything = lines(records)
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.threat for row in everything})
@@ -34,11 +31,12 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[str]:
         prefix = f"[{', '.join(word for word in words if word)}] " if any(words) else ""
         for role in sorted({row.role for row in rows if row.defense == defense}):
             some = [row for row in rows if row.defense != defense or row.role == role]
-            said += [f"{prefix}{sentence}" for sentence in _seen(defense, some, masked and threat == "server/1", role)]
+            found = _seen(defense, some, masked and threat == "server/1", role)
+            said += [verdict.worded(prefix + verdict.sentence) for verdict in found]
     return said
 
 
-def _seen(defense: str, rows: Sequence[Line], masked: bool, role: str) -> list[str]:
+def _seen(defense: str, rows: Sequence[Line], masked: bool, role: str) -> list[Verdict]:
     """Return the sentences on what one adversary rebuilds of victims in one role.
 
     masked: whether it may be told "this is FedSGD".
@@ -49,19 +47,31 @@ def _seen(defense: str, rows: Sequence[Line], masked: bool, role: str) -> list[s
     undefended = None if defense == "none" else undefended
     smallest = min((row.batch for row in mine), default=1)
     first = [row for row in mine if (row.stage, row.batch) == (stage, smallest) and row.of("reconstruction")]
-    if any(row.worst is not None and not is_image(row.worst) for row in first):
-        return [_row_error(row, undefended) for row in first] + _labels(mine, stage)
+    if first and not is_image(first[0].records[0]):
+        errors = [_verdict([row], row.worst, rebuilt_fate(row.worst), _row_error(row, undefended)) for row in first]
+        return errors + _labels(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, rows)]
     said = [_fedsgd(bare, rows, undefended, everywhere=len(bare) == len(first))] if bare else []
-    said += [_pixels(row, undefended) for row in first if row not in bare]
+    said += [_verdict([row], row.worst, fate(row.worst), _pixels(row, undefended)) for row in first if row not in bare]
     more = _larger_batches(mine, stage, smallest)
     if stage == "init":
         more += _after_training(mine, rows, smallest)
     more += _labels(mine, stage)
-    return said + ([f"Of the {role}: {sentence[0].lower()}{sentence[1:]}" for sentence in more] if role else more)
+    if not role:
+        return said + more
+    return said + [v.worded(f"Of the {role}: {v.sentence[0].lower()}{v.sentence[1:]}") for v in more]
+
+
+def _verdict(rows: Sequence[Line], strongest: WorstCase | None, became: Fate, sentence: str) -> Verdict:
+    """Return what became of pixels, or of table rows, in the settings of `rows`."""
+    metric = rebuilding(rows[0].records[0])
+    what: str = "pixels" if metric == "psnr_median" else "rows"
+    return Verdict(rows[0].defense, what, became, sentence, tuple(row.key for row in rows), strongest, metric)
 
 
 def _row_error(row: Line, undefended: Utility | None) -> str:
+    if row.worst is None:
+        return _unknown(row, "table rows", utility_text(row.utility, undefended))
     error = figure(row.worst, "rmse_mean", ".2f")
     return (
         f"{name_of(row)}: table rows come back with a mean relative error of {error} ({attack_of(row.worst)}); "
@@ -69,17 +79,10 @@ def _row_error(row: Line, undefended: Utility | None) -> str:
     )
 
 
-def fate(record: Figured | None) -> Fate:
-    """Return "falls" or "hidden" by where the interval of the median PSNR lies about 20 dB, else "undecided".
-
-    Where there is no figure nothing is known: that is undecided, too.
-    """
-    metric = record.metric("psnr_median") if record is not None else None
-    if metric is None or metric.value is None:
-        return "undecided"
-    low = metric.value if metric.low is None else metric.low
-    high = metric.value if metric.high is None else metric.high
-    return "falls" if low >= HIDDEN else "hidden" if high < HIDDEN else "undecided"
+def _unknown(row: Line, what: str, utility: str) -> str:
+    where = f"batch {row.batch}, {STAGES[row.stage]}"
+    head = f"{name_of(row)}: whether {what} are hidden is undecided, no attack on it gave a figure"
+    return f"{head}; {where}; {utility}."
 
 
 def _undefended(row: Line, rows: Sequence[Line]) -> WorstCase | None:
@@ -100,7 +103,7 @@ def _as_undefended(row: Line, rows: Sequence[Line]) -> bool:
     return bool(ours.low <= theirs.high and theirs.low <= ours.high)  # type: ignore[operator]  # none is None
 
 
-def _fedsgd(bare: Sequence[Line], rows: Sequence[Line], undefended: Utility | None, *, everywhere: bool) -> str:
+def _fedsgd(bare: Sequence[Line], rows: Sequence[Line], undefended: Utility | None, *, everywhere: bool) -> Verdict:
     """Return the sentence on a masked defense whose server reads the very gradients, for the control values `bare`."""
     least = min(bare, key=lambda row: (value(row.plain, "psnr_median") or 0.0, row.control))
     labels = [row.control for row in bare if row.control]
@@ -108,11 +111,12 @@ def _fedsgd(bare: Sequence[Line], rows: Sequence[Line], undefended: Utility | No
     at = ", ".join(word for word in (attack_of(least.plain), least.control if len(bare) > 1 else "") if word)
     few = "at least " if len(bare) > 1 else ""
     beside = figure(_undefended(least, rows), "psnr_median", ".1f", " dB")
-    return (
+    sentence = (
         f"To the server this is FedSGD{where}: pixels fall as they do without a defense ({at}: {few}"
         f"{figure(least.plain, 'psnr_median', '.1f', ' dB')}, undefended {beside}); batch {least.batch}, "
         f"{STAGES[least.stage]}; {utility_text(least.utility, undefended)}."
     )
+    return _verdict(bare, least.plain, "falls", sentence)
 
 
 def _pixels(row: Line, undefended: Utility | None) -> str:
@@ -120,7 +124,7 @@ def _pixels(row: Line, undefended: Utility | None) -> str:
     where = f"batch {row.batch}, {STAGES[row.stage]}"
     plain, worst = fate(row.plain), fate(row.worst)
     if row.worst is None:
-        return f"{head}: whether pixels are hidden is undecided, no attack on it gave a figure; {where}{tail}"
+        return _unknown(row, "pixels", utility_text(row.utility, undefended))
     strong = f"{attack_of(row.worst)}: {figure(row.worst, 'psnr_median', '.1f', ' dB')}"
     if row.plain is not None and plain == "falls":
         beside = f"; who knows of it: {strong}" if row.adaptive else ""
@@ -141,7 +145,7 @@ def _pixels(row: Line, undefended: Utility | None) -> str:
     return f"{head} hides the median image from every attack tried here (best: {strong}){some}; {where}{tail}"
 
 
-def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[str]:
+def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[Verdict]:
     said = []
     for batch in sorted({row.batch for row in rows if row.batch != smallest and row.worst is not None}):
         some = [row for row in rows if row.batch == batch and row.stage == stage and row.of("reconstruction")]
@@ -154,11 +158,12 @@ def _larger_batches(rows: Sequence[Line], stage: str, smallest: int) -> list[str
         said_of = verb[fates.pop()] if len(fates) == 1 else "fare unlike over the grid"
         at = ", ".join(word for word in (attack_of(top.worst), top.control) if word)
         text = figure(top.worst, "psnr_median", ".1f", " dB")
-        said.append(f"In batches of {batch}, pixels {said_of}: at most {text} ({at}).")
+        sentence = f"In batches of {batch}, pixels {said_of}: at most {text} ({at})."
+        said.append(_verdict(some, top.worst, together(fate(row.worst) for row in some), sentence))
     return said
 
 
-def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> list[str]:
+def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> list[Verdict]:
     """Return what became of pixels after training, or that nothing can be said where `none` stands too."""
     asked = [row for row in mine if row.stage == "final" and row.batch == batch and row.of("reconstruction")]
     some = [row for row in asked if row.worst is not None]
@@ -171,16 +176,20 @@ def _after_training(mine: Sequence[Line], rows: Sequence[Line], batch: int) -> l
     beside = (
         f"undefended {figure(none.worst, 'psnr_median', '.1f', ' dB')}" if none is not None else "undefended: not run"
     )
-    if fate(top.worst) == "falls":
-        return [f"After training, pixels still fall at {top.control or top.defense}: {text}; {beside}."]
-    if undefended is None or undefended < HIDDEN:
-        return [f"After training nothing can be said of pixels: the undefended ones stand as well ({beside})."]
-    if fate(top.worst) == "undecided" or len(some) < len(asked):
-        return [f"After training, whether pixels are hidden is undecided: at most {text}; {beside}."]
-    return [f"After training, pixels stay hidden from the attacks tried here: at most {text}; {beside}."]
+    became = together(fate(row.worst) for row in asked if row is top or row.worst is None)
+    if became == "falls":
+        sentence = f"After training, pixels still fall at {top.control or top.defense}: {text}; {beside}."
+    elif undefended is None or undefended < HIDDEN:
+        became = "undecided"
+        sentence = f"After training nothing can be said of pixels: the undefended ones stand as well ({beside})."
+    elif became == "undecided":
+        sentence = f"After training, whether pixels are hidden is undecided: at most {text}; {beside}."
+    else:
+        sentence = f"After training, pixels stay hidden from the attacks tried here: at most {text}; {beside}."
+    return [_verdict(asked, top.worst, became, sentence)]
 
 
-def _labels(rows: Sequence[Line], stage: str) -> list[str]:
+def _labels(rows: Sequence[Line], stage: str) -> list[Verdict]:
     """Return how many labels were recovered: by control value at the smallest batch of a stage, and in general."""
     found = [(row, v) for row in rows if (v := value(row.labels, "label_accuracy")) is not None and row.labels]
     if not found:
@@ -201,7 +210,9 @@ def _labels(rows: Sequence[Line], stage: str) -> list[str]:
     if len(shares) > 1:
         text = ", ".join(f"{share} at {listed(labels)}" for share, labels in shares.items())
         said.append(f"Labels at batch {smallest}, {STAGES[stage]}: {text}.")
-    return said
+    keys = tuple(row.key for row, _ in found)
+    top = best([row.labels for row, _ in found if row.labels is not None], "label_accuracy")
+    return [Verdict(rows[0].defense, "labels", None, sentence, keys, top, "label_accuracy") for sentence in said]
 
 
 def _classes(found: Sequence[tuple[Line, float]]) -> int:
