@@ -17,7 +17,7 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import AuditInfo, Flag, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import Board, boards
+from ppbench.report.page.boards import boards
 from ppbench.report.page.curves import (
     LINES,
     MARKS,
@@ -33,6 +33,7 @@ from ppbench.report.page.curves import (
     curves,
     rocs,
 )
+from ppbench.report.page.entries import Board
 from ppbench.report.page.html import render
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.verify import verify

@@ -28,7 +28,8 @@ from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
 from ppbench.report.page.assets import VENDOR, assets, digest
 from ppbench.report.page.board import claimed, up_to_date, write_board
-from ppbench.report.page.boards import Board, Entry, boards
+from ppbench.report.page.boards import boards
+from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import Said, about, concluded, evaluations, judged
 from ppbench.report.page.evaluations import said as said_of
 from ppbench.report.page.figures import Line, Ppc, ppc_picture, ppc_svg

@@ -71,7 +71,6 @@ def test_the_check_finds_a_circle_through_a_plugin_package():
     assert "ppbench.defenses" in circle(planted)
 
 
-@pytest.mark.xfail(reason="files of the questions and of the page tie one another", strict=True)
 def test_files_do_not_import_one_another_in_a_circle():
     assert not (found := circle(arrows_between(lambda module: module))), " -> ".join(found)
 

@@ -9,8 +9,8 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.times import ClientTime
 from ppbench.report.controls import best
 from ppbench.report.frame import TRAINED, Key, frame_of, network
-from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.costs import Ratios, TimesOf, relative_costs
+from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import ALONE
 
 

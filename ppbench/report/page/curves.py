@@ -21,7 +21,7 @@ from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.membership import halves
 from ppbench.records.schema import Record
 from ppbench.report.controls import best, is_image
-from ppbench.report.page.boards import Board
+from ppbench.report.page.entries import Board
 from ppbench.report.page.figures import INK, Picture, drawn_svg, finished, tip
 
 PANELS = 6

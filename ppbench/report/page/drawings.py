@@ -11,8 +11,8 @@ from ppbench.questions.base import question_of
 from ppbench.records.schema import Record
 from ppbench.report.cap_series import Cap, DistanceName, PpcPoint, ppc_point
 from ppbench.report.page.badges import adaptive
-from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.curves import Curve, curve_svg
+from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.figures import Line, Ppc, ppc_svg
 from ppbench.report.page.sections import Chart, Drawing, weights
 from ppbench.report.page.series import SeriesCap

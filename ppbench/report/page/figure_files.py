@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ppbench.records.files import write_atomic
-from ppbench.report.page.boards import Board
 from ppbench.report.page.curves import curve_picture, curve_svg, curves
 from ppbench.report.page.drawings import figures
+from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import ALONE
 from ppbench.report.page.figures import Picture, ppc_picture, ppc_svg
 from ppbench.report.page.sections import about as about_of

@@ -22,12 +22,13 @@ from ppbench.report.claims.page import claimed_text
 from ppbench.report.frame import frame_of
 from ppbench.report.page.assets import TEMPLATES, assets
 from ppbench.report.page.badges import adaptive, knowing
-from ppbench.report.page.boards import Board, boards
+from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import cells_of
 from ppbench.report.page.cost_rows import costs
 from ppbench.report.page.costs import TimesOf, no_times
 from ppbench.report.page.curves import curves
 from ppbench.report.page.drawings import charts, drawings, ppcs
+from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.formats import error, number, percent, seconds, size, span
 from ppbench.report.page.overview import overviews

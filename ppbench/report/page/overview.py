@@ -15,8 +15,8 @@ from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, best, leak, rebuilt_share
 from ppbench.report.frame import EVALUATION, TRAINED, Key
 from ppbench.report.kinds import probe_words
-from ppbench.report.page.boards import Board, Entry
 from ppbench.report.page.cost_rows import CostRow
+from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import Judged
 from ppbench.report.page.sections import weights
 from ppbench.report.page.standing import Standing, Value, standing

@@ -13,8 +13,8 @@ from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.controls import CONTROLS, best, is_image
 from ppbench.report.page.badges import adaptive
-from ppbench.report.page.boards import Entry
 from ppbench.report.page.cost_rows import CostRow
+from ppbench.report.page.entries import Entry
 from ppbench.report.page.evaluations import Said
 from ppbench.report.page.sections import Section
 from ppbench.report.page.sprites import Album, Floats

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ppbench.report.controls import leak
-
-if TYPE_CHECKING:
-    from ppbench.report.page.boards import Entry
+from ppbench.report.page.entries import Entry
 
 
 def _span(entry: Entry, name: str) -> tuple[float, float] | None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ppbench.questions.base import question_of
 from ppbench.questions.image_metrics import NEAR
 from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, check_controls, rebuilt_share
-
-if TYPE_CHECKING:
-    from ppbench.report.page.boards import Entry
+from ppbench.report.page.entries import Entry
 
 
 def board_checks(kind: str, headline: str, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:

@@ -11,7 +11,7 @@ from ppbench.records.schema import Metric
 from ppbench.report.cap_series import Cap
 from ppbench.report.controls import best, rebuilt_share
 from ppbench.report.frame import Key
-from ppbench.report.page.boards import Board, Entry
+from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import ALONE
 from ppbench.report.worst import Measured
 

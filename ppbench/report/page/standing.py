@@ -18,8 +18,8 @@ from typing import Literal
 
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, is_image, leak, rebuilding
-from ppbench.report.page.boards import Entry
 from ppbench.report.page.cost_rows import CostRow
+from ppbench.report.page.entries import Entry
 from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.verdict import Fate, rebuilt_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of

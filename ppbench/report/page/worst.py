@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 
 from ppbench.questions.base import asked, question_of
 from ppbench.report.controls import value
-from ppbench.report.page.boards import Board, Entry
+from ppbench.report.page.entries import Board, Entry
 
 
 @dataclass(frozen=True)

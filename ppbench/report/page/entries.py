@@ -1,0 +1,90 @@
+"""Rows and boards: what the page shows of one setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ppbench.records.schema import DefenseInfo, Flag, Record
+from ppbench.report.controls import Check, is_image
+from ppbench.report.frame import Key
+from ppbench.report.page.badges import Badge
+from ppbench.report.worst import WorstCase
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row: a defense at one control value, under all attacks of its board.
+
+    Attributes:
+        key: what its cells share, by `ROW`.
+        defense: the defense as configured.
+        role: a control, or one of the compared.
+        sample: any of the row's records, for accuracy, cost and epsilon: they are the same in all.
+        records: all of the row's records, failed ones too.
+        plain: the worst case over the attacks that do not know the defense, or None.
+        worst: the worst case over all attacks, or None.
+        labels: the highest label accuracy over all attacks, and by whom.
+        rank: "1", "2-4", or "" where it is not ranked.
+        badges: remarks, and what is missing.
+        flags: flags of the row's records, each once.
+        claimed: what its paper prints.
+        differs: in what else than the control value the row is not like others of its board, in words.
+    """
+
+    key: Key
+    defense: DefenseInfo
+    role: Literal["control", "compared"]
+    sample: Record
+    records: tuple[Record, ...]
+    plain: WorstCase | None
+    worst: WorstCase | None
+    labels: Record | None
+    rank: str
+    badges: tuple[Badge, ...]
+    flags: tuple[Flag, ...]
+    claimed: str
+    differs: str = ""
+
+    @property
+    def name(self) -> str:
+        """The defense, its control value and what else tells the row from others: "spn alpha2 = 0.1, seed 1"."""
+        about = ", ".join(word for word in (self.control, self.differs) if word)
+        return f"{self.defense.id} {about}".strip()
+
+    @property
+    def control(self) -> str:
+        """The control parameter, its value and the victims' role, e.g. "beta = 0.2, pilot"; "" without any."""
+        control, part = self.defense.control, self.sample.config.role
+        return ", ".join(
+            ([] if control is None else [f"{control.name} = {control.value:g}"]) + ([part] if part else [])
+        )
+
+    @property
+    def broken(self) -> tuple[Record, ...]:
+        """The row's records that are not complete."""
+        return tuple(record for record in self.records if record.status != "complete")
+
+
+@dataclass(frozen=True)
+class Board:
+    """Rows that may be compared.
+
+    Attributes:
+        setting: what they share, a key by `BOARD`.
+        headline: the metric that they are ranked by.
+        entries: the rows.
+        checks: what the controls say of this board.
+        reliable: whether the controls hold, so that ranks mean something.
+    """
+
+    setting: Key
+    headline: str
+    entries: tuple[Entry, ...]
+    checks: tuple[Check, ...]
+    reliable: bool
+
+    @property
+    def images(self) -> bool:
+        """Whether the data are images: rows of tables are not judged in decibels."""
+        return is_image(self.entries[0].sample)
