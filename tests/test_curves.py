@@ -272,8 +272,7 @@ def test_the_folder_holds_the_curves_and_verifies(
     for record in [*searched[:2], guessed[0], guessed[2]]:
         store.save(record)
     names = sorted(path.name for path in write_board(store) if path.parent.name == "figures")
-    assert names == [
-        f"{name}.{end}" for name in ("budget-server-1-random-weights-batch-1-digits-1000-mlp",
-                                     "roc-client-1-an-audited-training-digits-1000-mlp") for end in ("png", "svg")
-    ]  # fmt: skip
+    audit = "an-audited-training-70-canaries-4-reference-runs"
+    about = "budget-server-1-random-weights-batch-1-digits-1000-mlp", f"roc-client-1-{audit}-digits-1000-mlp"
+    assert names == [f"{name}.{end}" for name in about for end in ("png", "svg")]
     assert verify(store.out, no_claims) == []

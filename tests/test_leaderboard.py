@@ -186,7 +186,7 @@ def test_csv_gives_one_cap_to_every_row_of_a_series_and_none_to_a_defense_withou
     table = rows(board_records())
     spn = {row["cap"] for row in table if row["defense"] == "spn" and row["attack"] == "dlg"}
     assert len(spn) == 1 and None not in spn
-    assert all(row["cap"] is None and row.cap_reason for row in table if row["defense"] == "none")
+    assert all(row["cap"] is None and row["cap_reason"] for row in table if row["defense"] == "none")
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1+1"])

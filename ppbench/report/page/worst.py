@@ -5,92 +5,69 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from typing import Final
 
 from ppbench.questions.base import asked, question_of
 from ppbench.report.controls import value
 from ppbench.report.page.entries import Board, Entry
+from ppbench.report.page.table import Row
+
+COLUMNS: Final = [
+    "dataset", "model", "threat_model", "stage", "batch_size", "probe", "defense", "control", "role", "rank",
+    "reliable", "accuracy", "attacks", "n", "plain", "plain_psnr_median", "plain_rmse_mean", "worst",
+    "worst_psnr_median", "worst_psnr_median_low", "worst_psnr_median_high", "worst_psnr_worst_decile",
+    "worst_rmse_mean", "worst_share_above_20db", "worst_ssim_mean", "worst_lpips_mean",
+]  # fmt: skip
+"""The columns of worst_case.csv, in order."""
 
 
-@dataclass(frozen=True)
-class WorstRow:
-    """One row of a reconstruction board; the fields are the columns of worst_case.csv, in order.
+def worst_rows(boards: Sequence[Board]) -> list[Row]:
+    """Return the rows of the reconstruction boards, in their order, by the columns of worst_case.csv.
 
     plain, worst: the attack that is best on most victims, "portfolio (NAME)" where no single one is best on all; their
-    figures take each victim by the attack that is best on it (`ppbench.report.worst`). attacks: of how many images.
+    figures take each victim by the attack that is best on it (`ppbench.report.worst`). attacks: how many gave images.
     reliable: whether the controls hold on this board.
     """
-
-    dataset: str
-    model: str
-    threat_model: str
-    stage: str
-    batch_size: int
-    probe: str
-    defense: str
-    control: str
-    role: str
-    rank: str
-    reliable: bool
-    accuracy: float | None
-    attacks: int
-    n: int
-    plain: str | None
-    plain_psnr_median: float | None
-    plain_rmse_mean: float | None
-    worst: str | None
-    worst_psnr_median: float | None
-    worst_psnr_median_low: float | None
-    worst_psnr_median_high: float | None
-    worst_psnr_worst_decile: float | None
-    worst_rmse_mean: float | None
-    worst_share_above_20db: float | None
-    worst_ssim_mean: float | None
-    worst_lpips_mean: float | None
-
-
-def worst_rows(boards: Sequence[Board]) -> list[WorstRow]:
-    """Return the rows of the reconstruction boards, in their order."""
     return [_row(board, entry) for board in boards if question_of(board.setting.kind).inputs for entry in board.entries]
 
 
-def _row(board: Board, entry: Entry) -> WorstRow:
+def _row(board: Board, entry: Entry) -> Row:
     setting, worst, plain = board.setting, entry.worst, entry.plain
     median, control = None if worst is None else worst.metric("psnr_median"), entry.defense.control
-    return WorstRow(
-        dataset=setting.data,
-        model=setting.network,
-        threat_model=setting.threat,
-        stage=setting.stage,
-        batch_size=setting.batch,
-        probe=setting.probe,
-        defense=entry.defense.id,
-        control="" if control is None else f"{control.name}={control.value:g}",
-        role=entry.sample.config.role,
-        rank=entry.rank,
-        reliable=board.reliable,
-        accuracy=entry.sample.utility.accuracy,
-        attacks=sum(asked(r).inputs and r.status == "complete" for r in entry.records),
-        n=0 if worst is None else len(worst.victims),
-        plain=None if plain is None else plain.name,
-        plain_psnr_median=value(plain, "psnr_median"),
-        plain_rmse_mean=value(plain, "rmse_mean"),
-        worst=None if worst is None else worst.name,
-        worst_psnr_median=value(worst, "psnr_median"),
-        worst_psnr_median_low=None if median is None else median.low,
-        worst_psnr_median_high=None if median is None else median.high,
-        worst_psnr_worst_decile=value(worst, "psnr_worst_decile"),
-        worst_rmse_mean=value(worst, "rmse_mean"),
-        worst_share_above_20db=value(worst, "share_above_20db"),
-        worst_ssim_mean=value(worst, "ssim_mean"),
-        worst_lpips_mean=value(worst, "lpips_mean"),
-    )
+    return {
+        "dataset": setting.data,
+        "model": setting.network,
+        "threat_model": setting.threat,
+        "stage": setting.stage,
+        "batch_size": setting.batch,
+        "probe": setting.probe,
+        "defense": entry.defense.id,
+        "control": "" if control is None else f"{control.name}={control.value:g}",
+        "role": entry.sample.config.role,
+        "rank": entry.rank,
+        "reliable": board.reliable,
+        "accuracy": entry.sample.utility.accuracy,
+        "attacks": sum(asked(r).inputs and r.status == "complete" for r in entry.records),
+        "n": 0 if worst is None else len(worst.victims),
+        "plain": None if plain is None else plain.name,
+        "plain_psnr_median": value(plain, "psnr_median"),
+        "plain_rmse_mean": value(plain, "rmse_mean"),
+        "worst": None if worst is None else worst.name,
+        "worst_psnr_median": value(worst, "psnr_median"),
+        "worst_psnr_median_low": None if median is None else median.low,
+        "worst_psnr_median_high": None if median is None else median.high,
+        "worst_psnr_worst_decile": value(worst, "psnr_worst_decile"),
+        "worst_rmse_mean": value(worst, "rmse_mean"),
+        "worst_share_above_20db": value(worst, "share_above_20db"),
+        "worst_ssim_mean": value(worst, "ssim_mean"),
+        "worst_lpips_mean": value(worst, "lpips_mean"),
+    }
 
 
 def worst_csv(boards: Sequence[Board]) -> str:
     """Return worst_case.csv."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(WorstRow)])
-    writer.writerows(astuple(row) for row in worst_rows(boards))
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(worst_rows(boards))
     return text.getvalue()
