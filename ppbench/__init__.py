@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ppbench.base.version import __version__
+
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Attack, Challenge, Guess
     from ppbench.federation.contract import Defense
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from ppbench.federation.view import View
     from ppbench.run.evaluation import evaluate
 
-__version__ = "0.1.0"
+
 __all__ = ["Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate"]
 
 _HOME = {

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ppbench import __version__
 from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.version import __version__
 from ppbench.commands import boards, compare, evaluate, sweep
 
 app = typer.Typer(

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors import numpy as safe
 
-from ppbench import __version__
 from ppbench.base.errors import UsageError
+from ppbench.base.version import __version__
 from ppbench.records.archive import files_of
 from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
 from ppbench.records.schema import Artifact, Record, Strict, lean

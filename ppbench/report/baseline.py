@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ppbench import __version__
 from ppbench.base.errors import UsageError
+from ppbench.base.version import __version__
 from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppbench import __version__
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
+from ppbench.base.version import __version__
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.metrics.perceptual import measurable, network

@@ -15,9 +15,9 @@ from functools import lru_cache
 
 import torch
 
-from ppbench import __version__
 from ppbench.adversary.victims import choose_victims
 from ppbench.base.registry import load
+from ppbench.base.version import __version__
 from ppbench.federation.engine import Federation
 from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.images import score_images

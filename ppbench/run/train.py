@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ppbench import __version__
 from ppbench.base.errors import UsageError
+from ppbench.base.version import __version__
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap

@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from ppbench import __version__
 from ppbench.adversary.augment import augmentations
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import nbytes
+from ppbench.base.version import __version__
 from ppbench.federation.client_map import choose
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.wire import session_of

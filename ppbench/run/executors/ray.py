@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ppbench import __version__
 from ppbench.base.errors import UsageError
+from ppbench.base.version import __version__
 from ppbench.records.store import MARKER
 from ppbench.run.executors import Done, WorkerDied
 from ppbench.run.executors.failure import Failure, attempt
