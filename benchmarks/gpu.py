@@ -78,7 +78,12 @@ def run(part: Part, seconds: float, out: Path) -> Outcome:
     began = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, *part.command], cwd=HOME, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            [sys.executable, *part.command],
+            cwd=HOME,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )
         code: int | None = None
         try:

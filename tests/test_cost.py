@@ -142,7 +142,7 @@ def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name: str, federa
 
 def test_a_fresh_process_counts_the_same_bytes_and_says_nothing() -> None:
     code = """import torch; torch.set_num_threads(1)
-from ppbench import cost; from ppbench.run.choice import points
+from ppbench.run import cost; from ppbench.run.choice import points
 from ppbench.run.config import configure
 from ppbench.run.task import make_task; from ppbench.run.train import federation
 config = configure(defense="none", train=64, clients=2); task = make_task(config)
