@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.federation.engine import Federation
-from ppbench.records.store import Store
 from ppbench.records import sources
+from ppbench.records.store import Store
 from ppbench.run.evaluation import evaluate
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import Swept, plan, sweep
