@@ -1,4 +1,4 @@
-"""Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER DEVICE DEFENSE...` prints JSON.
+"""Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER DEVICE pairs|whole DEFENSE...` prints JSON.
 
 A process of its own, because torch takes up a backend before its first backward pass or never. Two lists of rows are
 printed: what became of every cell, and what was refused for lying on the wrong device, caught or not.
@@ -7,7 +7,6 @@ printed: what became of every cell, and what was refused for lying on the wrong 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,12 +58,12 @@ def small(defense: str, device: str, **options: object) -> EvaluateConfig:
 
 
 def met(defense: str, attack: Attack, threat: str) -> bool:
-    """Return whether a cell is run; with PPBENCH_WHOLE all are.
+    """Return whether a cell is run where not the whole is asked for.
 
     What is built for the defense is, under every threat; what reads labels or records, and SEARCHED, under all but
     collusion. Other searches make the same of any evidence: each meets AUDITED and every fourth defense, at the server.
     """
-    if "PPBENCH_WHOLE" in os.environ or attack.knows(defense):
+    if attack.knows(defense):
         return True
     if attack.kind != "reconstruction" or attack.name in SEARCHED:
         return threat != "collusion/1"
@@ -72,7 +71,7 @@ def met(defense: str, attack: Attack, threat: str) -> bool:
     return threat == "server/1" and (defense == AUDITED or turn % 4 == 0)
 
 
-def evaluated(defense: str, config: EvaluateConfig, folder: Path) -> Iterator[dict[str, object]]:
+def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -> Iterator[dict[str, object]]:
     """Yield what became of each cell of the defense's first point; its controls are evaluated as defenses.
 
     Probes are made of the initial model alone: the trained one is made of the same messages.
@@ -83,9 +82,8 @@ def evaluated(defense: str, config: EvaluateConfig, folder: Path) -> Iterator[di
     for group in groups(task, config):
         if group.point != first or (group.stage == "final" and not group.records):
             continue
-        chosen = [
-            c for c in cells(task, config, group) if c.follows in FOLLOWED and met(defense, c.attack, group.threat)
-        ]
+        every = [c for c in cells(task, config, group) if c.follows in FOLLOWED]
+        chosen = [c for c in every if whole or met(defense, c.attack, group.threat)]
         run_group(config, group, folder, {cell.id for cell in chosen})
         for cell in chosen:
             record = store.load(cell.id)
@@ -93,8 +91,8 @@ def evaluated(defense: str, config: EvaluateConfig, folder: Path) -> Iterator[di
             yield {**about, "status": record.status, "reason": record.reason}
 
 
-def main(folder: str, device: str, *defenses: str) -> None:
-    """Evaluate `defenses` into folders below `folder`, and print all rows and refusals."""
+def main(folder: str, device: str, battery: str, *defenses: str) -> None:
+    """Evaluate `defenses`, in pairs with attacks or wholly, into folders in `folder`; print all rows and refusals."""
     torch.set_num_threads(1)
     cost.BUDGET_S = cost.ENOUGH_S = 0.0  # one timed pair: how long a client takes is in no record
     if device == far_device.NAME:
@@ -104,7 +102,8 @@ def main(folder: str, device: str, *defenses: str) -> None:
         more = {**settings(), "ig_layers.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
         asked.append((AUDITED, small(AUDITED, device, settings=more, **local)))
-    rows = [row for defense, config in asked for row in evaluated(defense, config, Path(folder) / defense)]
+    whole, home = battery == "whole", Path(folder)
+    rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]
     print(json.dumps({"cells": rows, "refused": far_device.REFUSED}))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppbench.records.schema import Metric, Record
-from ppbench.report.cap_series import (
+from ppbench.report.cap import (
     cap_value,
     corrected_accuracy,
     distance_of,

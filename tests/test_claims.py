@@ -17,7 +17,7 @@ from ppbench.base.registry import load_all
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.report.cap_series import series_cap
+from ppbench.report.cap import series_cap
 from ppbench.report.claims import RULES, Checked, Unchecked, check
 from ppbench.report.claims.figures import KEY_OF, Benchmark, read_figures
 from ppbench.report.claims.page import claimed_text, escape, page

@@ -68,8 +68,9 @@ class Told:
     refused: list[str]
 
 
-def evaluated(device: str, defenses: tuple[str, ...], folder: Path) -> Told:
-    ran = spoken("far_evaluation.py", str(folder), device, *defenses, PPBENCH_CACHE=str(folder / "cache"))
+def evaluated(device: str, defenses: tuple[str, ...], folder: Path, battery: str) -> Told:
+    words = ("far_evaluation.py", str(folder), device, battery, *defenses)
+    ran = spoken(*words, PPBENCH_CACHE=str(folder / "cache"))
     assert ran.returncode == 0, ran.stderr[-4000:]
     return Told(**json.loads(ran.stdout.splitlines()[-1]))
 
@@ -81,10 +82,10 @@ def test_every_defense_is_evaluated_here() -> None:
 
 @pytest.mark.parametrize("defenses", TOGETHER, ids=lambda names: names[0])
 def test_every_attack_that_applies_ends_with_everything_on_one_device(
-    defenses: tuple[str, ...], tmp_path: Path
+    defenses: tuple[str, ...], tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     needed()
-    told = evaluated("far", defenses, tmp_path)
+    told = evaluated("far", defenses, tmp_path, pytestconfig.getoption("--battery"))
     assert told.refused == []
     seen = [cell for cell in told.cells if not any(word in (cell["reason"] or "") for word in BLIND)]
     assert [cell for cell in seen if cell["status"] != "complete"] == []

@@ -23,7 +23,7 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Played, Record
 from ppbench.records.store import Images, Store
 from ppbench.records.times import ClientTime, save_time, training_of
-from ppbench.report.cap_series import Distance, PpcPoint
+from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
 from ppbench.report.page.assets import VENDOR, assets, digest

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ppbench.questions.base import Missing, asked, missing, question_of, questions
+from ppbench.questions.base import Missing, missing, question_for, question_of, questions
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.scores import OtherScore, word_of
 from ppbench.records.store import Store, canonical
-from ppbench.report.cap_series import record_distance
+from ppbench.report.cap import record_distance
 from ppbench.report.page.board import write_board
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims
@@ -62,7 +62,7 @@ def test_a_comparison_is_found(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize("name", ["reconstruction", "label", "membership", "tracing", "extraction"])
 def test_a_question_says_all_that_is_shown_of_it(name: str, fabricate: Callable[..., Record]) -> None:
     question, record = question_of(name), fabricate("none", None, "x", name)
-    assert asked(record) is question and question.name == name
+    assert question_for(record) is question and question.name == name
     headline = question.headline(record.config)
     assert record.metric(headline) is not None and record_distance(record) is not None
     rules = question.rules_of(record.config)
@@ -88,7 +88,7 @@ def test_scores_of_a_missing_question_are_kept_as_they_are(stranger: Record, tmp
     (again,) = store.load_all()
     assert canonical(again) == canonical(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
-    assert isinstance(asked(again), Missing) and "attribute" in asked(again).title
+    assert isinstance(question_for(again), Missing) and "attribute" in question_for(again).title
 
 
 def test_it_is_named_as_such_and_on_no_board(

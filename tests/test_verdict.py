@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from ppbench.commands.terminal import WIDTH, tables
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import best, check_controls, rebuilt_share, widened
+from ppbench.report.controls import check_controls, rebuilt_share, widened
 from ppbench.report.verdict import held, lines, sentences
 from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.lines import listed

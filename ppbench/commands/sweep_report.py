@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppbench.questions.base import asked
+from ppbench.questions.base import question_for
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import best, value
+from ppbench.report.controls import value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.worst import worst_of
 from ppbench.run.cells import Cell
@@ -102,6 +103,6 @@ def _most(records: Sequence[Record], name: str) -> str:
 
 def _images(records: Frame) -> str:
     """Return the highest median PSNR of a worst case."""
-    images = records.of([r for r in records if asked(r).inputs])
+    images = records.of([r for r in records if question_for(r).inputs])
     top = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
     return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.name)}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, load_all, plugins
 from ppbench.questions.inquiry import Audit, Inquiry, Model, Probe
-from ppbench.records.figure import Terms
+from ppbench.records.figure import Figured, Terms, best
 from ppbench.records.schema import CellConfig, Metric, Record, Score
 from ppbench.records.scores import OtherScore
 
@@ -187,7 +187,7 @@ class Question:
 
     def _sentence(self, place: str, records: Sequence[Record], defense: str) -> str:
         name = self.headline(records[0].config)
-        mine, none = (strongest([r for r in records if r.config.defense.id == who], name) for who in (defense, "none"))
+        mine, none = (best([r for r in records if r.config.defense.id == who], name) for who in (defense, "none"))
         if mine is None:
             return f"{self.title} [{place}]: no attack came to a figure."
         metric, control = mine.metric(name), mine.config.defense.control
@@ -200,16 +200,6 @@ class Question:
         most = "at least" if metric.higher_is_safer else "at most"
         title = dict(self.figures).get(name, name)
         return f"{self.title} [{place}]: {title} {most} {metric.value:.3g}{ends} ({at}{beside}{chance})."
-
-
-def strongest(records: Sequence[Record], name: str) -> Record | None:
-    """Return the record whose metric `name` leaks most, oracles left out; the first by name of equal ones, or None."""
-    told = [
-        (-m.value if m.higher_is_safer else m.value, r.config.attack.id, r)
-        for r in records
-        if (m := r.metric(name)) is not None and m.value is not None and not r.config.attack.oracle
-    ]
-    return max(sorted(told, key=lambda t: (t[1], t[2].cell_id)), key=lambda t: t[0])[2] if told else None
 
 
 def _place_of(config: CellConfig) -> str:
@@ -247,15 +237,7 @@ def question_of(name: str) -> Question:
     return made
 
 
-class Cell(Protocol):
-    """What answers a question: a cell, or the worst case over several."""
-
-    @property
-    def config(self) -> CellConfig:
-        """Its configuration."""
-
-
-def asked(record: Cell) -> Question:
+def question_for(record: Figured) -> Question:
     """Return the question that a record answers."""
     return question_of(record.config.attack.kind)
 
@@ -269,7 +251,7 @@ def questions() -> Mapping[str, Question]:
 
 def missing(records: Sequence[Record]) -> list[str]:
     """Return a sentence for each question that is not installed here, of which nothing is made of its records."""
-    names = Counter(r.config.attack.kind for r in records if isinstance(asked(r), Missing))
+    names = Counter(r.config.attack.kind for r in records if isinstance(question_for(r), Missing))
     return [
         f"{count} records answer the question {name!r}, which is not installed here: they are on no board; install the "
         "package that brings it."

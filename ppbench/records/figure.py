@@ -1,12 +1,14 @@
-"""The form that figures have in records."""
+"""The form that figures have in records, and which of several leaks most."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from ppbench.metrics.intervals import Estimate
-from ppbench.records.schema import Metric
+from ppbench.records.schema import CellConfig, Metric
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,42 @@ def metric_of(name: str, figure: Estimate, safer: bool) -> Metric:
 def seed_of(seed: int, name: str) -> int:
     """Return the seed of the bootstrap of the metric called `name` in a cell with master seed `seed`."""
     return (seed % 2**32) << 32 | zlib.crc32(name.encode())
+
+
+def leak(metric: Metric) -> float:
+    """Return a metric's value such that larger leaks more; it must not be null."""
+    value = metric.value or 0.0
+    return -value if metric.higher_is_safer else value
+
+
+class Figured(Protocol):
+    """What has figures: a cell, or the worst case over several (`ppbench.report.worst`)."""
+
+    @property
+    def config(self) -> CellConfig:
+        """The cell's configuration."""
+        ...
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the aggregate called `name`, or None."""
+        ...
+
+
+Some = TypeVar("Some", bound=Figured)
+
+
+def best(records: Iterable[Some], name: str) -> Some | None:
+    """Return what leaks most by metric `name`, the first by attack's name and cell of equal ones, or None.
+
+    Oracles, which chose their answer by the truth, are left out.
+    """
+    found = [
+        (leak(m), r)
+        for r in records
+        if (m := r.metric(name)) is not None and m.value is not None and not r.config.attack.oracle
+    ]
+    most = max((leaked for leaked, _ in found), default=0.0)
+    equal = [record for leaked, record in found if leaked == most]
+    first = min((record.config.attack.id for record in equal), default="")
+    equal = [record for record in equal if record.config.attack.id == first]
+    return min(equal, key=lambda r: r.config.cell_id()) if len(equal) > 1 else next(iter(equal), None)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import LEVEL, proportion
-from ppbench.questions.base import asked, question_of
+from ppbench.questions.base import question_for, question_of
 from ppbench.questions.image_metrics import rebuilt
-from ppbench.records.schema import CellConfig, Metric, Record, Victim
+from ppbench.records.figure import Figured, best
+from ppbench.records.schema import Metric, Record, Victim
 from ppbench.records.soundness import Soundness
-from ppbench.report.kinds import probe_words
 
 CONTROLS = ("none", "full_noise")
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
@@ -42,25 +42,6 @@ def check_harness(outcome: Soundness | None) -> Check:
     return Check("harness", False, f"HARNESS FAULT: {'; '.join(standing)}. Nothing here may be concluded.")
 
 
-def leak(metric: Metric) -> float:
-    """Return a metric's value such that larger leaks more; it must not be null."""
-    value = metric.value or 0.0
-    return -value if metric.higher_is_safer else value
-
-
-class Figured(Protocol):
-    """What has figures: a cell, or the worst case over several (`ppbench.report.worst`)."""
-
-    @property
-    def config(self) -> CellConfig:
-        """The cell's configuration."""
-        ...
-
-    def metric(self, name: str) -> Metric | None:
-        """Return the aggregate called `name`, or None."""
-        ...
-
-
 class Scored(Figured, Protocol):
     """What has the scores of victims, too."""
 
@@ -70,24 +51,9 @@ class Scored(Figured, Protocol):
         ...
 
 
-Some = TypeVar("Some", bound=Figured)
-
-
-def best(records: Iterable[Some], name: str) -> Some | None:
-    """Return what leaks most by metric `name`, the first by attack's name and cell of equal ones, or None.
-
-    Oracles, which chose their answer by the truth, are left out.
-    """
-    found = [
-        (leak(m), r)
-        for r in records
-        if (m := r.metric(name)) is not None and m.value is not None and not r.config.attack.oracle
-    ]
-    most = max((leaked for leaked, _ in found), default=0.0)
-    equal = [record for leaked, record in found if leaked == most]
-    first = min((record.config.attack.id for record in equal), default="")
-    equal = [record for record in equal if record.config.attack.id == first]
-    return min(equal, key=lambda r: r.config.cell_id()) if len(equal) > 1 else next(iter(equal), None)
+def probe_words(probe: str, rounds: int) -> str:
+    """Return what a probed client did in words: "probe gradient", "probe local, 2 rounds"."""
+    return f"probe {probe}" + (f", {rounds} rounds" if rounds > 1 else "")
 
 
 def value(record: Figured | None, name: str) -> float | None:
@@ -128,7 +94,7 @@ def rebuilding(record: Figured) -> str:
 def rebuilt_share(record: Scored) -> Metric | None:
     """Return the share of a reconstruction's victims that are rebuilt, with its interval; None without victims."""
     units: dict[tuple[int, ...], list[bool]] = {}
-    for victim in record.victims if asked(record).inputs else ():
+    for victim in record.victims if question_for(record).inputs else ():
         units.setdefault(victim.unit, []).append(rebuilt(victim, is_image(record)))
     if not units:
         return None
@@ -155,10 +121,10 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     and so is one trained on noise.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
-    noise = [r for r in noise if asked(r).noise]
-    attacked = [r for r in records if asked(r).chapter == "uploads" and asked(r).reads]
-    attacked = attacked or [r for r in records if asked(r).chapter == "models" and asked(r).noise]
-    attacked = attacked or [r for r in records if not asked(r).chapter]
+    noise = [r for r in noise if question_for(r).noise]
+    attacked = [r for r in records if question_for(r).chapter == "uploads" and question_for(r).reads]
+    attacked = attacked or [r for r in records if question_for(r).chapter == "models" and question_for(r).noise]
+    attacked = attacked or [r for r in records if not question_for(r).chapter]
     scenes: dict[tuple[str, str, int], list[Record]] = {}
     for record in attacked:
         scenes.setdefault(_scene(record), []).append(record)
@@ -182,8 +148,8 @@ def _none(records: Sequence[Record]) -> Check:
     easiest = [r for r in undefended if r.config.stage == "init"] or undefended
     smallest = min((r.config.batch_size for r in easiest), default=1)
     easiest = [r for r in easiest if r.config.batch_size == smallest]
-    read = [r for r in easiest if asked(r).chapter == "uploads"]
-    images = [r for r in read if asked(r).inputs]
+    read = [r for r in easiest if question_for(r).chapter == "uploads"]
+    images = [r for r in read if question_for(r).inputs]
     if not read:
         return _members(undefended)
     if images:
@@ -206,7 +172,7 @@ def _members(undefended: Sequence[Record]) -> Check:
     """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells."""
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
-    if not members and (others := [r for r in undefended if not asked(r).chapter and asked(r).figures]):
+    if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).figures]):
         return _others(others)
     if all(r.config.stage == "audit" for r in members) and any(r.metric("canary_auc") for r in members):
         return _canaries([r for r in members if r.metric("canary_auc")])
@@ -222,10 +188,10 @@ def _members(undefended: Sequence[Record]) -> Check:
 
 def _others(undefended: Sequence[Record]) -> Check:
     """Judge `none` by questions of other packages, where nothing else was asked: by the headline of any of them."""
-    names = {r.cell_id: asked(r).headline(r.config) for r in undefended}
+    names = {r.cell_id: question_for(r).headline(r.config) for r in undefended}
     broken = [r for r in undefended if above_chance(r, names[r.cell_id], len(undefended))]
     verb = "finds" if broken else "is NOT shown to find"
-    titles = ", ".join(sorted({asked(r).title for r in broken or undefended}))
+    titles = ", ".join(sorted({question_for(r).title for r in broken or undefended}))
     return Check("none", bool(broken), f"The best attack {verb} what was asked of the undefended model ({titles}).")
 
 
@@ -254,7 +220,7 @@ def _full_noise(records: Sequence[Record]) -> Check:
 
 def _chance_probability(record: Record) -> float:
     """Return the probability of a cell's score under chance (one-sided binomial over independent units)."""
-    law = asked(record).blind(record.victims, record.config) if record.victims else None
+    law = question_for(record).blind(record.victims, record.config) if record.victims else None
     return 1.0 if law is None else _binomial(*law)
 
 

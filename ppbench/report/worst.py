@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ppbench.questions.base import asked
+from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
+from ppbench.records.figure import best
 from ppbench.records.outcome import Privacy, Utility
 from ppbench.records.schema import CellConfig, Metric, Record, Score
-from ppbench.report.controls import best, rebuilding
+from ppbench.report.controls import rebuilding
 
 OF_ONE_ATTACK = (
     *("at_truth_median", "ratio_median", "blind_median", "oracle_median", "evaluations_per_broken"),
@@ -124,7 +125,7 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     Of other kinds it is the cell whose `metric` leaks most. Oracles and cells that are not complete are left out.
     """
     told = contenders(records)
-    if told and asked(told[0]).inputs:
+    if told and question_for(told[0]).inputs:
         return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)))
     leading = best(told, metric)
     return None if leading is None else WorstCase(leading, tuple(leading.victims))
@@ -133,7 +134,7 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
 def contenders(records: Iterable[Record]) -> list[Record]:
     """Return what a worst case is over: complete cells, no oracles; reconstructions alone where there are any."""
     told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
-    return [r for r in told if asked(r).inputs] or told
+    return [r for r in told if question_for(r).inputs] or told
 
 
 def worst_of(cases: Iterable[WorstCase | None], metric: str) -> WorstCase | None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.questions.base import asked
+from ppbench.questions.base import question_for
+from ppbench.records.figure import best
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.cap import worst_caps
-from ppbench.report.controls import best
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.worst import Measured, attack_of, worst_of
 
@@ -102,7 +102,7 @@ def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[st
     """
     frame = frame_of(records)
     here = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]
-    images = frame.of([r for r in here if asked(r).inputs])
+    images = frame.of([r for r in here if question_for(r).inputs])
     complete = [r for r in here if r.status == "complete"]
     found: dict[str, Worst | None] = {
         "asr": _worst(best(complete, "asr"), "asr"),
@@ -132,7 +132,7 @@ def place(config: CellConfig) -> str:
 def _smallest_cap(records: Frame) -> Worst | None:
     """Return the smallest CAP of the worst cases over the grid."""
     found: list[Worst] = []
-    for key, cap, _ in worst_caps([r for r in records if asked(r).inputs]):
+    for key, cap, _ in worst_caps([r for r in records if question_for(r).inputs]):
         if cap.value is not None:
             where = f"worst case over {cap.n} values of {key.control}, {key.stage}, batch {key.batch}"
             found.append(Worst(cap.value, cap.low, cap.high, where))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,14 +19,11 @@ from ppbench.defenses.baffle.messages import Differences, Evaluate, Own, flat, n
 from ppbench.defenses.claims import paper
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, at
-from ppbench.federation.evidence import as_gradient
+from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
-
-if TYPE_CHECKING:
-    from ppbench.federation.evidence import Evidence
-    from ppbench.federation.view import Exchange, View
+from ppbench.federation.view import Exchange, View
 
 FENG2023 = paper("feng2023")
 

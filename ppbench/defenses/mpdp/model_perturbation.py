@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,12 +34,10 @@ from ppbench.defenses.pbpfl.perturbation import (
     warn_of_rounding,
 )
 from ppbench.federation.contract import Context, Defense, Job, Server, at
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
-
-if TYPE_CHECKING:
-    from ppbench.federation.evidence import Evidence
-    from ppbench.federation.view import View
+from ppbench.federation.view import View
 
 YANG2024 = paper("yang2024")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,13 +28,11 @@ from ppbench.defenses.pbpfl.perturbation import (
     warn_of_rounding,
 )
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data, Plan
+from ppbench.federation.view import View
 from ppbench.nets.channels import Channels, Norms
 from ppbench.nets.walk import channels
-
-if TYPE_CHECKING:
-    from ppbench.federation.evidence import Evidence
-    from ppbench.federation.view import View
 
 FENG2020 = paper("feng2020")
 

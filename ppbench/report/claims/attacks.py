@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.base.registry import load, plugins
-from ppbench.questions.base import asked
+from ppbench.questions.base import question_for
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.cap import worst_caps
-from ppbench.report.cap_series import Cap
+from ppbench.report.cap import Cap, worst_caps
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
-from ppbench.report.controls import above_chance, best, is_image, value
+from ppbench.report.controls import above_chance, is_image, value
 from ppbench.report.frame import Key
 from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.lines import Sides, figure
@@ -81,7 +81,7 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     """The claimed PSNR holds where the median image stays below 20 dB, its whole interval, under every attack; it falls
     where it lies above. Decibels as such depend on the images.
     """
-    mine = [r for r in case.mine if asked(r).inputs and is_image(r)]
+    mine = [r for r in case.mine if question_for(r).inputs and is_image(r)]
     mine = [r for r in mine if r.config.threat_model.id == "server/1" and value(r, "psnr_median") is not None]
     mine = [r for r in mine if r.config.stage == "init"] or mine
     smallest = min((r.config.batch_size for r in mine), default=1)
@@ -92,7 +92,7 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     worst = sides.worst
     same = (mine[0].config.stage, smallest, "server/1")
     undefended = [r for r in case.none if (r.config.stage, r.config.batch_size, r.config.threat_model.id) == same]
-    none = Sides.of([r for r in undefended if asked(r).inputs], "psnr_median").worst
+    none = Sides.of([r for r in undefended if question_for(r).inputs], "psnr_median").worst
     plain, strong = (told(case, r, "psnr_median", ".1f", " dB") for r in (sides.plain, worst))
     about = f"batch {smallest}, {'random' if same[0] == 'init' else 'trained'} weights; undefended "
     about += _bare(none, "psnr_median", ".1f", " dB")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ppbench.questions.base import DistanceLaw, Rule, asked
+from ppbench.questions.base import DistanceLaw, Rule, question_for
 from ppbench.records.schema import Utility
 from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of
 from ppbench.report.compare.judge import Row, row_of
@@ -45,7 +45,7 @@ def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
     Victims are the same at all control values and are drawn alike; accuracies are drawn by the normal law of their own
     intervals, all of one side together, because the test images are the same.
     """
-    question = asked(shown.base[0])
+    question = question_for(shown.base[0])
     law = question.distance()
     if law is None:
         return

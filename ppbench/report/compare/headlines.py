@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from ppbench.questions.base import question_of
+from ppbench.records.figure import leak
 from ppbench.report.compare.join import Pair, Where
 from ppbench.report.compare.samples import RULES, rules_for
-from ppbench.report.controls import leak
 from ppbench.report.frame import POINT, Key, key_of
 from ppbench.report.worst import Measured, cell_of, worst_case
 

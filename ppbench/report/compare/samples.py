@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppbench.metrics.audit import DELTA, epsilon_lower
-from ppbench.questions.base import Rule, asked, questions
+from ppbench.questions.base import Rule, question_for, questions
 from ppbench.records.schema import Score
 from ppbench.report.worst import Measured
 
@@ -30,7 +30,7 @@ networks have more (docs/compare.md). Of rows of tables, canaries, epsilon and o
 
 def rules_for(record: Measured) -> tuple[Rule, ...]:
     """Return the rules that a cell is judged by."""
-    return asked(record).rules_of(record.config)
+    return question_for(record).rules_of(record.config)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def sample_of(base: Measured, new: Measured, rule: Rule) -> Sample:
     Raises:
         ValueError: the cells' victims are not the same.
     """
-    question = asked(base)
+    question = question_for(base)
     ours, theirs = (sorted(_subset(record.victims, rule), key=lambda v: v.place) for record in (base, new))
     if [v.place for v in ours] != [v.place for v in theirs]:
         raise ValueError("two cells of one question have other victims")

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.questions.base import asked
+from ppbench.questions.base import question_for
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import CONTROLS, best, is_image, value
+from ppbench.report.controls import CONTROLS, is_image, value
 from ppbench.report.worst import Measured, knows
 
 
@@ -55,7 +56,7 @@ def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badg
 
 def _weaker_when_knowing(members: Sequence[Record], known: frozenset[str]) -> bool:
     """Return whether every attack that knows the defense is over a dB worse than a plain one (AutoAttack's flag)."""
-    images = [r for r in members if asked(r).inputs]
+    images = [r for r in members if question_for(r).inputs]
     knowing, plain = (
         value(best([r for r in images if adaptive(r, known) == knows], "psnr_median"), "psnr_median")
         for knows in (True, False)

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppbench.questions.base import Missing, asked, question_of
+from ppbench.questions.base import Missing, question_for, question_of
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import CONTROLS, best
+from ppbench.report.controls import CONTROLS
 from ppbench.report.frame import BOARD, ROW, SCOPE, Frame, Key, frame_of
 from ppbench.report.page.badges import adaptive, badges_of, knowing
 from ppbench.report.page.differences import differences
@@ -30,7 +31,7 @@ def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> lis
     """
     frame = frame_of(records)
     scopes, known = frame.by(SCOPE), knowing(records)
-    known_here = frame.of([record for record in frame if not isinstance(asked(record), Missing)])
+    known_here = frame.of([record for record in frame if not isinstance(question_for(record), Missing)])
     groups = sorted(known_here.by(BOARD).items(), key=lambda pair: _place(pair[0]))
     return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound) for key, some in groups]
 

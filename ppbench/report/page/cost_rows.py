@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.records.times import ClientTime
-from ppbench.report.controls import best
 from ppbench.report.frame import TRAINED, Key, frame_of, network
 from ppbench.report.page.costs import Ratios, TimesOf, relative_costs
 from ppbench.report.page.entries import Board, Entry

@@ -15,12 +15,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from ppbench.metrics.membership import roc, together
-from ppbench.questions.base import asked, question_of
+from ppbench.questions.base import question_for, question_of
 from ppbench.questions.flags import reached
 from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.membership import halves
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import best, is_image
+from ppbench.report.controls import is_image
 from ppbench.report.page.entries import Board
 from ppbench.report.page.figures import INK, Picture, drawn_svg, finished, tip
 
@@ -87,7 +88,7 @@ def budget_line(record: Record) -> BudgetLine | None:
     At each budget a victim counts with what would have been answered then: along `ImageScore.path` where the attack
     left one, else 0 dB until its batch was done. Budgets are counted a batch, so 0 stands for a closed form.
     """
-    scores: Sequence[Any] = record.victims if asked(record).inputs else ()
+    scores: Sequence[Any] = record.victims if question_for(record).inputs else ()
     marks = sorted({max(1, m) for score in scores for m in (score.evaluations, *(m for m, _ in score.path))})
     if record.status != "complete" or not marks or marks[-1] <= 1:
         return None

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Record
-from ppbench.report.cap_series import Cap, DistanceName, PpcPoint, ppc_point
+from ppbench.report.cap import Cap, DistanceName, PpcPoint, ppc_point
 from ppbench.report.page.badges import adaptive
 from ppbench.report.page.curves import Curve, curve_svg
 from ppbench.report.page.entries import Board, Entry

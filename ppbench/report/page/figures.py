@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from ppbench.questions.base import questions
-from ppbench.report.cap_series import DistanceName, PpcPoint
+from ppbench.report.cap import DistanceName, PpcPoint
 
 INK = "#010203"
 """Color of text and axes; the inline form replaces it by `currentColor`, so that it reads on dark pages too.

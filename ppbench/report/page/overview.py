@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ppbench.questions.base import asked, question_of
+from ppbench.questions.base import question_for, question_of
+from ppbench.records.figure import best, leak
 from ppbench.records.schema import Record
-from ppbench.report.controls import BROKEN, Check, best, leak, rebuilt_share
+from ppbench.report.controls import BROKEN, Check, probe_words, rebuilt_share
 from ppbench.report.frame import EVALUATION, TRAINED, Key
-from ppbench.report.kinds import probe_words
 from ppbench.report.page.cost_rows import CostRow
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import Judged
@@ -153,7 +153,7 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
     outputs = [r for r in extracted if r.config.stage == "iterate"]
     return Value(
         entry=entry,
-        asked=any(asked(r).inputs for _, e in judged for r in e.records),
+        asked=any(question_for(r).inputs for _, e in judged for r in e.records),
         worst=entry.worst if told else None,
         labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
         members=best([r for r in members if r.config.stage != "audit"], ASR),

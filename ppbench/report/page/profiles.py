@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppbench.questions.base import asked, question_of
+from ppbench.questions.base import question_for, question_of
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.controls import CONTROLS, best, is_image
+from ppbench.report.controls import CONTROLS, is_image
 from ppbench.report.page.badges import adaptive
 from ppbench.report.page.cost_rows import CostRow
 from ppbench.report.page.entries import Entry
@@ -149,7 +150,7 @@ def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: froze
 
 
 def _gallery(section: Section, entry: Entry, album: Album, known: frozenset[str]) -> Gallery | None:
-    told = [r for r in entry.records if asked(r).inputs and r.status == "complete"]
+    told = [r for r in entry.records if question_for(r).inputs and r.status == "complete"]
     sides = [best([r for r in told if adaptive(r, known) == knows], "psnr_median") for knows in (False, True)]
     shown = [r for r in sides if r is not None]
     main = _sprite(shown, album, known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ppbench.report.controls import leak
+from ppbench.records.figure import leak
 from ppbench.report.page.entries import Entry
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ppbench.questions.base import question_of
+from ppbench.records.figure import best
 from ppbench.records.schema import Metric
-from ppbench.report.cap_series import Cap
-from ppbench.report.controls import best, rebuilt_share
+from ppbench.report.cap import Cap
+from ppbench.report.controls import rebuilt_share
 from ppbench.report.frame import Key
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import ALONE

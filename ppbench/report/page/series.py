@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Record
-from ppbench.report.cap_series import Cap, series_cap
+from ppbench.report.cap import Cap, series_cap
 from ppbench.report.frame import EVALUATION, SERIES, frame_of
 
 

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ppbench.records.figure import leak
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import above_chance, is_image, leak, rebuilding
+from ppbench.report.controls import above_chance, is_image, rebuilding
 from ppbench.report.page.cost_rows import CostRow
 from ppbench.report.page.entries import Entry
 from ppbench.report.verdict.fates import members_fate, outputs_fate

@@ -13,7 +13,7 @@ import pandas
 from ppbench.questions.base import questions
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
-from ppbench.report.cap_series import record_distance
+from ppbench.report.cap import record_distance
 from ppbench.report.page.costs import Ratios, relative_costs
 from ppbench.report.page.series import SeriesCap, caps
 

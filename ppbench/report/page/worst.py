@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Final
 
-from ppbench.questions.base import asked, question_of
+from ppbench.questions.base import question_for, question_of
 from ppbench.report.controls import value
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.table import Row
@@ -47,7 +47,7 @@ def _row(board: Board, entry: Entry) -> Row:
         "rank": entry.rank,
         "reliable": board.reliable,
         "accuracy": entry.sample.utility.accuracy,
-        "attacks": sum(asked(r).inputs and r.status == "complete" for r in entry.records),
+        "attacks": sum(question_for(r).inputs and r.status == "complete" for r in entry.records),
         "n": 0 if worst is None else len(worst.victims),
         "plain": None if plain is None else plain.name,
         "plain_psnr_median": value(plain, "psnr_median"),

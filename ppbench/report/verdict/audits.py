@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import above_chance, best, value
+from ppbench.report.controls import above_chance, value
 from ppbench.report.verdict.lines import Row, figure, rows
 from ppbench.report.verdict.verdict import Fate, Verdict
 from ppbench.report.worst import attack_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ppbench.report.controls import Figured, above_chance, widened
+from ppbench.records.figure import Figured
+from ppbench.report.controls import above_chance, widened
 
 Fate = Literal["found", "part", "hidden", "undecided"]
 READ, LITTLE = 0.9, 0.2  # shares of the true decisions, beyond chance, from which on they are read, below which hidden

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from ppbench.questions.base import asked, question_of
+from ppbench.questions.base import question_for, question_of
+from ppbench.records.figure import Figured, best
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import Figured, best
+from ppbench.report.controls import probe_words
 from ppbench.report.frame import SETTING, Frame, Key, frame_of
-from ppbench.report.kinds import probe_words
 from ppbench.report.worst import WorstCase, worst_of
 
 STAGES = {
@@ -199,12 +199,12 @@ def rows(make: type[Made], records: Sequence[Record], which: Callable[[Record], 
 
 def lines(records: Sequence[Record]) -> list[Line]:
     """Return the rows on what uploads give away, controls first, then by control value, stage, batch and probe."""
-    return rows(Line, records, lambda r: r.config.stage != "audit" and asked(r).chapter == "uploads")
+    return rows(Line, records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "uploads")
 
 
 def held(records: Sequence[Record]) -> list[Held]:
     """Return the rows on what models give away to who holds them, in the same order."""
-    return rows(Held, records, lambda r: r.config.stage != "audit" and asked(r).chapter == "models")
+    return rows(Held, records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "models")
 
 
 def _order(row: Row) -> tuple[object, ...]:

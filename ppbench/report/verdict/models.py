@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import above_chance, best, value
+from ppbench.report.controls import above_chance, value
 from ppbench.report.verdict.fates import Fate as ModelFate
 from ppbench.report.verdict.fates import members_fate, outputs_fate, same_outputs
 from ppbench.report.verdict.lines import Held, Sides, extraction_metric_of, figure, held, listed

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.metrics.labels import multiset_chance
+from ppbench.records.figure import best
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import best, is_image, rebuilding, value
+from ppbench.report.controls import is_image, rebuilding, value
 from ppbench.report.verdict.lines import STAGES, Line, figure, lines, listed, name_of, probed, utility_text
 from ppbench.report.verdict.verdict import HIDDEN, Fate, Verdict, fate, rebuilt_fate, together
 from ppbench.report.worst import WorstCase, attack_of

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ppbench.report.controls import BROKEN, Figured, Scored, is_image, rebuilt_share
+from ppbench.records.figure import Figured
+from ppbench.report.controls import BROKEN, Scored, is_image, rebuilt_share
 from ppbench.report.frame import Key
 from ppbench.report.worst import Measured, attack_of, cell_of
 
