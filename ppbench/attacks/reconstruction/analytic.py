@@ -20,8 +20,9 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.label.recovery import read_labels
 from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
 from ppbench.attacks.reconstruction.scale import EXPLAINED, Match, Mismatch, best_label, best_scale
-from ppbench.attacks.reconstruction.search.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.base.errors import UsageError
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -70,16 +71,15 @@ class AnalyticInversion(Attack):
 
         A victim without evidence, or whose observation tells no image, gets a grey start image and confidence None.
         """
+        return self.answer(self.evidence(view), view.plan, challenges, generator)
+
+    def answer(
+        self, found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        """Return the guesses of `run` from given evidence, such as another attack has made of a view."""
         self.check()
-        seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
-        evidence = {frozenset(e.unit): e for e in reversed(self.evidence(view))}
-        layer = first_layer(view.plan)
-        return [
-            self._answer(
-                Victim(evidence.get(frozenset(c.unit)), c, view.plan, torch.Generator().manual_seed(seed)), layer
-            )
-            for c, seed in zip(challenges, seeds, strict=True)
-        ]
+        layer = first_layer(plan)
+        return [self._answer(victim, layer) for victim in posed(found, plan, challenges, generator)]
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
         start, labels = victim.image("grey"), guessed_labels(victim)

@@ -154,8 +154,14 @@ class DLG(Attack):
         A victim without evidence, or with an observation that is zero or not finite, gets its start image and
         confidence None. Raises UsageError for an option that does not exist.
         """
+        return self.answer(self.evidence(view), view.plan, challenges, generator)
+
+    def answer(
+        self, found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        """Return the guesses of `run` from given evidence, such as another attack has made of a view."""
         self.check()
-        victims = posed(self.evidence(view), view.plan, challenges, generator)
+        victims = posed(found, plan, challenges, generator)
         guesses: dict[int, Guess] = {}
         for rows in batches(victims):
             guesses |= dict(zip(rows, self.attack([victims[i] for i in rows]), strict=True))
