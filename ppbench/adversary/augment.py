@@ -1,8 +1,4 @@
-"""Augmented copies of records, the same on both sides of an attack with reference runs (LiRA, Carlini et al. 2022).
-
-A record leaves its trace in a model also at its mirrored and shifted copies, so asking about several of them averages
-the signal. The copies are a fixed list: the adversary asks its reference models and the target about the same ones.
-"""
+"""Augmented copies of records: a fixed list, the same on both sides of an attack with reference runs (LiRA, 2022)."""
 
 from __future__ import annotations
 

@@ -16,12 +16,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Kind
 from ppbench.attacks.label.recovery import read_labels
 from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
 from ppbench.attacks.reconstruction.scale import EXPLAINED, Match, Mismatch, best_label, best_scale
-from ppbench.attacks.reconstruction.search.starts import Victim
-from ppbench.base.errors import UsageError
+from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -30,18 +29,15 @@ from ppbench.federation.view import View
 class AnalyticInversion(Attack):
     """Analytic inversion of a first `nn.Linear` on the flattened input.
 
-    What it can do, from an observation that is the gradient of some scalar of the network:
+    From an observation that is the gradient of some scalar of the network it finds:
     - one example, layer with biases: x by weighted least squares over all units, exact up to rounding. Noise is
-      averaged over the units; entries that were not sent (`Evidence.weight` 0) are left out, as are values that are
-      not finite.
+      averaged over the units; entries that were not sent (`Evidence.weight` 0) or are not finite are left out.
     - one example, no biases: x up to its scale is the leading right singular vector; sign from the data range, scale by
       a search in one dimension for the smallest mismatch of the evidence, label by trying.
-    - a batch, biases and ReLU: each example that fires at least two units alone is exact: rows that it alone fires are
-      copies after division by the bias gradient, rows of mixtures are not. The rest of the batch gets the mean of the
-      remaining rows. Wide layers and small batches help.
-    What it cannot do: batches without biases; batches where activations are smooth (every row is a mixture: only the
-    mean is found); networks that begin with anything else (see `suits`). Where rows agree on an image no better than
-    noise would, the answer is a start image. A batch has no confidence; one example has its relative mismatch.
+    - a batch, biases and ReLU: exactly each example that fires at least two units alone (their rows, divided by the
+      bias gradient, are copies); the rest of the batch gets the mean of the remaining rows.
+    Batches without biases, or where rows agree on an image no better than noise would, get a start image; under smooth
+    activations only the mean is found. A batch has no confidence; one example has its relative mismatch.
 
     Attributes:
         budget: gradient evaluations a victim for labels and scale.
@@ -54,12 +50,7 @@ class AnalyticInversion(Attack):
         "Boenisch et al., When the Curious Abandon Honesty: Federated Learning Is Not Private, EuroS&P 2023"
     )
 
-    budget: int = 2000
-
-    def check(self) -> None:
-        """Raise UsageError for a budget below 1."""
-        if not self.budget >= 1:
-            raise UsageError(f"Attack {self.name!r}: budget={self.budget} is too small; it must be 1 or more.")
+    budget: Count = 2000
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network of `plan` begins with a linear layer on the flattened input."""
@@ -71,15 +62,8 @@ class AnalyticInversion(Attack):
         A victim without evidence, or whose observation tells no image, gets a grey start image and confidence None.
         """
         self.check()
-        seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
-        evidence = {frozenset(e.unit): e for e in reversed(self.evidence(view))}
         layer = first_layer(view.plan)
-        return [
-            self._answer(
-                Victim(evidence.get(frozenset(c.unit)), c, view.plan, torch.Generator().manual_seed(seed)), layer
-            )
-            for c, seed in zip(challenges, seeds, strict=True)
-        ]
+        return [self._answer(v, layer) for v in posed(self.evidence(view), view.plan, challenges, generator)]
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
         start, labels = victim.image("grey"), guessed_labels(victim)

@@ -50,7 +50,7 @@ class Maps:
 
     @property
     def size(self) -> int:
-        """Return the numbers of a row: those of N maps."""
+        """Return the numbers of N maps."""
         return self.count * math.prod(self.decoder.plan.size(self.stage))
 
     def maps(self, z: Tensor) -> Tensor:
@@ -85,12 +85,7 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The generator's weights, a copy for each row, at latents that stay (Jeon et al. 2021).
-
-    Attributes:
-        decoder: the generator that the search begins with.
-        latents: [S, N, L] of each start.
-    """
+    """The generator's weights, a copy for each row, at latents [S, N, L] that stay (Jeon et al. 2021)."""
 
     decoder: Decoder
     latents: Tensor

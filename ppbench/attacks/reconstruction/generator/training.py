@@ -2,8 +2,7 @@
 
 An attack searches not only latents but the map before every block, so every map is trained to be a code: the encoder
 has a map for each of them, and each step decodes from one stage, whose code is blurred by noise that the decoder must
-see through. What noise leaves readable is what images have in common, so that steps of one size in a map change an
-image as images differ. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
+see through. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
 """
 
 from __future__ import annotations
@@ -18,9 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, leaky_relu, linear, mse_loss
 
-from ppbench.attacks.reconstruction.generator.fingerprints import fingerprints
 from ppbench.attacks.reconstruction.generator.net import SLOPE, Architecture, Decoder, architecture, initial
-from ppbench.attacks.reconstruction.generator.store import FORMAT, About, Generator, cache, cached, name
+from ppbench.attacks.reconstruction.generator.store import (
+    FORMAT,
+    About,
+    Generator,
+    cache,
+    cached,
+    fingerprints,
+    name,
+)
 from ppbench.base.tree import Params
 
 LATENT_NOISE = 0.05
@@ -56,16 +62,10 @@ def trained(
     split: str = "public examples",
     folder: Path | None = None,
 ) -> Generator:
-    """Return a decoder trained on images [N, *shape]: from the cache, or trained now and kept there.
+    """Return a decoder trained on images [N, *shape]: from the cache `folder`, or trained now and kept there.
 
-    The same images, range and training give the same file, bit for bit on one machine.
-
-    Args:
-        images: float32, in `data_range`; a tenth of them, at most 500, are held out to measure the ceiling.
-        data_range: smallest and largest pixel.
-        training: how.
-        split: what the images are, in words; kept in the file.
-        folder: of the cache; None for `store.cache()`.
+    The same images, range and training give the same file, bit for bit on one machine. A tenth of the images, at most
+    500, are held out to measure the ceiling; `split` says in words what they are.
 
     Raises:
         UsageError: no images of 8x8 pixels or more, or a folder that cannot be written.

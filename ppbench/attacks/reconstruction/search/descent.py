@@ -48,13 +48,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far S searches were after a number of evaluations each.
-
-    Attributes:
-        evaluations: of each row.
-        z: [S, n] the best iterates so far.
-        score: [S] float64 their scores.
-    """
+    """After so many evaluations of each of S searches: the best iterates z [S, n] so far, and their scores [S]."""
 
     evaluations: int
     z: Tensor
@@ -68,7 +62,7 @@ class Descent:
     Attributes:
         z: [S, n] the best iterate of each, by its score.
         score: [S] float64 its score; inf where no iterate had a finite one.
-        end: [S, n] the last iterate: where a next stage goes on.
+        end: [S, n] the last iterate.
         evaluations: [S] int64 gradient evaluations.
         trail: what was best at each mark that was reached.
     """
@@ -80,30 +74,38 @@ class Descent:
     trail: tuple[Mark, ...]
 
 
+class Adam:
+    """The moments of S rows of numbers."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
+
+    def direction(self, rows: Tensor, slope: Tensor, step: int) -> Tensor:
+        """Return steps of length about 1 for slopes [s, n] of `rows` [s], with the bias of young moments taken out."""
+        self.first[rows] = self.first[rows].lerp(slope, 1 - BETAS[0])
+        self.second[rows] = self.second[rows].lerp(slope * slope, 1 - BETAS[1])
+        one, two = (1 - beta ** (step + 1) for beta in BETAS)
+        return self.first[rows] / one / ((self.second[rows] / two).sqrt() + EPSILON)
+
+
 def descend(
     evaluate: Evaluate,
     start: Tensor,
     schedule: Schedule,
     *,
-    project: Callable[[Tensor, Tensor], Tensor] | None = None,
+    project: Callable[[Tensor, Tensor], Tensor] = lambda z, _: z,
     marks: Sequence[int] = (),
 ) -> Descent:
     """Minimize from `start` [S, n], every row by itself, and keep the best iterate of each by its score.
 
-    A row whose value or gradient is not finite stops where it was best; the others go on.
-
-    Args:
-        evaluate: the function.
-        start: first iterates; the search runs where they lie.
-        schedule: number and size of steps.
-        project: iterates [s, n] and their index [s] to where they are put back after every step (a box, a ball).
-        marks: numbers of evaluations after which the best iterates so far are kept.
+    A row whose value or gradient is not finite stops where it was best; the others go on. After every step iterates
+    are put back (a box, a ball) by `project`, which takes them with their index [s]; `marks` are numbers of
+    evaluations after which the best iterates so far are kept.
     """
-    z, best = start.clone(), start.clone()
+    z, best, adam, trail = start.clone(), start.clone(), Adam(start), []
     score = z.new_full((len(z),), torch.inf, dtype=torch.float64)
-    counts = z.new_zeros(len(z), dtype=torch.int64)
-    first, second = torch.zeros_like(z), torch.zeros_like(z)
-    live, trail = torch.arange(len(z), device=z.device), []
+    live = torch.arange(len(z), device=z.device)
+    counts = torch.zeros_like(live)
     for step in range(schedule.steps):
         value = evaluate(z[live], live)
         counts[live] += 1
@@ -116,16 +118,7 @@ def descend(
         live = live[fine]
         if not len(live):
             break
-        slope = value.gradient[fine]
-        slope = slope.sign() if schedule.signed else slope
-        first[live] = first[live].lerp(slope, 1 - BETAS[0])
-        second[live] = second[live].lerp(slope * slope, 1 - BETAS[1])
-        moved = z[live] - schedule.lr * schedule.factor(step) * _direction(first[live], second[live], step)
-        z[live] = moved if project is None else project(moved, live)
+        slope = value.gradient[fine].sign() if schedule.signed else value.gradient[fine]
+        moved = z[live] - schedule.lr * schedule.factor(step) * adam.direction(live, slope, step)
+        z[live] = project(moved, live)
     return Descent(best, score, z, counts, tuple(trail))
-
-
-def _direction(first: Tensor, second: Tensor, step: int) -> Tensor:
-    """Return Adam's step of length about 1, with the bias of its young moments taken out."""
-    one, two = (1 - beta ** (step + 1) for beta in BETAS)
-    return first / one / ((second / two).sqrt() + EPSILON)

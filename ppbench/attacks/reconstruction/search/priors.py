@@ -15,12 +15,7 @@ class Penalty(Protocol):
     """A function of images that is added to what is minimized."""
 
     def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the penalties [S] of images x [S, N, *shape], and their slopes by x.
-
-        Args:
-            x: the images, N of each row.
-            index: [S] int64, which start each row came from: rows that have stopped are missing.
-        """
+        """Return the penalties [S] of images x [S, N, *shape] of the starts `index` [S], and their slopes by x."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """What is minimized: how far the simulated update of a guess is from the observed one, and which way it improves.
 
-Victims are searched together, every one from several starts: a row of numbers each. The `Space` (pixels, a generator's
-latent, a feature map) says what images a row stands for, a `Problem` what they are worth; `lbfgs.minimize` and
-`descent.descend` minimize it. The slope of the discrepancy comes from a fast chain of layers, from vmap over victims,
-or from autograd one by one.
+Victims are searched together, every one from several starts: a row of numbers each. The `Space` says what images a row
+stands for, a `Problem` what they are worth; `lbfgs.minimize` and `descent.descend` minimize it. The slope of the
+discrepancy comes from a fast chain of layers, from vmap over victims, or from autograd one by one.
 """
 
 from __future__ import annotations
@@ -36,12 +35,7 @@ class Space(Protocol):
         """Return n."""
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the images [S, N, *shape] of rows z [S, n], and how their slopes come back to z.
-
-        Args:
-            z: the rows.
-            index: [S] int64, which start each one came from.
-        """
+        """Return the images [S, N, *shape] of rows z [S, n] of starts `index` [S], and how slopes come back to z."""
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
         """Return z [S, n] put back to where rows may be."""
@@ -49,12 +43,7 @@ class Space(Protocol):
 
 @dataclass(frozen=True)
 class Pixels:
-    """The images themselves, kept in the data's range.
-
-    Attributes:
-        shape: (N, *shape) of a row.
-        low, high: the range.
-    """
+    """The images themselves, `shape` (N, *shape) of a row, kept in the data's range."""
 
     shape: tuple[int, ...]
     low: float
@@ -173,10 +162,7 @@ class SimulatedObjective:
 
 
 class MappedObjective:
-    """D as `SimulatedObjective` has it, of all victims at once by vmap: up to six times as fast on small networks.
-
-    Plain gradients of eight victims (32x32, one thread) run 1.0 (114k ConvNet) to 1.9 times (LeNet) as fast as in a
-    loop, 1.1 to 1.4 times for ResNet-20, DenseNet and WRN-10-2.
+    """D as `SimulatedObjective` has it, of all victims at once by vmap: 1 to 2 times as fast (eight victims of 32x32).
 
     Takes evidence whose `Mappable` simulations are of one family; where they share their params, these are not mapped.
     """
@@ -205,13 +191,18 @@ class MappedObjective:
         return loss, *slopes
 
 
-def discrepancy(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
-    """Return the discrepancy of a guess x [N, *shape], y [N, C] with flat nuisance unknowns [E]."""
+def simulated(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Params:
+    """Return the update simulated of a guess x [N, *shape], y [N, C] with flat nuisance unknowns [E]."""
     units, named, offset = len(evidence.unit), {}, 0
     for name, shape in evidence.nuisance.items():
         named[name] = nuisance[offset : offset + math.prod(shape)].view(shape)
         offset += math.prod(shape)
-    return evidence.discrepancy(evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)), **named))
+    return evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)), **named)
+
+
+def discrepancy(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
+    """Return the discrepancy of a guess, see `simulated`."""
+    return evidence.discrepancy(simulated(evidence, x, y, nuisance))
 
 
 def precisions(evidences: Sequence[Evidence]) -> list[Params] | None:

@@ -20,8 +20,7 @@ Label = Literal["joint", "inferred"]
 PATCH = 8
 
 LOGIT = 4.0
-"""Unit in which unknown logits are searched: they travel about ten times as far as pixels do. Saves a quarter of the
-evaluations on the LeNet of the DLG release (eight CIFAR-10 images, joint label, stop 1e-5)."""
+"""Unit in which unknown logits are searched: they travel about ten times as far as pixels do."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ class Victim:
     def image(self, start: Start) -> Tensor:
         """Return a start image [N, *shape] float32: "grey", "normal" N(0, 1), or "pattern".
 
-        Grey is the middle of the data range plus .02 N(0, 1) of its width.
-        A pattern is one N(0, 1) patch of 8 x 8 pixels an image, tiled; inputs that are no images get "normal".
+        Grey: the middle of the data range plus .02 N(0, 1) of its width. Pattern: one N(0, 1) patch of 8 x 8 pixels an
+        image, tiled; "normal" where inputs are no images.
         """
         if start == "pattern" and len(self.size) == 4:
             rows, columns = self.size[2:]
@@ -115,9 +114,8 @@ class Victim:
     def labels(self, label: Label) -> Tensor | None:
         """Return one-hot labels [N, C] float32 that are granted, or inferred when asked for; None: unknown.
 
-        Inferred as `ppbench.attacks.label.recovery` does: for one example the label is the only negative entry of the
-        head's bias gradient (iDLG), for a batch the classes are counted. An update that is no gradient at known weights
-        tells the label of one example under cross-entropy. The target of a regression is no class: unknown.
+        Inferred as `ppbench.attacks.label.recovery` does. An update that is no gradient at known weights tells the
+        label of one example under cross-entropy. The target of a regression is no class: unknown.
         """
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
@@ -178,10 +176,7 @@ def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
 
 
 def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
-    """Return fresh starts for victims of one of `batches`, where their evidence lies.
-
-    All that a search begins with is drawn on the CPU, so that one seed has one result on every device, and moved here:
-    whatever follows lies where its starts do.
+    """Return fresh starts for victims of one of `batches`, drawn on the CPU and moved to where their evidence lies.
 
     Labels are unknowns for all of them as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
     """
