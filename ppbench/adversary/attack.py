@@ -36,11 +36,10 @@ class References:
 
     Attributes:
         keep: [R, Q] bool, which candidates each run was trained on; each candidate in half of the runs.
-        outputs: [R, A, Q, C] float64, the delivered models' outputs on A augmentations of each candidate, the first of
-            which is the candidate itself.
+        outputs: [R, A, Q, C] float64, the models' outputs on A augmentations of each candidate, itself first.
         labels: [Z, C] one-hot labels of the population: public records that nobody trains on.
         x: [Z, *shape] the population itself.
-        population: [R, Z, C] float64, the delivered models' outputs on it.
+        population: [R, Z, C] float64, the models' outputs on it.
     """
 
     keep: Tensor

@@ -34,11 +34,9 @@ def digest(*tensors: Tensor, about: str = "") -> str:
 class Victims:
     """Probes and the truth about them.
 
-    Attributes:
-        data: every slot's batch, victims' and (for a client adversary) the adversary's own.
-        units: what is asked about, in order: slots whose batches an observation mixes.
-        own: the adversary's batches by probe; empty for server and eavesdropper.
-        batch: images in a slot's batch.
+    data: every slot's batch of `batch` images, victims' and (for a client adversary) the adversary's own.  units: what
+    is asked about, in order: slots whose batches an observation mixes.  own: the adversary's batches by probe; empty
+    for server and eavesdropper.
     """
 
     data: Mapping[Slot, Data]
@@ -128,11 +126,8 @@ def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: S
 class Candidates:
     """Membership candidates: equal members and non-members. Known halves are asked about crosswise.
 
-    Attributes:
-        x, labels: the records [Q, *shape] and their targets [Q, C].
-        member: [Q] bool, whether the target was trained on it.
-        half: [Q] int64, 0 or 1: in which of the two questions its membership is asked.
-        family: in an audit what each candidate is, "average" or a family of canaries; empty where all are average.
+    x, labels: the records [Q, *shape] and their targets [Q, C].  member: [Q] bool.  half: [Q] int64, 0 or 1, in which
+    of the two questions its membership is asked.  family: in an audit what each is, "average" or a family of canaries.
     """
 
     x: Tensor
@@ -155,10 +150,7 @@ class Candidates:
 def choose_candidates(
     shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, adversary: int = 0
 ) -> Candidates:
-    """Draw up to `count` members (training data of clients other than the adversary) and as many non-members.
-
-    Halves are balanced in membership. Equal numbers: the smaller side decides.
-    """
+    """Draw up to `count` members (data of clients other than the adversary) and as many others; halves are balanced."""
     others = [c for c in sorted(shards) if c != adversary]
     if not others:
         raise UsageError("Membership is asked of other clients' records; use at least 2 clients.")

@@ -2,8 +2,8 @@
 
 Let z = W x + b be the first layer and s ANY scalar of the network: the loss, or a surrogate such as PBPFL's. Then
 ds/dW = sum_n d_n x_n^T and ds/db = sum_n d_n with d_n = ds/dz_n. One example: row i of ds/dW is x times entry i of
-ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has that example alone in its row
-(Boenisch et al. 2023).
+ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has it alone in its row (Boenisch
+et al. 2023).
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ class AnalyticInversion(Attack):
         return first_layer(plan) is not None
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge; each victim has a generator of its own.
-
-        A victim without evidence, or whose observation tells no image, gets a grey start image and confidence None.
-        """
+        """Return one guess a challenge; where the evidence tells no image, a grey start image and confidence None."""
         self.check()
         layer = first_layer(view.plan)
         return [self._answer(v, layer) for v in posed(self.evidence(view), view.plan, challenges, generator)]
@@ -91,10 +88,7 @@ class AnalyticInversion(Attack):
         return Guess(x=x, y=y, confidence=confidence, evaluations=spent)
 
     def _scaled(self, victim: Victim, mismatch: Mismatch, image: Tensor | None, label: int) -> Match | None:
-        """Return the best multiple of a `direction`: with the guessed label, and with others if that explains little.
-
-        A scale is nothing but what the mismatch says, so without a finite one there is no image.
-        """
+        """Return the best multiple of a direction: with the guessed label, with others where that explains little."""
         if image is None:
             return None
         found = best_scale(mismatch, image, [label])

@@ -34,13 +34,10 @@ NEAR = 10.0
 
 @dataclass(frozen=True)
 class Matches:
-    """Where the searches for V victims ended.
+    """Where the searches for V victims ended: images (not clipped), labels and nuisance unknowns.
 
-    Attributes:
-        ends: images (not clipped), labels and nuisance unknowns.
-        mismatch: [V] float64, the minimized function: by default the discrepancy relative to that of an all-zero
-            simulation; plus the prior, if any.
-        evaluations: [V] int64 gradient evaluations.
+    mismatch: [V] float64, the minimized function: by default the discrepancy relative to that of an all-zero
+    simulation, plus the prior, if any.  evaluations: [V] int64 gradient evaluations.
     """
 
     ends: Starts
@@ -105,17 +102,13 @@ class DLG(ImageSearch):
     Attributes (and those of `ImageSearch`; a budget below 1800 says nothing of a defense where it fails):
         stop: mismatch at which a victim is done: relative to that of an all-zero simulation, or, with `absolute`,
             the plain squared distance of the gradients (what the DLG papers print as loss).
-        absolute: see `stop`.
         restarts: fresh starts for a victim whose search ended with a mismatch above `hopeless` and evaluations left;
-            the guess with the smallest mismatch counts.
-        hopeless: see `restarts`. At .9 noise, which no start explains, costs no restarts; 0 tries all again.
+            the smallest mismatch counts. At .9 noise, which no start explains, costs no restarts; 0 tries all again.
         patience: evaluations within which the mismatch must fall by the share `progress`, else the search has stalled.
-            On trained models joint searches crawl before they succeed: a share of .1 lost two in five of the victims
-            that .01 breaks there.
-        progress: see `patience`.
+            On trained models joint searches crawl before they succeed.
         dtype: of the search. A float32 search that rounding stops short of `stop` goes on in float64.
         history: pairs that L-BFGS keeps.
-        slots: victims evaluated together, at most (8 images of 32x32 fill the cache; see `lbfgs.Settings`).
+        slots: victims evaluated together, at most (see `lbfgs.Settings`).
     """
 
     name: ClassVar[str] = "dlg"

@@ -1,7 +1,7 @@
 """How well a guess explains an observation layer by layer: a measure that a few poisoned layers cannot spoil.
 
-The cosine over all parameters is that of the largest layer. Here every layer counts alike, by the logarithm of its own
-1 - cosine: a right guess explains all layers but the poisoned ones, a wrong one explains none by more than chance.
+Every layer counts alike, by the logarithm of its own 1 - cosine: a right guess explains all layers but the poisoned
+ones, a wrong one explains none by more than chance.
 """
 
 from __future__ import annotations
@@ -33,15 +33,10 @@ def layers(evidence: Evidence) -> list[str]:
 
 
 def explained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = None) -> float:
-    """Return the mean over layers of log(1 - cosine): the smaller, the better a guess explains; inf for nothing finite.
+    """Return the mean over layers of log(1 - cosine): the smaller, the better; inf for nothing finite.
 
-    Entries that are exactly 0 in the observation do not count: they may be hidden. One gradient evaluation.
-
-    Args:
-        evidence: the observation; its precisions count.
-        x: guessed images [N, *shape], where the observation lies.
-        y: labels [N, C].
-        extra: [E] nuisance unknowns, flat; None for none.
+    Of images x [N, *shape], labels y [N, C] and flat nuisance unknowns [E]. Entries that are exactly 0 in the
+    observation do not count: they may be hidden. One gradient evaluation.
     """
     with torch.no_grad():
         found = simulated(evidence, x, y, x.new_zeros(0) if extra is None else extra)

@@ -31,10 +31,8 @@ class FedAvgInversion(DLG):
     """Images from an update of several local steps, by differentiating through a simulation of these steps.
 
     On gradients, and on a single local step, it is iDLG. Under Adam, which sends hardly more than signs, it looks for
-    images whose gradient has these signs. An evaluation costs as many gradients as there are local steps.
-
-    Attributes (and those of `DLG`):
-        tv: weight of the total variation where only signs are observed, which leave much of an image open.
+    images whose gradient has these signs; `tv` is the weight of their total variation, which signs leave open. An
+    evaluation costs as many gradients as there are local steps.
     """
 
     name: ClassVar[str] = "fedavg_inversion"
@@ -88,8 +86,8 @@ class FedAvgInversion(DLG):
 def prepared(victim: Victim) -> Victim:
     """Return the victim with what its evidence is about a batch of known size.
 
-    One local step is one gradient, which has a fast path. Otherwise labels are read off the update as if it were one,
-    and the order of images that fill more than one local batch is an unknown.
+    One local step is one gradient. Otherwise labels are read off the update as if it were one, and the order of images
+    that fill more than one local batch is an unknown.
     """
     evidence = victim.evidence
     if evidence is None or not isinstance(evidence.simulate, LocalTraining):

@@ -2,11 +2,9 @@
 
 What is searched is first the latent of a generator, then the map that enters each next block, then the pixels: every
 stage begins where the last one ended and may move farther from what the generator would make by itself. "ggl" stops
-after the latent (Li, Zhang, Liu and Liu, CVPR 2022); "gias" goes on with the generator's weights (Jeon et al.,
-NeurIPS 2021). The generator is trained on images that no client holds.
-
-Differences from the paper's release: fewer steps, most of them for the last map; total variation fades with the
-mismatch (see `IG`); radii are relative; no penalty on ||x||; labels are not put into the order of the true ones.
+after the latent (Li et al., CVPR 2022); "gias" goes on with the generator's weights (Jeon et al., NeurIPS 2021).
+Otherwise than in the paper's release most steps are for the last map, total variation fades with the mismatch (see
+`IG`), radii are relative, there is no penalty on ||x||, and labels are not put into the order of the true ones.
 """
 
 from __future__ import annotations
@@ -47,14 +45,11 @@ class GIFD(IG):
 
     Attributes (and those of `IG`; `lr` is that of the pixel stage):
         method: "gifd": latent, maps, pixels. "ggl": the latent alone. "gias": the latent, then the generator's weights.
-        generator: a .safetensors file with a generator; "" trains one on the view's public examples, once: the file is
-            kept, see `generator.store`.
-        steps: of that training, 32 images each, at most: few images are seen 40 times, but in 1000 steps.
-        seed: of that training.
+        generator: a .safetensors file; "" trains one on the view's public examples, once, in at most
+            `steps` of 32 images each (few images are seen 40 times, but in 1000 steps), from `seed`.
         rho: how far a map may move from where its stage began: the radius of an l1 ball, relative to its l1 norm.
-        latent: share of the evaluations for the latent.
-        last: share for the map that enters the last block; the maps between share what is left.
-        pixels: share for the pixels, warm-started from the last map: on CIFAR-10 they change little, digits gain.
+        latent, last, pixels: shares of the evaluations for the latent, for the map that enters the last block and for
+            the pixels; the maps between share what is left.
         map_lr: learning rate of latent and maps, in units of a map's usual size (root mean square 1).
         weight_lr: learning rate of the generator's weights ("gias").
         signed: whether Adam is fed the sign of the gradient, as for `ig`; the paper does not.
@@ -168,8 +163,7 @@ class GIFD(IG):
     def shares(self, blocks: int) -> list[tuple[int, int]]:
         """Return the stages of a search and the evaluations of a row in each; together `budget // tries`.
 
-        Stage k < `blocks` is the input of block k, stage `blocks` the pixels, or the weights. Latent, last map and
-        pixels get no more than their share; the maps between get what is left, or the last map where there are none.
+        Stage k < `blocks` is the input of block k, stage `blocks` the pixels, or the weights.
         """
         total, between = self.budget // self.share, blocks - 2
         if self.method == "ggl":
@@ -224,11 +218,7 @@ def fitting(made: Generator, plan: Plan, path: str) -> None:
 
 
 def near_normal(problem: Problem, spread: float) -> Evaluate:
-    """Return `problem` with the n numbers of its space drawn to N(0, 1).
-
-    By `spread` times their mean square, in units of the present mismatch, so that it vanishes where all is explained;
-    no part of the score.
-    """
+    """Return `problem` with the numbers of its space drawn to N(0, 1), by `spread` times the present mismatch."""
 
     def evaluate(z: Tensor, index: Tensor) -> Value:
         value, own = problem(z, index), z[:, : problem.space.size]

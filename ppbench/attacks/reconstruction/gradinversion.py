@@ -2,7 +2,7 @@
 
 Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds by Adam. The seeds of one victim are
 searched side by side; each is drawn to their mean after registration, small shifts that lay them over one another.
-The authors' prior on running statistics of batch normalization is left out: networks here have none that move.
+Networks here have no running statistics, hence no prior on them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Consistency:
 def registered_mean(seeds: Tensor) -> Tensor:
     """Return the mean of images [R, N, *shape], each shifted onto the plain mean first: [N, *shape].
 
-    A shift is whole pixels, `REACH` at most, cyclic, the one with the largest correlation with the mean; inputs
-    without a grid are not shifted.
+    By whole pixels, `REACH` at most, cyclic, to the largest correlation; inputs without a grid are not shifted.
     """
     mean = seeds.mean(0)
     if seeds.dim() != 5:

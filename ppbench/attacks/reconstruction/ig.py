@@ -24,8 +24,7 @@ SMOOTH = (0.1, 0.3, 3.0)
 class IG(Inversion):
     """Inverting gradients: cosine of the gradients, total variation, signed Adam, a box.
 
-    Parameters are those of `Inversion`. The weight of the total variation is relative to the mismatch (`fading`), where
-    the paper's is fixed: fading=false with tv=1e-4 is the paper's.
+    The weight of the total variation is relative to the mismatch; fading=false with tv=1e-4 is the paper's.
     """
 
     name: ClassVar[str] = "ig"

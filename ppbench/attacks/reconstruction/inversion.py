@@ -1,7 +1,4 @@
-"""What attacks that descend along a gradient share: `ig`, `gradinversion`, `likelihood`, and those through a generator.
-
-Victims whose evidence is of one kind are searched together, as one `Problem` over one `Space`.
-"""
+"""What attacks that descend along a gradient share: victims of one kind of evidence are searched as one `Problem`."""
 
 from __future__ import annotations
 
@@ -110,19 +107,13 @@ def known(victim: Victim) -> Evidence:
 
 
 def descended(problem: Problem, z: Tensor, schedule: Schedule, evaluate: Evaluate | None = None) -> Descent:
-    """Return where the search from whole rows z ended, with the marks of a budget curve, evenly spaced in logarithms.
-
-    `evaluate` is minimized instead of `problem` where it is given.
-    """
+    """Return where the search of `problem`, or `evaluate`, from whole rows z ended, with marks of a budget curve."""
     marks = {max(1, round(schedule.steps ** (i / MARKS))) for i in range(1, MARKS + 1)}
     return descend(evaluate or problem, z, schedule, project=problem.project, marks=sorted(marks))
 
 
 class Story:
-    """What searches of V victims from `tries` starts each have found, one after another, whatever their spaces.
-
-    `spent` evaluations of each victim had gone before.
-    """
+    """What searches of V victims from `tries` starts each found, in turn, after `spent` evaluations of a victim."""
 
     def __init__(self, tries: int, spent: int = 0) -> None:
         self.tries, self.spent = tries, spent

@@ -36,10 +36,8 @@ FEWEST = 8
 class IGLayers(IG):
     """Inverting gradients with one layer left out, or only the first or last ones matched, each victim by what fits.
 
-    Labels of single images are tried out (one evaluation a class, out of the budget) instead of read off the head.
-
-    Attributes:
-        hypotheses: at most so many are tried.
+    Labels of single images are tried out (one evaluation a class, out of the budget) instead of read off the head. At
+    most `hypotheses` are tried.
     """
 
     name: ClassVar[str] = "ig_layers"
@@ -63,9 +61,8 @@ class IGLayers(IG):
             raise UsageError(f"Attack {self.name!r}: tries={self.tries} cannot be used; hypotheses are its starts: 1.")
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together, those with entries of exactly 0 apart.
-
-        Their hypotheses are one more, and a victim's must not depend on who is searched beside it.
+        """Return the guesses for victims of one block; those with entries of exactly 0 have one hypothesis more, and go
+        apart.
         """
         zeros = [hidden([known(v)]) for v in victims]
         found: dict[int, Guess] = {}
@@ -121,8 +118,7 @@ def hidden(evidences: Sequence[Evidence]) -> bool:
 def hypotheses(evidence: Evidence, most: int, zeros: bool) -> list[Evidence]:
     """Return the evidence under each hypothesis about what is poisoned, at most `most`.
 
-    First nothing, then, where `zeros`, entries that are exactly 0; then each layer in turn; then all but the first k,
-    and all but the last k layers.
+    First nothing, then, where `zeros`, entries that are exactly 0; then each layer; then all but the first, or last, k.
     """
     names = layers(evidence)
     sound = [[n for n in names if n != name] for name in names] if len(names) > 1 else []

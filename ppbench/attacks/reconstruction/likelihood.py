@@ -41,10 +41,9 @@ class Supports(Protocol):
 class Likelihood(Inversion):
     """Maximum a-posteriori images under the public noise law and a prior on their gradients.
 
-    The negative log-likelihood is taken relative to what it is at the truth, half the number of visible entries for
-    Gaussian noise; the prior is multiplied by it (`fading`), so that it guides the search far from the truth and
-    has its own weight there. Parameters are those of `Inversion`; with P parameters and n pixels, tv expects a mean
-    |dx| + |dy| of 2 n / (P tv), the scale of the prior's Laplace law.
+    The negative log-likelihood is relative to what it is at the truth; the prior is multiplied by it (`fading`), so
+    that it guides the search far from the truth and has its own weight there. With P parameters and n pixels, tv
+    expects a mean |dx| + |dy| of 2 n / (P tv), the scale of the prior's Laplace law.
     """
 
     name: ClassVar[str] = "likelihood"
@@ -63,8 +62,8 @@ class Likelihood(Inversion):
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law and what is visible of each message.
 
-        A mean of U uploads has 1 / sqrt(U) of the noise. The law is that of an upload; where a weight change is taken
-        for a gradient, it is divided as that is. A law that the evidence itself states comes first.
+        A mean of U uploads has 1 / sqrt(U) of the noise; where a weight change is taken for a gradient, the law is
+        divided as that is. A law that the evidence itself states comes first.
         """
         law, found = view.defense.noise(view.plan), []
         divisor = as_gradient(view.plan, min((e.round for e in view.exchanges()), default=1))
@@ -122,8 +121,7 @@ def entries(evidence: Evidence) -> float:
 def deviations(evidence: Evidence, noise: Noise) -> dict[str, float]:
     """Return the noise's standard deviation in each tensor, above 0.
 
-    Tensors without noise get one in common, a small share of the size of what was observed in them, so that they are
-    compared by plain squared distance, and the noisy ones hardly count.
+    Tensors without noise get one in common, a small share of the size of what was observed in them.
     """
     stds = {name: noise.of(name) for name in evidence.observed}
     exact = [value.double().flatten() for name, value in evidence.observed.items() if stds[name] <= 0]

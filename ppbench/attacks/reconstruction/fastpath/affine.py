@@ -139,10 +139,7 @@ class Convolution(Affine):
         return torch.bmm(spread(weight.columns, len(cotangent)), cotangent.flatten(2))
 
     def fold(self, dropped: Tensor) -> Tensor:
-        """Return the patches [N, K, L] summed where they overlap: [N, C, H, W].
-
-        One sum of whole images a place in the kernel, unless images are so small that the calls would cost more.
-        """
+        """Return the patches [N, K, L] summed where they overlap: [N, C, H, W]; by slices unless images are small."""
         (h, w), (kh, kw), (sh, sw), (ph, pw) = self.size, self.kernel, self.stride, self.padding
         if len(dropped) * self.channels * self.out[0] * self.out[1] < SLICED:
             return F.fold(dropped, self.size, self.kernel, padding=self.padding, stride=self.stride)

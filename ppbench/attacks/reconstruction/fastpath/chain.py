@@ -1,9 +1,8 @@
 """The gradient-matching loss and its gradient without a double-backward graph, for plain chains of layers.
 
-D(g(x, y)) of a simulated gradient g has the gradient of the scalar <g(x, y), r> with r = dD/dg held fixed (`distances`:
-for squared distances 2 w (g - g*), for the cosine a combination of g and g*). That scalar is the derivative of the
-training loss along r in weight space, so one forward, one backward and the two passes of the R-operator (Pearlmutter
-1994) give it: about four passes, for many victims in one set of matrix products.
+D(g(x, y)) of a simulated gradient g has the gradient of <g(x, y), r> with r = dD/dg held fixed (`distances`). That is
+the derivative of the training loss along r in weight space, so one forward, one backward and the two passes of the
+R-operator (Pearlmutter 1994) give it: about four passes, for many victims in one set of matrix products.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ ROWS = 32
 
 @dataclass(frozen=True)
 class Output:
-    """The last cotangent and its derivatives, for one loss (mean over a batch of B, soft targets).
+    """The last cotangent and its derivatives, for one loss (mean over a batch of B, soft targets); all [V, B, C].
 
     cotangent: (logits, y) -> dL/dlogits.  change: (logits, y, tangent) -> its tangent.
-    y_gradient: (logits, tangent) -> d(tangent of L)/dy. All [V, B, C].
+    y_gradient: (logits, tangent) -> d(tangent of L)/dy.
     """
 
     cotangent: Callable[[Tensor, Tensor], Tensor]
@@ -68,10 +67,10 @@ OUTPUTS = {
 
 
 def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] | None:
-    """Return the network's layers with `params` in `dtype`, or None where it has a layer that has no fast form.
+    """Return the network's layers with `params` in `dtype`, or None where one of them, or the loss, has no fast form.
 
     Known are Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, LeakyReLU, AvgPool2d, MaxPool2d
-    and Flatten in an `nn.Sequential`, cross-entropy and squared loss.
+    and Flatten in an `nn.Sequential`.
     """
     features = plan.net.module.features
     if not isinstance(features, nn.Sequential) or plan.loss not in OUTPUTS:
@@ -124,15 +123,9 @@ def prefers_vmap(steps: Sequence[Step], victims: int, batch: int, shape: tuple[i
 
 
 class ChainObjective:
-    """D and its gradient for V victims that share the network's weights.
+    """D and its gradient for V victims of `batch` examples each that share the weights of `steps` (`compile_chain`).
 
-    Args:
-        steps: what `compile_chain` returned.
-        loss: name of the training loss.
-        observed: the victims' observed gradients, V of them.
-        weights: their precisions, V of them, or None; see `distances.target`.
-        batch: examples B of each victim.
-        measure: "squares", "absolute" or "cosine".
+    observed, weights: the victims' gradients and their precisions (see `distances.target`), V of each.
     """
 
     def __init__(

@@ -26,10 +26,9 @@ TINY = 1e-30
 class Target:
     """What one layer's gradient is compared with, for V victims.
 
-    rows: [V, O, K] observed weight gradient, or `Outer` (R = 1) where it is one up to rounding.
-    bias: [V, O] or None.  weight, bias_weight: precisions in the shapes of rows and bias, or of single entries that
-    stand for all, [V, 1, 1] and [V, 1], or None for 1.
-    size: [V] weighted sum of squares of all that was observed.
+    rows: [V, O, K] observed weight gradient, or `Outer` (R = 1) where it is one up to rounding.  bias: [V, O] or None.
+    weight, bias_weight: precisions in the shapes of rows and bias, or [V, 1, 1] and [V, 1] for all entries alike, or
+    None for 1.  size: [V] weighted sum of squares of all that was observed.
     """
 
     rows: Tensor | Outer
@@ -51,17 +50,11 @@ class Target:
 def target(
     layer: Affine, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int, factor: bool = True
 ) -> Target:
-    """Return the observed gradients of `layer`, stacked, in the dtype of its weight.
+    """Return the V observed gradients of `layer`, stacked, in the dtype of its weight.
 
     A dense layer's gradient on one example is an outer product, cotangent x input; compared as such (an identity, no
-    approximation) it costs O + K instead of O K. That needs precisions that are the same within a tensor.
-
-    Args:
-        layer: the layer.
-        observed: the victims' observed gradients, V of them.
-        weights: precisions by name, of each entry or (a tensor without axes) of all entries alike; None for 1.
-        batch: examples of each victim.
-        factor: whether outer products may be left as they are.
+    approximation) it costs O + K instead of O K. That needs precisions that are the same within a tensor, and `factor`.
+    weights: precisions by name, of each entry or (a tensor without axes) of all entries alike; None for 1.
     """
     dtype, name = layer.weight.rows.dtype, f"{layer.name}.weight"
 

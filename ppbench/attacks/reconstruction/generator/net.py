@@ -27,13 +27,10 @@ SMALLEST = 4
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which decoder.
+    """Which decoder: of images `shape` (channels, height, width), `latent` numbers, and maps of `widths` channels.
 
-    Attributes:
-        shape: (channels, height, width) of an image.
-        latent: numbers in a latent.
-        widths: channels of the maps, the smallest map first; each but the first doubles height and width, and so does
-            the last block, which makes the image.
+    The smallest map comes first; each other one doubles height and width, and so does the last block, which makes the
+    image.
     """
 
     shape: tuple[PositiveInt, PositiveInt, PositiveInt]

@@ -40,20 +40,11 @@ def _rising(ends: tuple[float, float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class About:
-    """Where a generator comes from.
+    """Where a generator comes from: its file's format, decoder, range of pixels, training, and what came of it.
 
-    Attributes:
-        format: of the file.
-        plan: which decoder.
-        data_range: smallest and largest pixel that it makes.
-        data: SHA-256 of the training images.
-        split: which images those were, in words.
-        images: how many.
-        steps, batch, lr, noise: of the training.
-        seed: of its draws.
-        ceiling: median PSNR in decibels of public images held out of the training, encoded and decoded.
-        ceiling_latent: the same for the best latent that optimization from there finds (of the first 16).
-        held_out: how many of them.
+    data: SHA-256 of the training images.  split: which images those were, in words.  ceiling: median PSNR in decibels
+    of the public images held out of the training, encoded and decoded.  ceiling_latent: the same for the best latent
+    that optimization from there finds (of the first 16).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -89,10 +80,9 @@ class Generator:
 
 
 def fingerprints(images: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Return the sorted fingerprints [M] int64 of images [N, *shape], each content once (M <= N).
+    """Return the sorted fingerprints [M] int64 of images [N, *shape], 64 bits of each content, each once (M <= N).
 
-    A content is the shape and the pixels in 256 steps of [low, high]: what an 8-bit file keeps. Two different contents
-    share a fingerprint with probability 2^-64.
+    A content is the shape and the pixels in 256 steps of [low, high]: what an 8-bit file keeps.
     """
     scaled = (images.detach().double() - low) * (255 / (high - low))
     pixels = scaled.nan_to_num(0.0).round().clamp(0, 255).to(torch.uint8).flatten(1).cpu().contiguous().numpy()
@@ -109,10 +99,7 @@ def overlap(generator: Generator, images: Tensor) -> int:
 
 
 def check_apart(generator: Generator, shards: Mapping[int, Tensor], source: str = "The generator") -> None:
-    """Refuse a generator that was trained on images [N, *shape] of clients (UsageError; names the first such one).
-
-    `source` is what the message calls it.
-    """
+    """Refuse a generator, called `source`, that was trained on images [N, *shape] of a client (UsageError)."""
     for client, images in shards.items():
         count = overlap(generator, images)
         if count:
@@ -141,8 +128,7 @@ def digest(path: Path) -> str:
 def read(path: Path) -> Generator:
     """Return the generator in the file `path`.
 
-    Raises:
-        UsageError: no such file, a damaged one, one of another kind, or a tensor that does not fit; names both.
+    Raises UsageError for no such file, a damaged one, one of another kind, or a tensor that does not fit; names both.
     """
     if not path.is_file():
         raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
@@ -205,12 +191,9 @@ def name(*parts: object) -> str:
 
 
 def cached(path: Path, train: Callable[[], Generator]) -> Generator:
-    """Return the generator in `path`, trained and written first where it is not there.
+    """Return the generator in `path`, trained and written first where it is not there (UsageError: it cannot be).
 
     Of several processes one trains, and the others wait. A damaged file is trained again, with a warning.
-
-    Raises:
-        UsageError: the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

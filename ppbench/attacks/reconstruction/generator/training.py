@@ -36,15 +36,10 @@ MEASURED, CLOSEST, REFINED = 500, 16, 200
 
 @dataclass(frozen=True)
 class Training:
-    """How a generator is trained.
+    """How a generator is trained: `steps` of Adam with a cosine-decayed rate, on `batch` images each.
 
-    Attributes:
-        steps: of Adam with a cosine-decayed rate.
-        batch: images a step.
-        lr: Adam's rate.
-        noise: standard deviation of the noise on maps, whose code is drawn to mean square 1 by a penalty.
-        penalty: its weight.
-        seed: of all draws.
+    noise: standard deviation of the noise on maps, whose code is drawn to mean square 1 by a penalty of weight
+    `penalty`.
     """
 
     steps: int = 4000
@@ -186,8 +181,7 @@ class Pair:
     def finished(self, images: Tensor) -> tuple[Decoder, Callable[[Tensor], Tensor]]:
         """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder.
 
-        The latents' mean and covariance go into the first block; factors of the maps go from block to block, which
-        leaky ReLU lets through.
+        The latents' mean and covariance go into the first block; factors of the maps go from block to block.
         """
         codes = self.encode(images, 0).double()
         mean = codes.mean(0)

@@ -1,8 +1,4 @@
-"""Adam for many victims and restarts at once: the one loop of all attacks that follow a gradient for a fixed budget.
-
-What is searched is a row of numbers: pixels, a generator's latent, a feature map. `evaluate` says what a row is worth
-and which way it improves; the loop knows nothing of images.
-"""
+"""Adam for many victims and restarts at once: the one loop of all attacks that follow a gradient for a fixed budget."""
 
 from __future__ import annotations
 
@@ -24,13 +20,10 @@ Evaluate = Callable[[Tensor, Tensor], Value]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How far to step.
+    """How far to step: `steps` gradient evaluations a row, at a rate `lr` in units of what is searched.
 
-    Attributes:
-        steps: gradient evaluations a row.
-        lr: base learning rate, in units of what is searched.
-        shape: "cosine": from 1 down to 0; "warm": 5 % warm-up, cosine decay over the last 75 % (Fang et al. 2023).
-        signed: whether Adam is fed the sign of the gradient (Geiping et al. 2020, Sec. 4).
+    shape: "cosine": from 1 down to 0; "warm": 5 % warm-up, cosine decay over the last 75 % (Fang et al. 2023).
+    signed: whether Adam is fed the sign of the gradient (Geiping et al. 2020, Sec. 4).
     """
 
     steps: int
@@ -59,12 +52,8 @@ class Mark:
 class Descent:
     """Where S searches ended.
 
-    Attributes:
-        z: [S, n] the best iterate of each, by its score.
-        score: [S] float64 its score; inf where no iterate had a finite one.
-        end: [S, n] the last iterate.
-        evaluations: [S] int64 gradient evaluations.
-        trail: what was best at each mark that was reached.
+    z: [S, n] the best iterate of each by its score [S] float64, inf where none was finite.  end: [S, n] the last
+    iterate. evaluations: [S] int64 gradient evaluations.  trail: what was best at each mark that was reached.
     """
 
     z: Tensor

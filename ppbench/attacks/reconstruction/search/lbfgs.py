@@ -24,14 +24,11 @@ CACHE = 2**25
 
 @dataclass(frozen=True)
 class Settings:
-    """How to minimize.
+    """How to minimize: with `history` pairs (s, y), in `slots` evaluated together, at most (and `CACHE` bytes of
+    pairs).
 
-    Attributes:
-        history: pairs (s, y) kept.
-        slots: problems evaluated together, at most; fewer where their pairs would take more than `CACHE` bytes.
-        patience: evaluations after which the loss must have fallen by the share `progress`, else the run has stalled;
-            0 to never stop for it.
-        progress: that share.
+    patience: evaluations after which the loss must have fallen by the share `progress`, else the run has stalled; 0 to
+    never stop for it.
     """
 
     history: int = 150
@@ -51,11 +48,10 @@ class Minima:
 
 
 class Memory:
-    """The pairs of S slots, and the products among them that the compact form needs.
+    """The pairs of S slots, scaled so that s.y = 1, and the products among them that the compact form needs.
 
-    Pairs are scaled so that s.y = 1 (the update does not change). `inverse` [S, m, m] is the inverse of the upper
-    triangle of S^T Y, kept up to date a column at a time, so that no pair ever has to move in the ring and no
-    triangular system has to be solved; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
+    `inverse` [S, m, m] is the inverse of the upper triangle of S^T Y, kept up to date a column at a time, so that no
+    pair ever has to move in the ring; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
     """
 
     def __init__(self, slots: int, history: int, like: Tensor) -> None:

@@ -68,10 +68,8 @@ class Sum:
 class ImagePrior:
     """Smoothed total variation and a soft box, for images [S, N, channels, height, width].
 
-    Attributes:
-        tv: weight of the mean over pixels of sqrt(dx^2 + dy^2 + eps^2), summed over a victim's batch.
-        box: weight of the mean squared distance of pixels to [low, high].
-        eps: where total variation turns from quadratic to linear, in units of the data.
+    tv: weight of the mean over pixels of sqrt(dx^2 + dy^2 + eps^2), summed over a victim's batch.
+    box: weight of the mean squared distance of pixels to [low, high].
     """
 
     tv: float = 0.0

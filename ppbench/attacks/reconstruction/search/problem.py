@@ -71,10 +71,9 @@ class Objective(Protocol):
 
 
 class Value(NamedTuple):
-    """What S rows are worth.
+    """What S rows are worth: the minimized function [S], priors included, and its gradient [S, n].
 
-    loss: [S] the minimized function, priors included.  gradient: [S, n] of it.
-    score: [S] what iterates, restarts and hypotheses are chosen by: the mismatch alone, never the truth.
+    score [S]: what iterates, restarts and hypotheses are chosen by: the mismatch alone, never the truth.
     """
 
     loss: Tensor
@@ -84,16 +83,12 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What S = V * tries rows over a space have to explain: D / unit is the score, with the penalty the loss.
+    """What S = V * tries rows over a space have to explain: D / unit [V] is the score, with the penalty the loss.
 
     Attributes:
-        space: what images rows stand for.
         matching: D of the V victims' evidence.
-        unit: [V] what D is divided by.
-        starts: the first images, labels and nuisance unknowns of the S rows: a victim's rows follow one another.
-        tries: rows a victim.
-        penalty: on the images, or None.
-        fading: whether the penalty is multiplied by the present score, taken as a constant.
+        starts: first images, labels and nuisance unknowns of the S rows: a victim's rows follow one another.
+        penalty: on the images, or None; multiplied by the present score, taken as a constant, if it is `fading`.
     """
 
     space: Space
@@ -223,13 +218,10 @@ def _stacked(trees: Sequence[Params]) -> Params:
 
 
 def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
-    """Return D of victims whose evidence shares one `simulate`: by a chain of layers, by vmap, or one by one.
+    """Return D of V victims whose evidence shares `simulate` and `params`: by a chain of layers, by vmap, or one by
+    one.
 
-    Args:
-        evidences: V pieces of evidence with the same `simulate` and `params`.
-        plan: the public plan.
-        batch: examples N of each, over all slots of its unit.
-        dtype: of the computation.
+    batch: examples N of each, over all slots of its unit.  dtype: of the computation.
     """
     first, measure = evidences[0], evidences[0].measure
     mappable = isinstance(first.simulate, Mappable)

@@ -27,11 +27,9 @@ LOGIT = 4.0
 class Starts:
     """The unknowns of V victims: where a search begins, or where it ended.
 
-    Attributes:
-        x: images [V, N, *shape], N examples each, all slots of a unit together. Its dtype is that of the search.
-        y: fixed labels [V, N, C] (soft ones too), or logits of unknown labels when `joint`.
-        joint: whether labels are unknowns: softmax of the logits, or (C = 1) the number itself.
-        nuisance: [V, E] the evidence's nuisance unknowns, flat, in its order; None where it has none.
+    x: images [V, N, *shape], N over all slots of a unit; its dtype is that of the search.  y: fixed labels [V, N, C]
+    (soft ones too), or where `joint` logits of unknown ones: softmax of these, or (C = 1) the number itself.  nuisance:
+    [V, E] the evidence's nuisance unknowns, flat, in its order; None where it has none.
     """
 
     x: Tensor
