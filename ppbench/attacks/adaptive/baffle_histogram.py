@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from pydantic import PositiveInt
 from scipy import stats
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Kind
 from ppbench.attacks.adaptive.baffle_sketch import Directions, Equations, sketches
 from ppbench.attacks.label.recovery import read_labels
 from ppbench.federation.evidence import simulation
@@ -67,7 +66,7 @@ class BaffleHistogram(Attack):
     labels are read as `label_recovery` does.
     """
 
-    candidates: PositiveInt = 20
+    candidates: Count = 20
 
     name: ClassVar[str] = "baffle_histogram"
     kind: ClassVar[Kind] = "label"

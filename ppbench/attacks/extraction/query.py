@@ -22,8 +22,7 @@ MASKED = frozenset({"pbpfl", "pbpfl_ext", "mpdp", "mp_dp_naive", "mp_cdp", "mpdp
 class Query(Attack):
     """Takes the last model received as it is and answers with its outputs: what a mask on the model is to prevent.
 
-    It knows no mechanism, and has a question to answer only where clients train on another model than the true one. An
-    adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
+    An adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
     answer that agrees with the true model by chance only.
     """
 
@@ -38,11 +37,7 @@ class Query(Attack):
         return model_outputs(view, x)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return the outputs [Q, C] float64 of every challenge's queries. Nothing is drawn.
-
-        Raises:
-            UsageError: a challenge without queries.
-        """
+        """Return the outputs [Q, C] float64 of every challenge's queries (UsageError for one without any)."""
         guesses = []
         for challenge in challenges:
             if challenge.x is None:

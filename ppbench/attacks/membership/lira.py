@@ -11,13 +11,12 @@ copies are weighted by what the references show of them, which gives .87 again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge
+from ppbench.adversary.attack import Challenge, Weight
 from ppbench.attacks.membership.base import AuditAttack
 from ppbench.attacks.membership.signal import logit_gap, references_of, target_outputs
 from ppbench.federation.view import View
@@ -147,7 +146,7 @@ class LiRA(AuditAttack):
     reference: ClassVar[str] = "Carlini et al., Membership Inference Attacks From First Principles, S&P 2022"
 
     online: bool = True
-    shrink: Annotated[FiniteFloat, Field(ge=0)] = 4.0
+    shrink: Weight = 4.0
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the log likelihood ratio [Q], or the one-sided log probability [Q]."""

@@ -13,18 +13,17 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, FiniteFloat, PositiveInt
+from pydantic import Field
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from ppbench.adversary.attack import Guess
+from ppbench.adversary.attack import Count, Guess, Weight
 from ppbench.attacks.membership.base import Asked, MembershipAttack, coins, log_probabilities
 from ppbench.federation.plan import Plan
 
 Floats = NDArray[np.float64]
-Weight = Annotated[FiniteFloat, Field(ge=0)]
 Seeds = Annotated[int, Field(ge=3)]
 LARGE = 1e30
 """Features are clipped to this size: the square of a larger one, in their variance, might overflow."""
@@ -73,10 +72,10 @@ class OutputClassifier(MembershipAttack):
         "Baluta et al., Membership Inference Attacks and Generalization: A Causal Perspective, CCS 2022"
     )
 
-    hidden: PositiveInt = 64
+    hidden: Count = 64
     decay: Weight = 1e-2
     seeds: Seeds = 3
-    steps: PositiveInt = 200
+    steps: Count = 200
 
     def suits(self, plan: Plan) -> bool:
         """Return whether outputs are a few numbers an example, not maps."""

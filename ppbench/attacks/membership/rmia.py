@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge
+from ppbench.adversary.attack import Challenge, Rate, Share
 from ppbench.attacks.membership.base import AuditAttack, last_model, query
 from ppbench.attacks.membership.lira import averaged, strengths
 from ppbench.attacks.membership.signal import log_likelihood, logit_gap, references_of, target_outputs
@@ -79,8 +78,8 @@ class RMIA(AuditAttack):
     adaptive: ClassVar[bool] = True  # its references are trained under the defense
     reference: ClassVar[str] = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024"
 
-    gamma: Annotated[FiniteFloat, Field(gt=0)] = 1.0
-    a: Annotated[float, Field(ge=0, le=1)] = 0.3
+    gamma: Rate = 1.0
+    a: Share = 0.3
     online: bool = True
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:

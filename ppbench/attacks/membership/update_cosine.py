@@ -15,21 +15,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.func import vmap
 
-from ppbench.adversary.attack import Challenge
+from ppbench.adversary.attack import Challenge, Rate
 from ppbench.attacks.membership.base import AuditAttack
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 
-Ridge = Annotated[FiniteFloat, Field(gt=0)]
 HELD = 2**28
 """Gradient entries held at a time, all candidates together: 1 GiB in float32. Above it, coordinates are sampled."""
 RIDGE = 0.03
@@ -221,7 +219,7 @@ class UpdateCosine(AuditAttack):
         "joint regression: this project"
     )
 
-    ridge: Ridge = RIDGE
+    ridge: Rate = RIDGE
     alone: bool = False
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.attack import Challenge, Count, Guess, Weight
 from ppbench.attacks.membership.base import FLOOR, Asked, AuditAttack
-from ppbench.attacks.membership.network import OutputClassifier, Seeds, Weight, signals
+from ppbench.attacks.membership.network import OutputClassifier, Seeds, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
@@ -82,11 +81,11 @@ class WhiteBox(AuditAttack):
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Nasr, Shokri and Houmansadr, Comprehensive Privacy Analysis of Deep Learning, S&P 2019"
 
-    rounds: PositiveInt = 5
-    hidden: PositiveInt = 64
+    rounds: Count = 5
+    hidden: Count = 64
     decay: Weight = 0.1
     seeds: Seeds = 3
-    steps: PositiveInt = 100
+    steps: Count = 100
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the features [Q, F] float64 of candidates; F = 0 where no upload can be read.

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.membership.update_cosine import RIDGE, Ridge, update_coefficients
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, Rate
+from ppbench.attacks.membership.update_cosine import RIDGE, update_coefficients
 from ppbench.attacks.tracing.nearest import NOBODY
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
@@ -50,7 +50,7 @@ class TracingCosine(Attack):
         "joint regression: this project"
     )
 
-    ridge: Ridge = RIDGE
+    ridge: Rate = RIDGE
     alone: bool = False
 
     def suits(self, plan: Plan) -> bool:
