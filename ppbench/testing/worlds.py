@@ -220,7 +220,7 @@ def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]
     """Return each victim's PSNR in dB by the scorer; a reconstruction that is not finite counts as 0."""
     own = {e.unit: e for e in attack.evidence(world.view)}
     scored = score_images(world.victims, guesses, own, {}, world.view.plan.data_range)
-    return [victim.psnr or 0.0 for victim in scored.victims]
+    return [victim.decibels for victim in scored.victims]
 
 
 def median(values: Sequence[float]) -> float:
