@@ -14,8 +14,8 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import check_controls, rebuilt_share, widened
 from ppbench.report.verdict import held, lines, sentences
-from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.lines import listed
+from ppbench.report.verdict.verdict import members_fate, outputs_fate
 
 Make = Callable[..., Record]
 
@@ -98,7 +98,7 @@ def test_control_values_that_fare_alike_share_a_sentence(fabricate: Make) -> Non
 def test_the_largest_of_many_is_judged_at_the_level_of_all(fabricate: Make) -> None:
     """55.5 % of 400 is above chance alone and not as the best of twenty."""
     one = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.555, stage="iterate")
-    assert members_fate(one, 1, None) == "found" and members_fate(one, 20, None) == "undecided"
+    assert members_fate(one, 1, None) == "falls" and members_fate(one, 20, None) == "undecided"
     assert widened(one.metric("asr"), 20)[0] < 0.5 < widened(one.metric("asr"), 1)[0]
     many = masked(fabricate, plain=0.5, knowing=None)
     many += [fabricate("pbpfl", k / 10, "mia_loss", "membership", 0.555, stage="iterate") for k in range(1, 20)]
@@ -164,7 +164,7 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate: Make) -> None
     text = said(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
     assert "hides the true model's predictions from who takes it as it is (query: relative error 98 times" in text
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
-    for error, fate in ((0.012, "found"), (0.3, "part"), (0.9, "hidden")):
+    for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "hidden")):
         assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate
 
 
@@ -178,9 +178,9 @@ def test_agreement_counts_beyond_the_best_constant_answer(fabricate: Make) -> No
     assert asked(0.95, None).metric("agreement").chance == 0.5 and outputs_fate(asked(0.95, None), 1) == "part"
     constant = asked(0.95, 0.95)
     assert constant.metric("agreement").chance == 0.95
-    assert outputs_fate(constant, 1) not in ("found", "part")
-    assert outputs_fate(asked(1.0, 0.5), 1) == "found"
-    for error, fate in ((0.012, "found"), (98.0, "hidden")):  # one decision for all: only the numbers can tell
+    assert outputs_fate(constant, 1) not in ("falls", "part")
+    assert outputs_fate(asked(1.0, 0.5), 1) == "falls"
+    for error, fate in ((0.012, "falls"), (98.0, "hidden")):  # one decision for all: only the numbers can tell
         assert outputs_fate(asked(1.0, 1.0, error), 1) == fate
     final = [fabricate("pbpfl", 100.0, "query", "extraction", 1.0, alike=0.95, error=1e-7, classes=2, stage="final")]
     assert said(final, "The delivered model").startswith("The delivered model answers as the true one does")
@@ -274,8 +274,8 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
         fabricate("dp", 0.1, attack, "reconstruction", db, error=error, mse=0.0702, control="sigma", **numbers)
         for attack, db, error in (("analytic", 34.0, 0.8), ("dlg", 33.0, 0.3))
     ]
-    (row,) = [r for r in lines(records) if r.defense == "dp"]
-    assert row.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
+    (row,) = [r for r in lines(records) if r.key.defense == "dp"]
+    assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: table rows come back with a mean relative error of 0.30 [0.30, 0.30] (dlg); batch 1, at "
         "random weights; MSE 0.0702 (0.0601 undefended)."
