@@ -27,6 +27,7 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record, Victim
 from ppbench.records.sources import CODE
 from ppbench.records.store import Store
+from ppbench.report.cap import caps
 from ppbench.report.compare import machine, report
 from ppbench.report.compare.join import facts_of, join, where_of
 from ppbench.report.compare.judge import Row, holm, judged
@@ -34,7 +35,6 @@ from ppbench.report.compare.outcome import Comparison, compare
 from ppbench.report.compare.paired import Level, bootstrapped, change, mcnemar, mid_p, same, unpaired, with_luck
 from ppbench.report.compare.rows import rows_of
 from ppbench.report.compare.samples import RULES, Rule, Sample, counts, rules_for, sample_of, statistic
-from ppbench.report.page.series import caps
 from ppbench.run import evaluation
 from ppbench.run.evaluation import evaluate
 

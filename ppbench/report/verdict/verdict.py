@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ppbench.records.figure import Figured
-from ppbench.report.controls import BROKEN, Scored, is_image, rebuilt_share
+from ppbench.report.controls import BROKEN, is_image, rebuilt_share
 from ppbench.report.frame import Key
 from ppbench.report.worst import Measured, attack_of, cell_of
 
@@ -72,7 +72,7 @@ def fate(found: Figured | None) -> Fate:
     return "falls" if low >= HIDDEN else "hidden" if high < HIDDEN else "undecided"
 
 
-def rebuilt_fate(found: Scored | None) -> Fate:
+def rebuilt_fate(found: Figured | None) -> Fate:
     """Return what became of what was to be rebuilt: of images by `fate`, of table rows by whether half are rebuilt."""
     if found is None or is_image(found):
         return fate(found)
