@@ -22,13 +22,13 @@ from ppbench.defenses.dp import DP
 from ppbench.records.schema import Record
 from ppbench.records.sources import CODE
 from ppbench.records.store import Store
+from ppbench.report.cap import caps
 from ppbench.report.compare import machine, report
 from ppbench.report.compare.join import join
 from ppbench.report.compare.outcome import Comparison, compare
 from ppbench.report.compare.paired import change
 from ppbench.report.compare.rows import rows_of
 from ppbench.report.compare.samples import RULES, rules_for
-from ppbench.report.page.series import caps
 from ppbench.run import evaluation
 from ppbench.run.evaluation import evaluate
 

@@ -16,8 +16,7 @@ from ppbench.report.claims import Checked, check
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.page.boards import boards
-from ppbench.report.page.cost_rows import costs
-from ppbench.report.page.costs import no_times
+from ppbench.report.page.costs import costs, no_times
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import judged, said
 from ppbench.report.page.overview import overviews

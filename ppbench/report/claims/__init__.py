@@ -12,8 +12,8 @@ from ppbench.report.claims import use
 from ppbench.report.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
 from ppbench.report.claims.case import Case, Finding, Rule, Verdict
 from ppbench.report.claims.figures import KEY_OF, Benchmark, time_is_kept
-from ppbench.report.frame import Frame, Key, frame_of, network
-from ppbench.report.page.evaluations import about, evaluations
+from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network
+from ppbench.report.page.evaluations import about
 from ppbench.report.verdict.lines import labels_of, listed
 
 CAPS = ("cap_reconstruction", "cap_label", "cap_tracing")
@@ -87,7 +87,7 @@ def check(
     Of several evaluations those closest to the paper's setting count, and of these the one that is worst for the claim.
     """
     some = {record.cell_id: record for record in records}
-    groups = evaluations(frame_of(records).of(some[cell] for cell in sorted(some)))
+    groups = frame_of(records).of(some[cell] for cell in sorted(some)).by(EVALUATION)
     return [_one(name, claim, groups, benchmarks) for name in sorted(claimed) for claim in claimed[name]]
 
 

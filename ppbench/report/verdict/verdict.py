@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ppbench.records.figure import Figured
 from ppbench.records.schema import Metric
-from ppbench.report.controls import BROKEN, Scored, above_chance, is_image, rebuilt_share, value, widened
+from ppbench.report.controls import BROKEN, above_chance, is_image, rebuilt_share, value, widened
 from ppbench.report.frame import Key
 from ppbench.report.worst import Measured, attack_of, cell_of
 
@@ -68,7 +68,7 @@ def fate(found: Figured | None) -> Fate:
     return _beside(None if found is None else found.metric("psnr_median"), HIDDEN)
 
 
-def rebuilt_fate(found: Scored | None) -> Fate:
+def rebuilt_fate(found: Figured | None) -> Fate:
     """Return what became of what was to be rebuilt: of images by `fate`, of table rows by whether half are rebuilt."""
     return fate(found) if found is None or is_image(found) else _beside(rebuilt_share(found), BROKEN)
 
