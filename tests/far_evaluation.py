@@ -19,10 +19,9 @@ from ppbench.base.registry import load_all, plugins
 from ppbench.records.store import Store
 from ppbench.run import cost
 from ppbench.run.cells import cells, groups
-from ppbench.run.choice import points
 from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
-from ppbench.run.task import make_task
 
 AUDITED = "none"
 """The defense that is audited too: reference runs are trainings like any other, and their attacks read outputs."""
@@ -76,15 +75,15 @@ def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -
 
     Probes are made of the initial model alone: the trained one is made of the same messages.
     """
-    task, store = make_task(config), Store(folder)
+    experiment, store = resolve(config), Store(folder)
     store.prepare()
-    first = next(i for i, point in enumerate(points(config)) if point.defense.name == defense)
-    for group in groups(task, config):
+    first = next(i for i, point in enumerate(experiment.points) if point.defense.name == defense)
+    for group in groups(experiment):
         if group.point != first or (group.stage == "final" and not group.records):
             continue
-        every = [c for c in cells(task, config, group) if c.follows in FOLLOWED]
+        every = [c for c in cells(experiment, group) if c.follows in FOLLOWED]
         chosen = [c for c in every if whole or met(defense, c.attack, group.threat)]
-        run_group(config, group, folder, {cell.id for cell in chosen})
+        run_group(experiment, group, folder, {cell.id for cell in chosen})
         for cell in chosen:
             record = store.load(cell.id)
             about = {"defense": defense, "attack": cell.attack.name, "threat": group.threat, "stage": group.stage}

@@ -407,7 +407,7 @@ def test_evaluations_are_counted_and_limited(budget: int, bias: bool, classes: i
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'analytic'.*budget=0.*1 or more"):
+    with pytest.raises(UsageError, match=r"'analytic'.*budget=0.*equal to 1"):
         AnalyticInversion(budget=0).check()
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from ppbench.records.schema import CellConfig, Record
+from ppbench.report.cap import caps
 from ppbench.report.frame import Key, frame_of, key_of
 from ppbench.report.page import drawings
 from ppbench.report.page.badges import adaptive, knowing
@@ -19,8 +20,8 @@ from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import PLAIN
 from ppbench.report.page.costs import relative_costs
 from ppbench.report.page.evaluations import judged
-from ppbench.report.page.html import render
-from ppbench.report.page.series import caps
+from ppbench.report.page.html import Page
+from ppbench.report.page.ppc import ppcs
 from ppbench.report.page.sprites import Album
 from ppbench.report.page.table import no_claims, rows
 
@@ -44,7 +45,7 @@ def many() -> list[Record]:
 def page(many: list[Record]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawings, "BUDGET", 1)
-        return render(many)
+        return Page(many).html()
 
 
 def test_work_on_boards_is_linear_in_the_records(many: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_boards_keep_suites_apart_and_seeds_together(many: list[Record]) -> None
 def test_lines_of_several_seeds_are_lines_of_their_own(many: list[Record]) -> None:
     known = knowing(many)
     for board in boards(many, no_claims)[:3]:
-        for ppc in drawings.figures(board, known):
+        for ppc in ppcs(board, known):
             for line in ppc.lines:
                 controls = [point.control for point in line.points]
                 assert len(controls) == len(set(controls)) == 6, (ppc.title, line.attack)

@@ -28,13 +28,12 @@ from ppbench.report.page.curves import (
     Rocs,
     budget_line,
     budgets,
-    curve_picture,
-    curve_svg,
     curves,
     rocs,
 )
 from ppbench.report.page.entries import Board
-from ppbench.report.page.html import render
+from ppbench.report.page.figures import Picture, svg_of
+from ppbench.report.page.html import Page
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.verify import verify
 
@@ -186,20 +185,18 @@ def test_curves_are_the_same_bytes_twice_and_survive_any_name() -> None:
     budget = Budget(evil, ((evil, (BudgetLine(evil, (1, 10), (0.0, 1.0), (3.0, 30.0)),)),))
     line = RocLine(evil, (0.0, 0.0, 0.5, 1.0), (0.0, 0.2, 0.2, 1.0), 10, 20)
     for curve in (budget, Rocs(evil, (line,), ()), Rocs(evil, (line,) * LINES, (line,))):
-        svg = curve_svg(curve, inline=True)
-        assert svg == curve_svg(curve, inline=True) and curve_picture(curve).png() == curve_picture(curve).png()
+        svg = svg_of(curve, inline=True)
+        assert svg == svg_of(curve, inline=True) and Picture(curve).png() == Picture(curve).png()
         assert "<script>" not in svg and "http" not in svg and svg.startswith("<svg role=") and "mathdefault" not in svg
-        assert curve_svg(curve).startswith("<?xml") and "max-width" not in curve_svg(curve)
-    svg = curve_svg(Rocs("t", (line,), ()))
+        assert svg_of(curve).startswith("<?xml") and "max-width" not in svg_of(curve)
+    svg = svg_of(Rocs("t", (line,), ()))
     assert "n = 10 + 20" in svg and "chance" in svg and "TPR 20.0% at 1%, 20.0% at 10%, 20.0% at 50% FPR</title>" in svg
-    assert "10 evaluations, 100.0% above 20 dB</title>" in curve_svg(budget)
+    assert "10 evaluations, 100.0% above 20 dB</title>" in svg_of(budget)
 
 
 def test_an_roc_is_drawn_in_steps_and_one_without_false_alarms_from_the_left_edge() -> None:
     line = RocLine("a", (0.0, 0.0, 0.5, 1.0), (0.0, 0.4, 0.4, 1.0), 10, 10)
-    from ppbench.report.page.curves import _draw_rocs
-
-    (axis,) = _draw_rocs(Rocs("t", (line,), ())).axes
+    (axis,) = Rocs("t", (line,), ()).draw().axes
     drawn = axis.lines[0]
     assert drawn.get_drawstyle() == "steps-post" and axis.get_xscale() == axis.get_yscale() == "log"
     assert drawn.get_xdata().tolist() == [0.05, 0.05, 0.5, 1] and drawn.get_ydata().tolist() == [0.05, 0.4, 0.4, 1]
@@ -239,7 +236,7 @@ def page_rows(page: str) -> dict[str, str]:
 
 
 def test_the_page_shows_canaries_by_their_strongest_attack_and_a_refuted_claim(guessed: list[Record]) -> None:
-    page = render(guessed)
+    page = Page(guessed).html()
     for words in ("Canaries, TPR at 1 % FPR", "ε at least", "ROC curves, each row under its strongest attack"):
         assert words in page
     run = next(
@@ -258,7 +255,7 @@ def test_the_page_shows_budgets_flags_tuning_and_perceptual_figures(searched: li
     tuned = Tuned(variants=[{"layer": "<i>x</i>"}], scores=[1.0], chosen=0)
     first = searched[0].model_copy(update={"flags": flags, "tuned": tuned})
     second = searched[1].model_copy(update={"flags": more})
-    page = render([first, second, *searched[2:]])
+    page = Page([first, second, *searched[2:]]).html()
     assert "What each attack reaches with how many gradient evaluations" in page
     assert "LPIPS 0.250" in page and "Feat-MSE 1.500" in page and "worst tenth" in page
     assert "oracle gap \u00d72</span>" in page and "layer=&lt;i&gt;x&lt;/i&gt;" in page

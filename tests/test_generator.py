@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.generator import store, training
-from ppbench.attacks.reconstruction.generator.fingerprints import common, fingerprints
 from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
-from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, overlap, read, write
+from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, fingerprints, overlap, read, write
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.base.errors import UsageError
 from ppbench.task.dataset import open_dataset
@@ -184,9 +184,9 @@ DAMAGE: dict[str, Callable[[Tensors, Entries], object]] = {
         ("entry", "author"),
         ("lacking", "seed"),
         ("type", "unknown metadata at images"),
-        ("range", "data range"),
-        ("format", "reads 'ppbench.generator/1'"),
-        ("widths", "metadata of another kind"),
+        ("range", "metadata at data_range .*must rise"),
+        ("format", "metadata at format .*'ppbench.generator/1'"),
+        ("widths", r"metadata at plan\.widths"),
         ("bare", "is no generator"),
         ("json", "unknown metadata"),
     ],
@@ -218,8 +218,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> No
 
 
 def test_a_larger_decoder_of_the_family_comes_from_a_file(made: Generator, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     plan = replace(made.decoder.plan, latent=7, widths=(24,))
     decoder = Decoder(plan, initial(plan, torch.Generator().manual_seed(0)))
     write(Generator(decoder, replace(made.about, plan=plan), made.prints), tmp_path / "big.safetensors")
@@ -236,15 +234,16 @@ def test_images_are_known_by_their_contents(digits: Tensor, made: Generator) -> 
     shuffled = digits[:200][torch.randperm(200, generator=torch.Generator().manual_seed(0))]
     assert overlap(made, shuffled + 1e-4) == 180  # less than a step of 8 bits
     assert overlap(made, 1 - digits[:200]) == 0
-    assert common(made.prints, digits[:0]) == 0
+    assert overlap(made, digits[:0]) == 0
 
 
-def test_shape_and_copies_count_in_fingerprints() -> None:
+def test_shape_and_copies_count_in_fingerprints(made: Generator) -> None:
     x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     twice = torch.cat([x, x])
     assert torch.equal(fingerprints(twice), fingerprints(x))
-    assert common(fingerprints(x), twice) == 6
-    assert common(fingerprints(x), x.view(3, 1, 4, 16)) == 0
+    known = replace(made, prints=fingerprints(x))
+    assert overlap(known, twice) == 6
+    assert overlap(known, x.view(3, 1, 4, 16)) == 0
     assert len(fingerprints(torch.full((2, 1, 8, 8), torch.nan))) == 1
 
 

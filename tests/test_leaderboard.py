@@ -22,19 +22,21 @@ from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Played, Record
 from ppbench.records.store import Images, Store
-from ppbench.records.times import ClientTime, save_time, training_of
+from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
+from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.page.assets import VENDOR, assets, digest
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import boards
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import Said, about, concluded, evaluations, judged
+from ppbench.report.page.evaluations import Said, about, concluded, judged
 from ppbench.report.page.evaluations import said as said_of
-from ppbench.report.page.figures import Line, Ppc, ppc_picture, ppc_svg
-from ppbench.report.page.html import render, write_html
+from ppbench.report.page.figures import Picture, svg_of
+from ppbench.report.page.html import Page
 from ppbench.report.page.played import role_counts
+from ppbench.report.page.ppc import Line, Ppc
 from ppbench.report.page.profiles import anchors
 from ppbench.report.page.sprites import sprite
 from ppbench.report.page.table import csv_text, no_claims, rows, text, write_csv
@@ -235,7 +237,7 @@ def test_nothing_is_ranked_where_a_control_fails(broken: str) -> None:
     (board,) = [b for b in boards(records, no_claims) if b.setting.kind == "reconstruction"]
     assert not board.reliable and all(entry.rank == "" for entry in board.entries)
     undrawn = [r for r in records if r.config.defense.control is None or r.config.defense.control.value == 0.1]
-    assert "Unreliable" in render(undrawn)
+    assert "Unreliable" in Page(undrawn).html()
 
 
 def test_an_oracle_is_never_the_headline() -> None:
@@ -247,7 +249,7 @@ def test_an_oracle_is_never_the_headline() -> None:
     assert found["spn alpha2 = 0.1"].worst.config.attack.id == "dlg"
 
 
-class Page(HTMLParser):
+class Reader(HTMLParser):
     """Collects what a page would load, and its text."""
 
     def __init__(self, page: str) -> None:
@@ -283,23 +285,23 @@ def test_names_and_sentences_stay_text() -> None:
     evil = "<script>alert(1)</script>"
     records = [record(evil, 0.1), record(evil, 0.2), record(evil, 0.3, status="failed").model_copy(
         update={"reason": evil})]  # fmt: skip
-    page = render(
+    page = Page(
         records, said=[Said(evil, "", evil)], reliability=[evil], claims=lambda _: evil,
         images=lambda _: gradient_images(),
-    )  # fmt: skip
+    ).html()  # fmt: skip
     assert evil not in page and "&lt;script&gt;alert(1)" in page
-    found = Page(page)
+    found = Reader(page)
     assert all(load.startswith("data:image/png") or re.fullmatch(r"#[\w-]+", load) for load in found.loads)
     assert found.data_blocks == found.tags.count("script") - len(assets().scripts)
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return render(board_records(), said=[Said("dp", "", "The verdict.")], images=lambda _: gradient_images())
+    return Page(board_records(), said=[Said("dp", "", "The verdict.")], images=lambda _: gradient_images()).html()
 
 
 def test_the_page_asks_nobody_for_anything(page: str) -> None:
-    found = Page(page)
+    found = Reader(page)
     assert all(load.startswith(("data:image/png;base64,", "#")) for load in found.loads)
     assert not re.search(r"https?://|@import|url\((?!#)|sourceMappingURL", own(page))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
@@ -309,7 +311,7 @@ def test_the_page_asks_nobody_for_anything(page: str) -> None:
 def test_the_page_shows_every_cell_and_why_some_failed(page: str) -> None:
     records = board_records()
     assert all(f'id="c{r.cell_id}"' in page for r in records)
-    shown = " ".join(Page(page).text)
+    shown = " ".join(Reader(page).text)
     for words in ("The verdict.", "diverged", "failed", "became NaN", "plain attacks only", "adaptive", "TPR"):
         assert words in shown
     ids = re.findall(r'\bid="([^"]+)"', page)
@@ -318,11 +320,11 @@ def test_the_page_shows_every_cell_and_why_some_failed(page: str) -> None:
 
 def test_equal_records_give_equal_pages_whatever_their_order() -> None:
     records = [r for r in board_records() if r.config.defense.id in ("none", "dp")]
-    assert render(records) == render(records[::-1])
+    assert Page(records).html() == Page(records[::-1]).html()
 
 
 def test_an_empty_page_says_so() -> None:
-    assert "Nothing was evaluated" in render([])
+    assert "Nothing was evaluated" in Page([]).html()
 
 
 def points(ratios: bool) -> tuple[PpcPoint, ...]:
@@ -335,8 +337,8 @@ def points(ratios: bool) -> tuple[PpcPoint, ...]:
 @pytest.mark.parametrize("ratios", [True, False])
 def test_figures_are_the_same_bytes_twice_and_survive_any_name(ratios: bool) -> None:
     ppc = Ppc("$\\frac{ <script> & $", "a_$^", "recon/1", (Line("dlg $x$", False, points(ratios)),))
-    svg = ppc_svg(ppc, inline=True)
-    assert svg == ppc_svg(ppc, inline=True) and ppc_picture(ppc).png() == ppc_picture(ppc).png()
+    svg = svg_of(ppc, inline=True)
+    assert svg == svg_of(ppc, inline=True) and Picture(ppc).png() == Picture(ppc).png()
     assert "<script>" not in svg and "http" not in svg and svg.startswith("<svg role")
     assert ("gradient / perturbation" in svg) is ratios
     assert ("#2ca25f" in svg and "#de2d26" in svg) is ratios
@@ -344,7 +346,7 @@ def test_figures_are_the_same_bytes_twice_and_survive_any_name(ratios: bool) -> 
 
 def test_pointing_at_a_mark_of_a_figure_tells_its_values() -> None:
     evil = '"<&\n>'
-    svg = ppc_svg(Ppc("t", "sigma", "recon/1", (Line(evil, True, points(ratios=True)),)))
+    svg = svg_of(Ppc("t", "sigma", "recon/1", (Line(evil, True, points(ratios=True)),)))
     titles = [title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
     assert titles[:2] == ["accuracy", "sigma = 0.5: accuracy 0.660, gradient / perturbation 0.25"], "one end is none"
     ends = '"<& > (adaptive), sigma = 0.001: recon/1 0.200 (0.100 to 0.300), gradient / perturbation 126'
@@ -443,7 +445,7 @@ def test_models_without_classes_are_ranked_by_their_error(fabricate: Make) -> No
     (board,) = [b for b in boards(records, no_claims) if b.setting.kind == "extraction"]
     assert board.headline == "output_error" and board.reliable
     assert {e.defense.id: e.rank for e in board.entries} == {"none": "", "full_noise": "", "good": "1", "bad": "2"}
-    shown = " ".join(" ".join(Page(render(records)).text).split())
+    shown = " ".join(" ".join(Reader(Page(records).html()).text).split())
     assert "MSE 0.0600" in shown and "Decisions read" not in shown.split("All cells")[0]
 
 
@@ -463,7 +465,7 @@ def test_rows_of_tables_are_ranked_by_error_and_never_by_decibels(fabricate: Mak
     assert {e.defense.id: e.rank for e in board.entries} == {"none": "", "full_noise": "", "good": "1", "bad": "2"}
     good = next(e for e in board.entries if e.defense.id == "good")
     assert good.worst.config.attack.id == "strong", "45 dB of a row says nothing; its error is larger"
-    page = render(tables(fabricate))
+    page = Page(tables(fabricate)).html()
     section = page[page.index('<section id="b1"') : page.index('<section id="cost"')]
     assert " dB" not in section and "Relative error" in section and "Within 10%" in section
     (weak,) = boards(tables(fabricate, none=0.2), no_claims)
@@ -472,7 +474,7 @@ def test_rows_of_tables_are_ranked_by_error_and_never_by_decibels(fabricate: Mak
 
 def test_the_page_says_in_words_which_model_was_attacked(fabricate: Make) -> None:
     records = held(fabricate) + held(fabricate, "final") + [fabricate("none", None, "dlg", "reconstruction", 35.0)]
-    shown = " ".join(" ".join(Page(render(records)).text).split())
+    shown = " ".join(" ".join(Reader(Page(records).html()).text).split())
     for words in (
         "Extraction, client/1, the model that clients train on", "Membership, client/1, the delivered model",
         "Reconstruction, server/1, random weights, batch 1", "meant to answer as the true one does",
@@ -486,7 +488,7 @@ def test_evaluations_of_other_networks_and_other_data_are_kept_apart(fabricate: 
         fabricate("dp", 0.1, "dlg", "reconstruction", options={"layers": layers}, clients=clients)
         for layers, clients in ((3, 5), (5, 5), (3, 10))
     ]
-    groups = evaluations([*records, records[0]])
+    groups = frame_of([*records, records[0]]).by(EVALUATION)
     assert [len(some) for some in groups.values()] == [2, 1, 1]
     heads = [about(key) for key in groups]
     assert heads[0] == "digits, 1000 examples, mlp (layers=3), 5 clients, 20 rounds, seed 0" and len(set(heads)) == 3
@@ -528,8 +530,10 @@ def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_kee
     checks, said = concluded(judged(records, sound=fault != "canaries stand"))
     assert len(checks) == 4
     assert {"3 clients" in sentence for sentence in said} == (set() if fault == "canaries stand" else {False})
-    page = Page(
-        render(records, said=said_of(judged(records, sound=fault != "canaries stand")), sound=fault != "canaries stand")
+    page = Reader(
+        Page(
+            records, said=said_of(judged(records, sound=fault != "canaries stand")), sound=fault != "canaries stand"
+        ).html()
     )
     shown = " ".join(" ".join(page.text).split())
     top = shown[shown.index("At a glance") : shown.index("How to read this")]
@@ -563,7 +567,7 @@ def cost_board(page: str) -> list[str]:
     """Return the rows of the cost board, tags dropped."""
     board = page[page.index('<section id="cost"') : page.index('<section id="cells"')]
     body = board[board.index("<tbody>") :]
-    return [" ".join(" ".join(Page(row).text).split()) for row in body.split("<tr")[1:]]
+    return [" ".join(" ".join(Reader(row).text).split()) for row in body.split("<tr")[1:]]
 
 
 def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricate: Make) -> None:
@@ -572,40 +576,38 @@ def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricat
     bare = fabricate("spn", 1.0, "dlg", "reconstruction", control="alpha2")
     again = fabricate("pbpfl", 10.0, "strong", "reconstruction").model_copy(update={"cost": mine.cost})
     ours = {mine.cell_id, again.cell_id}
-    found = cost_board(render([bare, again, mine, none], times=lambda r: lasting() if r.cell_id in ours else None))
+    found = cost_board(Page([bare, again, mine, none], times=lambda r: lasting() if r.cell_id in ours else None).html())
     assert [row.split()[1] for row in found] == ["none", "pbpfl", "spn"], "one row a setting, the undefended first"
     assert (
         "kappa = 10 15.4 kB 0.33 1.0 kB 1.00 80 B 93.1 kB 0.20 42.1 ms x86_64, 1 thread 12.30 11.10 to 13.50"
         in found[1]
     )
     assert "alpha2 = 1 1.0 kB 0.02 1.0 kB 1.00 80 B not measured n/a not measured no epsilon" in found[2]
-    (few,) = cost_board(render([mine], times=lambda r: lasting(pairs=1)))
+    (few,) = cost_board(Page([mine], times=lambda r: lasting(pairs=1)).html())
     assert "n/a" in few and "12.30 1 pair no epsilon" in few
 
 
 def test_the_cost_board_names_the_federation_where_there_are_several(fabricate: Make) -> None:
     one = fabricate("none", None, "dlg", "reconstruction")
     two = fabricate("none", None, "dlg", "reconstruction", clients=3)
-    assert "clients" not in cost_board(render([one]))[0]
-    rows_ = cost_board(render([one, two]))
+    assert "clients" not in cost_board(Page([one]).html())[0]
+    rows_ = cost_board(Page([one, two]).html())
     assert len(rows_) == 2 and "mlp, 10 clients, 20 rounds, seed 0" in rows_[0] and "3 clients" in rows_[1]
 
 
 def test_names_on_the_cost_board_stay_text(fabricate: Make) -> None:
     evil = "<img src=x onerror=alert(1)>"
     made = [fabricate(evil, 1.0, "dlg", "reconstruction", control=evil, reason=evil, clients=n) for n in (3, 4)]
-    page = render(made, times=lambda r: lasting(machine=evil))
-    assert evil not in page and page.count("&lt;img src=x") > 6 and "img" not in Page(page).tags
+    page = Page(made, times=lambda r: lasting(machine=evil)).html()
+    assert evil not in page and page.count("&lt;img src=x") > 6 and "img" not in Reader(page).tags
 
 
 def test_the_page_takes_times_from_its_folder_and_the_table_none(fabricate: Make, tmp_path: Path) -> None:
     record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
-    write_html([record], tmp_path / "page.html")
-    without, table = (tmp_path / "page.html").read_text(), csv_text([record])
+    page = Page([record], times=partial(time_of, tmp_path))
+    without, table = page.html(), csv_text([record])
     save_time(tmp_path, training_of(record), lasting())
-    write_html([record], tmp_path / "page.html")
-    assert "12.30" in (tmp_path / "page.html").read_text() and "12.30" not in without
-    assert csv_text([record]) == table
+    assert "12.30" in page.html() and "12.30" not in without and csv_text([record]) == table
 
 
 def test_csv_has_costs_over_those_of_the_undefended(fabricate: Make) -> None:
@@ -627,10 +629,10 @@ def test_the_page_shows_who_played_which_role_how_often(fabricate: Make) -> None
     (counted,) = role_counts([*some, fabricate("none", None, "dlg", "reconstruction")])
     assert (counted.role, counted.labels) == ("pilot", ("beta=0.2", "beta=0.8"))
     assert counted.counts == ((5, 0, 1), (5, 0, 1)) and counted.examples == (30, 90, 60)
-    page = render([*some])
+    page = Page([*some]).html()
     assert "Who played which role" in page and "rounds as pilot" in page
     assert page.index("(90)") < page.index("(60)") < page.index("(30)")  # most examples first
-    assert "Who played which role" not in render([fabricate("none", None, "dlg", "reconstruction")])
+    assert "Who played which role" not in Page([fabricate("none", None, "dlg", "reconstruction")]).html()
 
 
 # -- what the page carries --------------------------------------------------------------------------------------------
@@ -665,7 +667,7 @@ def test_a_defense_has_its_sentences_rows_images_and_claims_and_controls_have_no
         Unchecked("spn", claim, "no record of mnist"),
     ]
     said = [Said("spn", "", "spn hides nothing."), Said("dp", "", "dp hides all.")]
-    page = render(board_records(), images=lambda _: gradient_images(), said=said, outcomes=outcomes)
+    page = Page(board_records(), images=lambda _: gradient_images(), said=said, outcomes=outcomes).html()
     part = page[page.index('id="defense-spn"') : page.index('id="claims"')]
     for words in ("spn hides nothing.", "falls", "to 71.0%", "no record of mnist", "alpha2 = 0.5", "adaptive_spn"):
         assert words in part, words
@@ -676,7 +678,7 @@ def test_a_defense_has_its_sentences_rows_images_and_claims_and_controls_have_no
 
 
 def test_a_sprite_has_the_originals_once_above_the_strongest_of_each_kind() -> None:
-    page = render(board_records(), images=lambda _: gradient_images())
+    page = Page(board_records(), images=lambda _: gradient_images()).html()
     part = page[page.index('id="defense-spn"') :]
     (names, *_) = re.findall(r"<ul>(.*?)</ul>", part[part.index('class="sprite"') :])
     shown = [

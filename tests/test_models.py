@@ -89,10 +89,10 @@ def test_image_models_refuse_tables(model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("dlnet", {"activation": "relu"}, "'sigmoid' or 'tanh'"),
-        ("dlnet", {"init": "normal"}, "'uniform' or 'default'"),
-        ("dlnet", {"nconv": 1}, "nconv >= 2"),
-        ("lenet", {"scale": 0.0}, "scale > 0"),
+        ("dlnet", {"activation": "relu"}, "sigmoid, tanh"),
+        ("dlnet", {"init": "normal"}, "uniform, default"),
+        ("dlnet", {"nconv": 1}, "nconv must be"),
+        ("lenet", {"scale": 0.0}, "scale must be > 0"),
         ("lenet", {"nconv": 3}, "nconv"),
         ("vgg16", {"late_stride": 3}, "1 or 2"),
         ("vgg16", {"groups": 24}, "divide 64"),

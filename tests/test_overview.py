@@ -18,10 +18,9 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store, marker_bytes
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards
-from ppbench.report.page.cost_rows import costs
-from ppbench.report.page.costs import no_times
+from ppbench.report.page.costs import costs, no_times
 from ppbench.report.page.evaluations import judged, said
-from ppbench.report.page.html import render
+from ppbench.report.page.html import Page
 from ppbench.report.page.overview import Overview, overviews
 from ppbench.report.page.standing import Standing
 from ppbench.report.page.table import no_claims
@@ -88,7 +87,7 @@ def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate
 def test_what_only_plain_attacks_stand_for_is_marked(fabricate: Make) -> None:
     found = row(controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93), adaptive=False))
     assert found.verdict == "hides images from plain attacks"
-    page = render([*controls(fabricate), *grid(fabricate, (0.1, 8.0, 0.93), adaptive=False), *other(fabricate)])
+    page = Page([*controls(fabricate), *grid(fabricate, (0.1, 8.0, 0.93), adaptive=False), *other(fabricate)]).html()
     assert "plain attacks only" in page[page.index("At a glance") : page.index("<nav")]
 
 
@@ -115,7 +114,7 @@ def test_what_else_is_given_away_at_that_value_is_said(
     records.append(fabricate("dp", 0.0, "mia_loss", "membership", 0.9, **about | {"accuracy": 0.95}))
     assert row(records).verdict == verdict
     (table,) = tables(records)
-    assert table.labels and table.members and not table.canaries and not table.outputs
+    assert [table.tells(what) for what in ("labels", "members", "canaries", "outputs")] == [True, True, False, False]
 
 
 def test_a_refuted_epsilon_is_the_verdict(fabricate: Make) -> None:
@@ -124,7 +123,7 @@ def test_a_refuted_epsilon_is_the_verdict(fabricate: Make) -> None:
     bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
     audit = audit.model_copy(update={"metrics": [*audit.metrics, bound]})
     assert row([*controls(fabricate), told, audit]).verdict == "epsilon refuted by audit"
-    page = render([*controls(fabricate), told, audit, *other(fabricate)])
+    page = Page([*controls(fabricate), told, audit, *other(fabricate)]).html()
     assert "audit: ≥ 3.00, refuted" in page[page.index("At a glance") : page.index("<nav")]
 
 
@@ -168,7 +167,7 @@ def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate:
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93))
 
     def page(some: list[Record]) -> str:
-        return unescape(render(some, said=said(judged(some))))
+        return unescape(Page(some, said=said(judged(some))).html())
 
     sentence = "dp at sigma=0.1 hides the median image from every attack tried here"
     alone, both = page(records), page(records + other(fabricate))

@@ -19,7 +19,7 @@ from ppbench.records.store import Images
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
 from ppbench.report.page.evaluations import Said
-from ppbench.report.page.html import render
+from ppbench.report.page.html import Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -107,14 +107,14 @@ def images_of(record: Record) -> Images | None:
 def page(fabricate: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     claim = Claim("accuracy", 0.9, "digits", "mlp", None, EVIL, setting=EVIL, note=EVIL)
     finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
-    text = render(
+    text = Page(
         records_of(fabricate),
         reliability=[EVIL],
         claims=lambda _: EVIL,
         images=images_of,
         said=[Said("spn", "", "spn hides nothing."), Said(EVIL, EVIL, EVIL)],
         outcomes=[Checked("spn", claim, EVIL, finding), Unchecked(EVIL, claim, EVIL)],
-    )
+    ).html()
     path = tmp_path_factory.mktemp("page") / "leaderboard.html"
     path.write_text(text, encoding="utf-8")
     return path
@@ -277,7 +277,7 @@ def test_dark_pages_have_light_ink_in_figures(browser: Any, page: Path) -> None:
 def test_five_hundred_rows_open_and_sort_at_once(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppbench.report.page.drawings.BUDGET", 0)  # no drawings, which take longest
     path = tmp_path / "many.html"
-    path.write_text(render(list(bench_page().synthetic(500, kinds=("label",)))), encoding="utf-8")
+    path.write_text(Page(list(bench_page().synthetic(500, kinds=("label",)))).html(), encoding="utf-8")
     with Tab(browser, path) as tab:
         tab.page.evaluate("location.hash = '#cells'")
         tab.page.wait_for_selector("#cells .tabulator-row")

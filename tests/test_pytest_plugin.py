@@ -19,7 +19,7 @@ from ppbench.base.errors import UsageError
 from ppbench.records.schema import Record
 from ppbench.records.sources import source_digest
 from ppbench.testing.sweeps import request_of, run
-from ppbench.testing.worst import Limit, Worst, judge, worst_figures
+from ppbench.testing.worst import Worst, judge, worst_figures
 
 pytest_plugins = ["pytester"]
 SUITE = """
@@ -138,9 +138,9 @@ def test_cells_that_filters_leave_out_are_not_missed(home: Path, tmp_path: Path)
     suite.write_text(SUITE)
     (full,) = home.iterdir()
     part = run(request_of({"suite": str(suite), "defense": "dp", "only": {"stage": ["init"]}}), tmp_path / "new", 1)
-    assert part.compared(full).exit_code == 0
+    assert part.compare(full).exit_code == 0
     (part.out / "records" / f"{part.records[0].cell_id}.json").unlink()
-    assert part.compared(full).exit_code == 4
+    assert part.compare(full).exit_code == 4
 
 
 @pytest.mark.parametrize(
@@ -207,22 +207,22 @@ def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path: Path) -> N
 
 # -- the worst figure and its limit ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("limit", "worst", "kept", "sure"),
+    ("figure", "limit", "worst", "kept", "sure"),
     [
-        (Limit("asr", 0.6), Worst(0.5, 0.4, 0.59, ""), True, True),
-        (Limit("asr", 0.6), Worst(0.5, 0.4, 0.61, ""), True, False),
-        (Limit("asr", 0.6), Worst(0.61, 0.5, 0.7, ""), False, False),
-        (Limit("asr", 0.6), Worst(0.7, 0.65, 0.8, ""), False, True),
-        (Limit("asr", 0.6), Worst(0.6, None, None, ""), True, False),
-        (Limit("cap", 0.6), Worst(0.7, 0.65, 0.8, ""), True, True),
-        (Limit("cap", 0.6), Worst(0.5, 0.4, 0.7, ""), False, False),
-        (Limit("cap", 0.6), None, False, False),
+        ("asr", 0.6, Worst(0.5, 0.4, 0.59, ""), True, True),
+        ("asr", 0.6, Worst(0.5, 0.4, 0.61, ""), True, False),
+        ("asr", 0.6, Worst(0.61, 0.5, 0.7, ""), False, False),
+        ("asr", 0.6, Worst(0.7, 0.65, 0.8, ""), False, True),
+        ("asr", 0.6, Worst(0.6, None, None, ""), True, False),
+        ("cap", 0.6, Worst(0.7, 0.65, 0.8, ""), True, True),
+        ("cap", 0.6, Worst(0.5, 0.4, 0.7, ""), False, False),
+        ("cap", 0.6, None, False, False),
     ],
 )
 def test_the_figure_itself_decides_and_its_interval_says_how_surely(
-    limit: Limit, worst: Worst | None, kept: bool, sure: bool
+    figure: str, limit: float, worst: Worst | None, kept: bool, sure: bool
 ) -> None:
-    found = judge(limit, worst)
+    found = judge(figure, limit, worst)
     assert (found.kept, found.sure) == (kept, sure)
     assert ("undecided" in found.sentence) == (worst is not None and not sure)
 

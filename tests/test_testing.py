@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from ppbench import Defense
 from ppbench.base.errors import UsageError
@@ -24,7 +23,7 @@ from ppbench.federation.plan import Batch, Data, Plan
 from ppbench.testing import check_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, NotAsked, Untold, ask, ask_all
-from ppbench.testing.scene import installed
+from ppbench.testing.scene import Trial
 from ppbench.testing.tradeoff import direction
 
 
@@ -175,13 +174,6 @@ class Silent(Defense):
         return super().reply(ctx, me, message, result, data) if ctx.round == 0 else (me, None)
 
 
-@node
-class Half:
-    """An update in another class."""
-
-    params: Params
-
-
 @dataclass(frozen=True)
 class UnlikeMessages(Defense):
     """The first client sends another class of message than the others."""
@@ -189,7 +181,7 @@ class UnlikeMessages(Defense):
     name: ClassVar[str] = "unlike_messages"
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        return Half(result) if ctx.party == 0 else Update(result)
+        return Scaled(result, torch.ones(1)) if ctx.party == 0 else Update(result)
 
 
 @dataclass(frozen=True)
@@ -205,11 +197,11 @@ class Widens(Defense):
 
 
 @node
-class WithHead:
-    """An update with the secret head beside it."""
+class With:
+    """An update with something beside it."""
 
     params: Params
-    head: Params
+    beside: Tree
 
 
 @dataclass(frozen=True)
@@ -219,7 +211,7 @@ class TellsItsHead(SPN):
     name: ClassVar[str] = "tells_its_head"
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        return WithHead(result, me.head)
+        return With(result, me.head)
 
 
 @dataclass(frozen=True)
@@ -234,15 +226,7 @@ class TellsItsResidual(Defense):
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         if isinstance(message, Hello):
             return super().reply(ctx, me, message, result, data)
-        return {n: 0.5 * v for n, v in result.items()}, WithHead(result, me)
-
-
-@node
-class WithData:
-    """An update with the examples beside it."""
-
-    params: Params
-    x: Tensor
+        return {n: 0.5 * v for n, v in result.items()}, With(result, me)
 
 
 @dataclass(frozen=True)
@@ -254,7 +238,7 @@ class TellsItsData(Defense):
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         if isinstance(message, Hello):
             return super().reply(ctx, me, message, result, data)
-        return me, WithData(result, data.x)
+        return me, With(result, data.x)
 
 
 @dataclass(frozen=True)
@@ -383,32 +367,22 @@ def test_input_that_cannot_be_used_is_refused() -> None:
         check_defense(DP, only=("resume",))
     with pytest.raises(UsageError, match="is no defense"):
         check_defense(int)  # type: ignore[arg-type]
-    assert ask("off", DEFENSE_PROPERTIES["off_level_equals_none"], _trial({"sgima": 0})).outcome == "fails"
-
-
-def _trial(off: Mapping[str, Any]) -> Any:
-    from ppbench.testing.scene import Trial
-
-    return Trial(DP(), tuple(off.items()))
+    misspelt = Trial(DP(), (("sgima", 0),))
+    assert ask("off", DEFENSE_PROPERTIES["off_level_equals_none"], misspelt).outcome == "fails"
 
 
 def test_findings_keep_apart_what_fails_and_what_cannot_be_told() -> None:
-    def fails(_: int) -> Any:
-        yield "one."
-        yield "two."
+    def asking(error: Exception | None) -> Any:
+        def question(_: int) -> Any:
+            if error is not None:
+                raise error
+            yield from ("one.", "two.")
 
-    def untold(_: int) -> Any:
-        raise Untold("too few")
-        yield
+        return question
 
-    def not_asked(_: int) -> Any:
-        raise NotAsked("no such thing")
-        yield
-
-    found = ask_all(0, {"a": fails, "b": untold, "c": not_asked}, (), {})
+    found = ask_all(0, {"a": asking(None), "b": asking(Untold("too few")), "c": asking(NotAsked("no"))}, (), {})
     assert [f.outcome for f in found] == ["fails", "untold", "not asked"]
-    assert found[0].sentence == "one. Also: two."
-    assert str(found[1]) == "b: untold (too few)"
+    assert found[0].sentence == "one. Also: two." and str(found[1]) == "b: untold (too few)"
 
 
 def test_a_difference_counts_only_where_seeds_agree() -> None:
@@ -419,13 +393,6 @@ def test_a_difference_counts_only_where_seeds_agree() -> None:
     assert direction([0.5] * 8, [0.5] * 8, 3) == 0
 
 
-def test_a_class_is_known_by_name_while_the_block_runs_and_ours_come_back() -> None:
-    before = dict(plugins("defenses"))
-    with installed("defenses", NeverOff):
-        assert plugins("defenses")["never_off"].distribution == "(under test)"
-    assert plugins("defenses") == before
-
-
 def test_importing_the_batteries_costs_nothing() -> None:
-    code = "import sys, ppbench.testing; assert 'torch' not in sys.modules; from ppbench.testing import check_defense"
+    code = "import sys, ppbench.testing; assert 'torch' not in sys.modules; assert ppbench.testing.__getattr__"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UsageError(Exception):
@@ -34,3 +34,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {', '.join(names)}."
     return UsageError(f"There is no {kind} named {name!r}; {hint}")
+
+
+def first_of(problems: Sequence[str]) -> str:
+    """Return the first of some problems, without its full stop, and how many more there are."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return problems[0].rstrip(".") + more

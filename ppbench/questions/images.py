@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import repeat
 from math import isfinite
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,34 +30,12 @@ INEXACT = 1e-6
 """Relative discrepancy at the truth above which evidence is not called exact."""
 
 
-@dataclass(frozen=True)
-class Checks:
-    """What the scorer finds about a unit's evidence, whatever the attack makes of it.
-
-    Attributes:
-        at_truth: discrepancy at the truth, see `ImageScore`.
-        ratio: gradient over perturbation, see `ImageScore`.
-    """
-
-    at_truth: float | None
-    ratio: float | None
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A question's slots, the images in each slot's batch, and the truth about them all."""
-
-    unit: tuple[Slot, ...]
-    batch: int
-    truth: Data
-
-
 def score_images(
     victims: Victims,
     guesses: Sequence[Guess],
     evidence: Mapping[tuple[Slot, ...], Evidence],
     plain: Mapping[tuple[Slot, ...], Evidence],
-    data_range: tuple[float, float],
+    data_range: Range,
     yardstick: Yardstick | None = None,
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error.
@@ -64,25 +43,28 @@ def score_images(
     Labels are compared as multisets, as `score_labels` does: a gradient does not say which image has which label.
     evidence is the attack's own, plain the defense's: the first gives the at-truth discrepancy, the second the ratio of
     gradient to perturbation. With a yardstick, blind guesses and perceptual figures are measured, and the flags of
-    `questions.flags` raised.
-
-    The at-truth discrepancy of the attack's own evidence stands beside each score; a median that is not about 0
-    raises the flag "evidence_inexact": the observation holds noise, or a mechanism that the attacker does not model.
+    `questions.flags` raised. A median discrepancy at the truth that is not about 0 raises "evidence_inexact": the
+    observation holds noise, or a mechanism that the attacker does not model.
     """
     scores: list[ImageScore] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     known: list[tuple[Evidence, Data]] = []
+    mean = None if yardstick is None else yardstick.mean
     for unit, guess in zip(victims.units, guesses, strict=True):
-        truth = victims.truth(unit)
+        truth, own = victims.truth(unit), evidence.get(unit)
         found = answered(guess, truth)
         found = found[match(found, truth.x, data_range)]
-        own = evidence.get(unit)
         if own is not None:
             known.append((own, truth))
-        residual = None if own is None or own.nuisance else _residual(own, truth, len(unit))
-        checks = Checks(residual, _ratio(plain[unit], truth, len(unit)) if unit in plain else None)
-        asked = Asked(unit, victims.batch, truth)
-        scores += unit_scores(asked, guess, found, checks, data_range, yardstick or Yardstick())
+        about = {
+            "at_truth": None if own is None or own.nuisance else _residual(own, truth, len(unit)),
+            "ratio": _ratio(plain[unit], truth, len(unit)) if unit in plain else None,
+        }
+        made = _unit_scores(guess, found, truth, data_range, mean)
+        for index, score in enumerate(made):
+            slot, place = unit[index // victims.batch], index % victims.batch
+            where = {"probe": slot.probe, "client": slot.client, "index": place, "cohort": len(unit) > 1}
+            scores.append(ImageScore.model_validate({**where, **about, **score}))
         pairs.append((found, truth.x))
     images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
     flags = _inexact(scores)
@@ -102,8 +84,7 @@ def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
 
 def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
     """Return the discrepancy at the truth, or None where it is not finite."""
-    value = at_truth(evidence, *_there(evidence, truth, units))
-    return value if value == value and abs(value) != float("inf") else None
+    return _finite(at_truth(evidence, *_there(evidence, truth, units)))
 
 
 def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
@@ -134,50 +115,34 @@ def answered(guess: Guess, truth: Data) -> Tensor:
     return torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
 
 
-def unit_scores(
-    asked: Asked, guess: Guess, found: Tensor, checks: Checks, data_range: Range, yardstick: Yardstick
-) -> list[ImageScore]:
-    """Return the scores of a unit's images, perceptual ones aside.
+def _unit_scores(
+    guess: Guess, found: Tensor, truth: Data, data_range: Range, mean: Tensor | None
+) -> list[dict[str, Any]]:
+    """Return what the answer about one unit says of each of its images, by field of `ImageScore`.
 
     Args:
-        asked: what was asked.
         guess: the answer.
         found: its images [U * B, *shape], matched to the truth.
-        checks: of the unit's evidence.
+        truth: the true ones.
         data_range: smallest and largest value that an input may take.
-        yardstick: of its parts the mean image.
+        mean: the public mean image; None: blind guesses and oracles are not measured.
     """
-    truth, mean = asked.truth, yardstick.mean
-    hits = _label_hits(guess, truth)
+    hits: Sequence[bool | None] = [None] * len(truth.x)
+    if guess.y is not None:
+        hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
     paths, oracle = _paths(guess, truth, data_range), _oracle(guess, found, truth, data_range)
-    scores = []
-    for index, (image, original) in enumerate(zip(found, truth.x, strict=True)):
-        figures, slot = image_figures(image, original, data_range), asked.unit[index // asked.batch]
-        scores.append(
-            ImageScore(
-                probe=slot.probe,
-                client=slot.client,
-                index=index % asked.batch,
-                **asdict(figures),
-                label=hits[index],
-                confidence=_finite(guess.confidence),
-                at_truth=checks.at_truth,
-                ratio=checks.ratio,
-                evaluations=guess.evaluations,
-                cohort=len(asked.unit) > 1,
-                blind=None if mean is None else _blind(mean, original, data_range),
-                oracle=None if mean is None else oracle[index],
-                path=[(mark, values[index]) for mark, values in paths],
-            )
-        )
-    return scores
-
-
-def _label_hits(guess: Guess, truth: Data) -> list[bool | None]:
-    """Return which labels came out, as multisets; None each where the attack gave none."""
-    if guess.y is None:
-        return [None] * len(truth.x)
-    return list(multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist()))
+    return [
+        {
+            **asdict(image_figures(image, original, data_range)),
+            "label": hits[index],
+            "confidence": _finite(guess.confidence),
+            "evaluations": guess.evaluations,
+            "blind": None if mean is None else _blind(mean, original, data_range),
+            "oracle": None if mean is None else oracle[index],
+            "path": [(mark, values[index]) for mark, values in paths],
+        }
+        for index, (image, original) in enumerate(zip(found, truth.x, strict=True))
+    ]
 
 
 def _finite(value: float | None) -> float | None:

@@ -21,8 +21,7 @@ EXACT_DB = 59.0
 """PSNR from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB. What an
 attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding."""
 
-FAILED = 1e6
-"""Relative error that a failed reconstruction of a table row counts as, where settings are tuned."""
+FAILED = 1e6  # relative error that a failed reconstruction of a table row counts as, where settings are tuned
 
 
 def _same(value: Any) -> Any:
@@ -85,7 +84,7 @@ class Reconstruction(Question):
     def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
         """Return the median PSNR; of table rows, which decibels say nothing about, minus the median relative error."""
         if len(plan.spec.shape) == 3:
-            return median([score.psnr or 0.0 for score in scores]) if scores else 0.0
+            return median([score.decibels for score in scores]) if scores else 0.0
         return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
 
     def headline(self, config: CellConfig) -> str:
@@ -104,9 +103,8 @@ class Reconstruction(Question):
     def judged(self, score: ImageScore, metric: str) -> float:
         """Return dB or relative error; a failed reconstruction is 0 dB and an error of 1, as in every aggregate."""
         if metric == "rmse_mean":
-            return 1.0 if score.rmse is None else score.rmse
-        psnr = score.psnr or 0.0
-        return float(psnr > BROKEN_DB) if metric == "share_above_20db" else min(psnr, EXACT_DB)
+            return score.error
+        return float(score.decibels > BROKEN_DB) if metric == "share_above_20db" else min(score.decibels, EXACT_DB)
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules in dB for images, in relative error for rows."""

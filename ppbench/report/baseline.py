@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, first_of
 from ppbench.base.version import __version__
 from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Record
@@ -54,8 +54,7 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
     _check_target(new, baseline)
     baseline = baseline.resolve()
     if problems := verify(new, claimed):
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UsageError(f"{new} has problems: {problems[0].rstrip('.')}{more}; nothing was accepted.")
+        raise UsageError(f"{new} has problems: {first_of(problems)}; nothing was accepted.")
     store = Store(new)
     records, outcome = store.load_all(), soundness_of(store)
     if not records:
@@ -117,8 +116,7 @@ def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) ->
             f"{first.attack.id} ({failed[0].reason}); compute them again, nothing was accepted."
         )
     if faults := failed_controls(records, outcome):
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise UsageError(f"{new}, {faults[0].rstrip('.')}{more}; a baseline needs controls that hold.")
+        raise UsageError(f"{new}, {first_of(faults)}; a baseline needs controls that hold.")
 
 
 def _moved(before: list[Record], after: list[Record]) -> Moved:

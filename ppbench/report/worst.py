@@ -103,8 +103,8 @@ class WorstCase:
         if self.alone:
             return self.leading.metric(name)
         if name not in self._known:
-            make = self._metrics.get(name)
-            self._known[name] = None if make is None or name in OF_ONE_ATTACK else make()
+            make = None if name in OF_ONE_ATTACK else self._metrics.get(name)
+            self._known[name] = None if make is None else make()
         return self._known[name]
 
     @cached_property
@@ -148,14 +148,12 @@ def _portfolio(cells: Sequence[Record]) -> WorstCase | None:
         return None
     everyone = [
         (record, {v.place: v for v in record.victims}) for record in (first, *cells)
-    ]  # of equals the first one's counts
-    victims, winners = [], []
+    ]  # of equals the first one's
+    winners: list[tuple[Record, Score]] = []
     for place in sorted({place for _, own in everyone for place in own}):
         some = [(record, own[place]) for record, own in everyone if place in own]
-        winner, top = max(some, key=lambda pair: _leak(pair[1], first))
-        victims.append(top)
-        winners.append(winner)
-    return WorstCase(first, tuple(victims), tuple(winners))
+        winners.append(max(some, key=lambda pair: _leak(pair[1], first)))
+    return WorstCase(first, tuple(score for _, score in winners), tuple(record for record, _ in winners))
 
 
 def _leak(score: Any, record: Record) -> float:

@@ -21,10 +21,11 @@ from ppbench.testing.worlds import (
     LEVEL,
     POISONS,
     START,
+    TWO_GUESSES,
     Duel,
+    Witness,
     World,
     content,
-    everything,
     malformed,
     median,
     mute,
@@ -130,17 +131,15 @@ def one_seed_one_guess(duel: Duel) -> Iterator[str]:
     With an observation algebra may leave nothing to draw; without one another seed must give another guess.
     """
     attack, world = duel.quick(), duel.probe(6)
-    before = torch.get_rng_state()
     for seen in (world.view, silenced(world.view)):
+        witness = Witness(seen, world.challenges)
         first = attack.run(seen, world.challenges, seeded(1))
-        if not torch.equal(torch.get_rng_state(), before):
-            yield "torch's global generator has moved; draw from the generator that `run` is given"
-            torch.set_rng_state(before)
+        yield from witness.violations()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(99)
             again = attack.run(seen, world.challenges, seeded(1))
         if [content(g) for g in first] != [content(g) for g in again]:
-            yield "one seed gives two guesses; draw from the generator that `run` is given and from nothing else"
+            yield TWO_GUESSES
     other = attack.run(silenced(world.view), world.challenges, seeded(2))
     if [content(g) for g in first] == [content(g) for g in other]:
         yield "without an observation two seeds give one guess; a guess about nothing is drawn from the generator"
@@ -153,10 +152,9 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
     world = duel.probe(6, 2, threat)
     for budget in (1, 40):
         attack = duel.quick(budget)
-        before = everything(world.view, world.challenges)
+        witness = Witness(world.view, world.challenges)
         guesses = attack.run(world.view, world.challenges, seeded())
-        if everything(world.view, world.challenges) != before:
-            yield f"under {threat} it changes what it was handed; copy before you write"
+        yield from witness.violations()
         yield from malformed(world, guesses, attack.kind)
         shares = len(world.challenges[0].unit)  # a cohort's clients may be attacked one by one
         most = shares * (budget * len(duel.limits) + START)
@@ -232,10 +230,11 @@ def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
     with installed("attacks", type(attack)), installed("defenses", type(duel.defense)), folder() as home:
         world.view.save(home)
         here = attack.run(View.load(home), world.challenges, seeded(7))
-        if apart:
-            again = isolated(attack, world.view, world.challenges, 7, home)
-        else:
-            again = attack.run(View.load(home), world.challenges, seeded(7))
+        again = (
+            isolated(attack, world.view, world.challenges, 7, home)
+            if apart
+            else attack.run(View.load(home), world.challenges, seeded(7))
+        )
     if [content(g) for g in here] != [content(g) for g in again]:
         yield (
             f"{'a fresh process' if apart else 'a second reading'} of the view on disk gives another guess; nothing "

@@ -10,33 +10,27 @@ import numpy as np
 
 from ppbench.questions.base import DistanceLaw, Rule, question_for
 from ppbench.records.schema import Utility
-from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of
+from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of, notes
 from ppbench.report.compare.judge import Row, row_of
 from ppbench.report.compare.paired import REPLICATES, generator_of, over_seeds, replicated, resampled, same, with_luck
 from ppbench.report.compare.samples import TRAINED, Floats, sample_of
 
-CAP = 0.01
-"""How much lower a CAP must be to count."""
-LUCK, UNTRAINED_LUCK = 0.05, 0.005
-"""Luck of training (`Rule.luck`) of a CAP, over attacks on trained models and on fresh ones."""
+CAP = 0.01  # how much lower a CAP must be to count
+LUCK, UNTRAINED_LUCK = 0.05, 0.005  # of training (`Rule.luck`), over attacks on trained models and on fresh ones
 _Z = 3.92  # width of a 95 % interval over its standard error
-
-
-def _series(where: Where) -> Where:
-    return replace(where, value=None)
 
 
 def cap_rows(joined: Joined) -> Iterator[Row]:
     """Yield the change of the CAP of every series of control values that is whole on both sides."""
-    broken = {_series(left.where) for left in joined.left if left.status != "new"}
+    broken = {replace(left.where, value=None) for left in joined.left if left.status != "new"}
     series = defaultdict[tuple[Where, Facts, tuple[int, ...]], list[Pair]](list)
     for pair in joined.pairs:
-        if pair.where.control and _series(pair.where) not in broken:
-            series[_series(pair.where), facts_of(pair.base[0].config), pair.seeds].append(pair)
+        where = replace(pair.where, value=None)
+        if where.control and where not in broken:
+            series[where, facts_of(pair.base[0].config), pair.seeds].append(pair)
     for (where, _, seeds), some in series.items():
         if len(some) > 1:
-            note = "; ".join(dict.fromkeys(pair.note for pair in some if pair.note))
-            yield from _cap(Pair(where, seeds, some[0].base, some[0].new, note), some)
+            yield from _cap(Pair(where, seeds, some[0].base, some[0].new, notes(some)), some)
 
 
 def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:

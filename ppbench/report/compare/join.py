@@ -14,8 +14,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.report.frame import key_of
 from ppbench.report.worst import Measured
 
-SHOWN = 3
-"""Differing keys that a sentence names; how many more there are is said."""
+SHOWN = 3  # differing keys that a sentence names; how many more there are is said
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,16 @@ class Pair:
     note: str = ""
 
 
+def notes(pairs: Sequence[Pair]) -> str:
+    """Return the notes of several rows as one."""
+    return "; ".join(dict.fromkeys(pair.note for pair in pairs if pair.note))
+
+
 @dataclass(frozen=True)
 class Left:
-    """A row that cannot be compared.
+    """A row that cannot be compared, and why, in a clause; record: one of its own.
 
-    Attributes:
-        where: what it is about.
-        status: "missing" from NEW, "incomparable", "new" (only in NEW), or "unjudged" (not complete in BASELINE).
-        reason: one clause.
-        record: one of its records.
+    status: "missing" from NEW, "incomparable", "new" (only in NEW), or "unjudged" (not complete in BASELINE).
     """
 
     where: Where
@@ -166,10 +166,11 @@ def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
     left: list[Left] = []
     for key in sorted(ours.keys() & theirs.keys(), key=_order):
         found = _paired(key[0], ours[key], theirs[key])
-        pairs += [found] if isinstance(found, Pair) else []
-        left += [found] if isinstance(found, Left) else []
-        extra = sorted(theirs[key].keys() - ours[key].keys())
-        if extra and isinstance(found, Pair):
+        if isinstance(found, Left):
+            left.append(found)
+            continue
+        pairs.append(found)
+        if extra := sorted(theirs[key].keys() - ours[key].keys()):
             reason = f"seeds {', '.join(map(str, extra))} are only in NEW; the others are compared"
             left.append(Left(key[0], "new", reason, theirs[key][extra[0]]))
     spare = defaultdict[Where, list[Facts]](list)

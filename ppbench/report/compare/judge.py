@@ -1,8 +1,7 @@
 """From changes to verdicts: a tolerance, an interval, and Holm's correction over the rows of a defense.
 
-A defense has two families of rows, each corrected for itself: the headlines (the worst case of each point, the model's
-accuracy and guarantee), which few victims can still decide, and all others. One family of hundreds of rows would forbid
-any verdict on a dozen victims, whose p-values cannot be small.
+A defense has two families of rows, each corrected for itself: the headlines, which a dozen victims can still decide,
+and all others.
 """
 
 from __future__ import annotations
@@ -35,19 +34,15 @@ class Row:
 
     Attributes:
         where: what it is about; `where.attack` is "worst case of N attacks", or "" for what no attack is needed for.
-        metric: what was compared, "" where the whole cell could not be.
-        subset: of which victims.
+        metric: what was compared, "" where the whole cell could not be; subset: of which victims.
         status: the verdict, see docs/compare.md.
-        change: what changed, None where nothing was compared.
-        tolerance: how much worse counts.
-        adjusted: p-value after Holm's correction over the row's family, None where it took no part.
-        needed: victims with which an inconclusive row could be decided, None where it is decided or cannot be.
+        change: what changed, None where nothing was compared; tolerance: how much worse counts.
         note: what a reader must know: the reason of no comparison, versions that differ.
         record: BASELINE's record that the row begins with; of a worst case the leading cell.
-        headline: whether it is of the defense's first family.
-        family: rows that Holm's correction was over, itself among them.
-        blind: whether it is an undecided headline that so few victims cannot decide among so many rows, whatever
-            happens; `needed` says how many could.
+        adjusted: p-value after Holm's correction over the row's family, None where it took no part.
+        needed: victims with which an undecided row could be decided, None where it is decided or cannot be.
+        headline: whether it is of the defense's first family; family: rows that Holm's correction was over.
+        blind: whether it is an undecided headline that so few victims cannot decide among so many rows.
     """
 
     where: Where

@@ -95,19 +95,11 @@ def _escaped(text: str, option: bool) -> str:
 
 def as_json(result: Comparison) -> str:
     """Return the comparison as JSON: exit code, verdict, what is said beside it, and every row with its figures."""
+    names = ("metric", "subset", "status", "tolerance", "adjusted", "needed", "headline", "family", "blind", "note")
     rows = [
         {
             **dataclasses.asdict(row.where),
-            "metric": row.metric,
-            "subset": row.subset,
-            "status": row.status,
-            "tolerance": row.tolerance,
-            "adjusted": row.adjusted,
-            "needed": row.needed,
-            "headline": row.headline,
-            "family": row.family,
-            "blind": row.blind,
-            "note": row.note,
+            **{name: getattr(row, name) for name in names},
             "cell_id": row.record.cell_id,
             "change": None if row.change is None else dataclasses.asdict(row.change),
         }

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ppbench.questions.base import Rule
+from ppbench.questions.base import Rule, question_of
+from ppbench.records.figure import leak
 from ppbench.records.schema import Metric, Utility
 from ppbench.report.compare.caps import cap_rows
-from ppbench.report.compare.headlines import headlines, worst_cases
-from ppbench.report.compare.join import Joined, Pair, Where
+from ppbench.report.compare.join import Joined, Pair, Where, notes
 from ppbench.report.compare.judge import Row, row_of
 from ppbench.report.compare.paired import Change, Level, change, same, unpaired, with_luck
 from ppbench.report.compare.samples import RULES, TRAINED, rules_for
-from ppbench.report.frame import MODEL, Key, key_of
-from ppbench.report.worst import Measured
+from ppbench.report.frame import MODEL, POINT, Key, key_of
+from ppbench.report.worst import Measured, cell_of, worst_case
 
 ACCURACY, EPSILON = 0.01, 0.25
 """How much worse counts: of an accuracy or a Dice coefficient (of a mean squared error: of its size), of a claimed
 epsilon."""
-LUCK = 0.5
-"""Luck of training of an accuracy, in tolerances; see `Rule.luck`."""
-_NOWHERE = {
-    "threat": "",
-    "stage": "",
-    "batch": 0,
-    "probe": "",
-    "probe_rounds": 0,
-    "role": "",
-    "attack": "",
-    "follows": "",
-}
+LUCK = 0.5  # of training, of an accuracy, in tolerances; see `Rule.luck`
 
 
 def rows_of(joined: Joined) -> list[Row]:
@@ -82,8 +71,8 @@ def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
     for pair in pairs:
         config = pair.base[0].config
         stage = "audit" if config.audit is not None else ""
-        where = replace(pair.where, **{**_NOWHERE, "stage": stage})  # type: ignore[arg-type]  # a literal table
-        key = where, key_of(config).only(MODEL)
+        where = replace(pair.where, threat="", stage=stage, batch=0, probe="", probe_rounds=0, role="", attack="")
+        key = replace(where, follows=""), key_of(config).only(MODEL)
         for seed, one, two in zip(pair.seeds, pair.base, pair.new, strict=True):
             points[key].setdefault(seed, (one, two))
     for (where, _), seeds in points.items():
@@ -91,45 +80,28 @@ def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
         yield Pair(where, order, tuple(seeds[s][0] for s in order), tuple(seeds[s][1] for s in order))
 
 
-@dataclass(frozen=True)
-class _Figure:
-    """A figure of a model: how it is read out of a record, and whether a higher one is the better."""
-
-    name: str
-    read: Callable[[Utility], tuple[float | None, float | None, float | None]]
-    safer: bool
-
-
-_UTILITIES = (
-    _Figure("accuracy", lambda u: (u.accuracy, u.low, u.high), True),
-    _Figure("dice", lambda u: (u.dice, u.dice_low, u.dice_high), True),
-    _Figure("mse", lambda u: (u.mse, u.mse_low, u.mse_high), False),
-)
-
-
 def _utilities(pair: Pair) -> Iterator[Row]:
-    for figure in _UTILITIES:
-        if figure.name == "mse" and pair.base[0].utility.accuracy is not None:
+    for name, safer in (("accuracy", True), ("dice", True), ("mse", False)):
+        if name == "mse" and pair.base[0].utility.accuracy is not None:
             continue  # of a classifier the accuracy is judged
-        sides = [[_level(record.utility, figure) for record in side] for side in (pair.base, pair.new)]
+        sides = [[_level(record.utility, name) for record in side] for side in (pair.base, pair.new)]
         base, new = ([level for level in side if level is not None] for side in sides)
         if len(base) < len(pair.seeds):
             continue
-        tolerance = ACCURACY * (float(np.mean([b.value for b in base])) if figure.name == "mse" else 1.0)
-        rule = Rule(figure.name, figure.name, "all", "mean", tolerance, figure.safer, LUCK * tolerance)
+        mean = float(np.mean([b.value for b in base]))
+        tolerance = ACCURACY * (mean if name == "mse" else 1.0)
+        rule = Rule(name, name, "all", "mean", tolerance, safer, LUCK * tolerance)
         if len(new) < len(base):
-            reason = next((r.utility.reason for r in pair.new if _level(r.utility, figure) is None), None)
+            reason = next((r.utility.reason for r in pair.new if _level(r.utility, name) is None), None)
             yield row_of(pair, rule, None, f"not in NEW: {reason}")
         elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
-            mean = float(np.mean([b.value for b in base]))
             yield row_of(pair, rule, same(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            found = with_luck(unpaired(base, new, figure.safer), rule.luck, len(base))
-            yield row_of(pair, rule, found, "")
+            yield row_of(pair, rule, with_luck(unpaired(base, new, safer), rule.luck, len(base)), "")
 
 
-def _level(utility: Utility, figure: _Figure) -> Level | None:
-    value, low, high = figure.read(utility)
+def _level(utility: Utility, name: str) -> Level | None:
+    value, low, high = utility.figure(name)
     return None if value is None or low is None or high is None else Level(value, low, high, utility.n)
 
 
@@ -142,9 +114,8 @@ def _epsilons(pair: Pair) -> Iterator[Row]:
         return
     deltas = [{r.privacy.delta for r in side} for side in (pair.base, pair.new)]
     if len(theirs) < len(ours):
-        yield replace(
-            row_of(pair, rule, None, f"no guarantee in NEW: {pair.new[0].privacy.reason}"), status="regression"
-        )
+        note = f"no guarantee in NEW: {pair.new[0].privacy.reason}"
+        yield replace(row_of(pair, rule, None, note), status="regression")
     elif deltas[0] != deltas[1]:
         note = f"delta is {sorted(map(str, deltas[0]))}, NEW has {sorted(map(str, deltas[1]))}"
         yield replace(row_of(pair, rule, None, note), status="incomparable")
@@ -152,3 +123,66 @@ def _epsilons(pair: Pair) -> Iterator[Row]:
         one, two = float(np.mean(ours)), float(np.mean(theirs))
         worse = two - one
         yield row_of(pair, rule, Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), "")
+
+
+# -- what is said of a defense first ---------------------------------------------------------------------------------
+MAIN = ("epsilon_lower", "label_accuracy", "asr", "auc", "tracing_accuracy", "agreement", "output_error")
+"""The metric that an attack stands for a point with, the first that BASELINE has."""
+_Point = tuple[Where, Key, tuple[int, ...], str]
+
+
+def _points(pairs: Sequence[Pair]) -> dict[_Point, list[int]]:
+    """Return the places in `pairs` of the attacks of one kind on each point."""
+    points = defaultdict[_Point, list[int]](list)
+    for number, pair in enumerate(pairs):
+        key = key_of(pair.base[0].config)
+        where = replace(pair.where, attack="", follows="")
+        points[where, key.only(POINT), pair.seeds, key.asked].append(number)
+    return points
+
+
+def worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
+    """Yield the worst case of each point that several reconstruction attacks can be compared on.
+
+    The same attacks on both sides: one that is only in NEW changes what is known of a defense, not the defense.
+    """
+    for (where, _, seeds, kind), places in _points(pairs).items():
+        if not question_of(kind).inputs or len(places) < 2:
+            continue
+        some = [pairs[place] for place in places]
+        sides = [
+            [worst_case([cell_of(side[place]) for side in part], "psnr_median") for place in range(len(seeds))]
+            for part in ([p.base for p in some], [p.new for p in some])
+        ]
+        base, new = (tuple(case for case in side if case is not None) for side in sides)
+        if len(base) == len(new) == len(seeds):
+            yield Pair(replace(where, attack=f"worst case of {len(some)} attacks"), seeds, base, new, notes(some))
+
+
+def headlines(pairs: Sequence[Pair]) -> list[frozenset[str]]:
+    """Return the metrics of each pair that are headlines.
+
+    A lone reconstruction attack is the worst case itself. Of other kinds no worst case over attacks is made: there the
+    attack that leaks most in BASELINE stands for the point, by one metric. NEW has no say in it, or chance would have.
+    """
+    found = [frozenset[str]() for _ in pairs]
+    for (_, _, _, kind), places in _points(pairs).items():
+        if question_of(kind).inputs:
+            if len(places) == 1:
+                found[places[0]] = frozenset(rule.metric for rule in RULES)
+            continue
+        names = (*MAIN, *(rule.metric for rule in question_of(kind).rules))
+        metric = next((name for name in names if any(_leaked(pairs[p].base, name) is not None for p in places)), None)
+        if metric is not None:
+            levels = [-np.inf if (level := _leaked(pairs[p].base, metric)) is None else level for p in places]
+            found[places[int(np.argmax(levels))]] = frozenset([metric])
+    return found
+
+
+def _leaked(records: Sequence[Measured], name: str) -> float | None:
+    """Return how much leaks by a judged metric, the mean over seeds; None where a seed lacks it."""
+    if all(rule.metric != name for rule in rules_for(records[0])):
+        return None
+    metrics = [record.metric(name) for record in records]
+    known = [leak(metric) for metric in metrics if metric is not None and metric.value is not None]
+    return float(np.mean(known)) if len(known) == len(records) else None

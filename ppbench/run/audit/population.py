@@ -18,7 +18,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
 from ppbench.run.audit.canaries import AVERAGE, FAMILIES, canaries
-from ppbench.run.config import EvaluateConfig
+from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
 ADVERSARY = 0
@@ -83,7 +83,7 @@ class Population:
         return Challenge((), 1, x=x, labels=labels), self.owner[inside]
 
 
-def populate(task: Task, config: EvaluateConfig) -> Population:
+def populate(experiment: Experiment) -> Population:
     """Return the population of an audit; it depends on task, candidates, canaries and master seed.
 
     More references leave those that were there as they are.
@@ -91,7 +91,12 @@ def populate(task: Task, config: EvaluateConfig) -> Population:
     Raises:
         UsageError: too few clients, records or test examples, or an odd number of references.
     """
-    check_numbers(config)
+    task, config = experiment.task, experiment.config
+    if config.references % 2 or config.references > MOST_REFERENCES:
+        raise UsageError(
+            f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
+            f"runs, so give an even number up to {MOST_REFERENCES}."
+        )
     if config.clients < 2:
         raise UsageError("An audit asks about other clients' records; use at least 2 clients.")
     seeds = Seeds(task.seeds.seed("audit"))
@@ -113,15 +118,6 @@ def populate(task: Task, config: EvaluateConfig) -> Population:
     candidates = Candidates(x, y, keep[0], half, words)
     sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
     return Population(candidates, owner, keep, base, auxiliary or base, bool(auxiliary), sizes, others, seeds)
-
-
-def check_numbers(config: EvaluateConfig) -> None:
-    """Refuse a number of references that no audit can have (UsageError)."""
-    if config.references % 2 or config.references > MOST_REFERENCES:
-        raise UsageError(
-            f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
-            f"runs, so give an even number up to {MOST_REFERENCES}."
-        )
 
 
 def halved(groups: Tensor, generator: torch.Generator) -> Tensor:

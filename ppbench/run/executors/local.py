@@ -17,13 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
-from types import TracebackType
 
 import torch
 
-from ppbench.run.executors import Done, WorkerDied
-from ppbench.run.executors.failure import Failure, attempt
-from ppbench.run.jobs import Job, Tell, work
+from ppbench.run.executors.executor import Done, WorkerDied
+from ppbench.run.jobs import Failure, Job, Tell, attempt, work
 
 _rounds: SimpleQueue[int] | None = None
 PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its parent dies
@@ -67,7 +65,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Inline:
+class InlineExecutor:
     """Runs jobs in this process, one after another: for one worker, and to debug. A crash takes the run with it."""
 
     capacity = 1
@@ -75,12 +73,10 @@ class Inline:
     def __init__(self, tell: Tell) -> None:
         self._tell, self._jobs = tell, deque[Job]()
 
-    def __enter__(self) -> Inline:
+    def __enter__(self) -> InlineExecutor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._jobs.clear()
 
     def submit(self, job: Job) -> None:
@@ -98,7 +94,7 @@ class Inline:
         return Done(job)
 
 
-class Local:
+class LocalExecutor:
     """Runs jobs on processes of this machine.
 
     Each worker is a pool of its own with one process: in a common pool one process that dies takes the jobs of all
@@ -117,13 +113,11 @@ class Local:
         self._stop = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
 
-    def __enter__(self) -> Local:
+    def __enter__(self) -> LocalExecutor:
         self._listener.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for _, halt in self._lines.values() if error is not None else ():
             halt.set()
         for pool in [*self._free, *(pool for _, pool in self._busy.values())]:

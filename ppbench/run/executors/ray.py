@@ -1,4 +1,4 @@
-"""Jobs on a cluster of Ray: an optional package, `ppbench[ray]`, that is imported when an engine is made.
+"""Jobs on a cluster of Ray: an optional package, `ppbench[ray]`, that is imported when an executor is made.
 
 Ray's own retries are off. It would start a cell anew without end that the memory monitor ends each time, and could not
 tell a node that went away from a cell that kills its worker. Here a job whose node went away is submitted again; a
@@ -15,15 +15,13 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from ppbench.base.errors import UsageError
 from ppbench.base.version import __version__
 from ppbench.records.store import MARKER
-from ppbench.run.executors import Done, WorkerDied
-from ppbench.run.executors.failure import Failure, attempt
-from ppbench.run.jobs import Job, Tell
+from ppbench.run.executors.executor import Done, WorkerDied
+from ppbench.run.jobs import Failure, Job, Tell, attempt
 
 CONNECT_S = 20.0
 """Seconds after which no cluster is expected to answer any more; it takes 3 to 5 where one does."""
@@ -93,7 +91,7 @@ def do(order: Order) -> Failure | str | None:
     return attempt(order.job)
 
 
-class RayEngine:
+class RayExecutor:
     """Runs jobs on a Ray cluster, each on one CPU, or on its share of a GPU."""
 
     def __init__(
@@ -105,7 +103,7 @@ class RayEngine:
             workers: jobs at the same time; None: as many as the cluster has CPUs, or GPUs. On GPUs they share evenly:
                 8 workers on 2 GPUs are 4 on each.
             address: of a cluster that runs, HOST:PORT or "auto"; None: one of this machine's own, which ends with the
-                engine. A process that is already connected stays where it is.
+                executor. A process that is already connected stays where it is.
             device: "cpu" or "cuda".
             tell: called with the rounds of a training when it has ended; on the way nothing is heard of them.
 
@@ -122,7 +120,7 @@ class RayEngine:
         self._markers: dict[Path, str] = {}
         self._ours, self._remote, self.capacity = False, None, workers or 1
 
-    def __enter__(self) -> RayEngine:
+    def __enter__(self) -> RayExecutor:
         """Start or join the cluster.
 
         Raises:
@@ -146,9 +144,7 @@ class RayEngine:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for ref in self._jobs:
             self._ray.cancel(ref, force=True)
         self._jobs.clear()
