@@ -94,11 +94,7 @@ def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]
 
 
 def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
-    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases: gradient against perturbation (SPN, Sec. 5).
-
-    A bias gradient is the diagonal of the matrix that multiplies the input in the paper's linear system. None where
-    there are no such biases, or no perturbation.
-    """
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None without, or unperturbed."""
     simulated = plain.simulate(*_there(plain, truth, units))
     clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
     if not clean:
@@ -118,15 +114,7 @@ def answered(guess: Guess, truth: Data) -> Tensor:
 def _unit_scores(
     guess: Guess, found: Tensor, truth: Data, data_range: Range, mean: Tensor | None
 ) -> list[dict[str, Any]]:
-    """Return what the answer about one unit says of each of its images, by field of `ImageScore`.
-
-    Args:
-        guess: the answer.
-        found: its images [U * B, *shape], matched to the truth.
-        truth: the true ones.
-        data_range: smallest and largest value that an input may take.
-        mean: the public mean image; None: blind guesses and oracles are not measured.
-    """
+    """Return what a guess says of each image of a unit, by field of `ImageScore`; found: its images, matched."""
     hits: Sequence[bool | None] = [None] * len(truth.x)
     if guess.y is not None:
         hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
@@ -173,10 +161,7 @@ def _paths(guess: Guess, truth: Data, data_range: Range) -> list[tuple[int, list
 
 
 def _oracle(guess: Guess, found: Tensor, truth: Data, data_range: Range) -> list[float]:
-    """Return the PSNR of every image, had an oracle chosen among the answer and the reconstructions rejected for it.
-
-    It chooses as the attack must, one result for the whole unit: the one with the largest mean.
-    """
+    """Return the PSNR of every image, had an oracle chosen one result for the unit, rejected ones included."""
     mine = _decibels(found, truth, data_range)
     return max([mine, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
 

@@ -65,13 +65,10 @@ class World:
 
 @dataclass(frozen=True)
 class Duel:
-    """An attack under test, against one defense.
+    """An attack under test, against one defense, whose uploads or iterates it gets; `none` for what it must find.
 
-    Attributes:
-        attack: at the parameters to be tested.
-        defense: whose uploads, or iterates, it gets; `none` for what it must find.
-        decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8.
-        pictures: what the victims' images are replaced by there; None: digits.
+    decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8; pictures: what the victims'
+    images are replaced by there; None: digits.
     """
 
     attack: Attack

@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Final, Literal
 
 from ppbench.base.errors import UsageError
@@ -41,9 +41,7 @@ class Where:
 
     def order(self) -> tuple[str | int | float, ...]:
         """Return what rows are sorted by; none of a control value comes first."""
-        value = -math.inf if self.value is None else self.value
-        where = (self.suite, self.defense, self.control, value, self.parameters, self.threat, self.stage, self.batch)
-        return (*where, self.probe, self.probe_rounds, self.role, self.attack, self.follows)
+        return tuple(-math.inf if part is None else part for part in astuple(self))
 
 
 @dataclass(frozen=True)

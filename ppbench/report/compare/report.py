@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppbench.report.compare.judge import Row, Status
-from ppbench.report.compare.naming import attack_of, figure, metric_of, place, point, printable
+from ppbench.report.compare.judge import Row, Status, printable
 from ppbench.report.compare.outcome import Comparison
 from ppbench.report.controls import CONTROLS
 
@@ -32,7 +31,7 @@ def changed(row: Row) -> str:
         return ""
     if found.low == found.high == 0:
         return "equal"
-    return f"{figure(row, found.worse)} [{figure(row, found.low)}, {figure(row, found.high)}]"
+    return f"{row.figure(found.worse)} [{row.figure(found.low)}, {row.figure(found.high)}]"
 
 
 def remarks(row: Row) -> str:
@@ -55,9 +54,8 @@ def told(row: Row) -> str:
     found = row.change
     if found is None:
         return printable(row.note) or row.status
-    levels = f"{figure(row, found.base)} to {figure(row, found.new)}"
     how = changed(row)
-    return ", ".join(part for part in (levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
+    return ", ".join(part for part in (row.levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
 
 
 def ordered(rows: Sequence[Row]) -> Iterator[tuple[Status, list[Row]]]:
@@ -74,7 +72,7 @@ def said(status: str, row: Row) -> str:
 
 
 def _names(row: Row) -> tuple[str, str, str, str]:
-    return point(row), attack_of(row), printable(place(row)), metric_of(row)
+    return row.point, row.attack, row.place, row.title
 
 
 def _table(result: Comparison) -> Table:
@@ -84,7 +82,7 @@ def _table(result: Comparison) -> Table:
     for status, rows in ordered(result.rows):
         for row in rows[:MANY] if status != "ok" else []:
             levels = ("", "") if row.change is None else (row.change.base, row.change.new)
-            figures = [level if isinstance(level, str) else figure(row, level) for level in levels]
+            figures = [level if isinstance(level, str) else row.figure(level) for level in levels]
             words = (*_names(row), *figures, changed(row), remarks(row))
             color = _COLORS.get(status, "yellow") if row.where.defense not in CONTROLS else "yellow"
             shown.add_row(f"[{color}]{said(status, row)}[/]", *(escape(word) for word in words))
