@@ -56,15 +56,18 @@ def score_images(
         found = found[match(found, truth.x, data_range)]
         if own is not None:
             known.append((own, truth))
-        about = {
-            "at_truth": None if own is None or own.nuisance else _residual(own, truth, len(unit)),
-            "ratio": _ratio(plain[unit], truth, len(unit)) if unit in plain else None,
-        }
+        residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
+        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
         made = _unit_scores(guess, found, truth, data_range, mean)
         for index, score in enumerate(made):
             slot, place = unit[index // victims.batch], index % victims.batch
-            where = {"probe": slot.probe, "client": slot.client, "index": place, "cohort": len(unit) > 1}
-            scores.append(ImageScore.model_validate({**where, **about, **score}))
+            about: dict[str, Any] = {
+                "probe": slot.probe,
+                "client": slot.client,
+                "index": place,
+                "cohort": len(unit) > 1,
+            }
+            scores.append(ImageScore(**about, at_truth=residual, ratio=ratio, **score))
         pairs.append((found, truth.x))
     images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
     flags = _inexact(scores)
@@ -80,11 +83,6 @@ def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
         return ()
     detail = f"median discrepancy at the truth {middle:.2g} of the observation's size"
     return (Flag(code="evidence_inexact", severity="info", detail=detail),)
-
-
-def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
-    """Return the discrepancy at the truth, or None where it is not finite."""
-    return _finite(at_truth(evidence, *_there(evidence, truth, units)))
 
 
 def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:

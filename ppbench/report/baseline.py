@@ -56,13 +56,17 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
         raise UsageError(f"{new} holds no records; nothing was accepted.")
     _check_worth(new, records, outcome)
     lines = history(baseline)
+    before, after = ({r.cell_id: canonical(r) for r in some} for some in (Store(baseline).load_all(), records))
+    changed = sum(before[name] != after[name] for name in before.keys() & after.keys())
     line = Accepted(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         reason=reason,
         ppbench=__version__,
         cells=len(records),
         digest=records_digest(records),
-        moved=_moved(Store(baseline).load_all(), records),
+        moved=Moved(
+            added=len(after.keys() - before.keys()), removed=len(before.keys() - after.keys()), changed=changed
+        ),
     )
     with _replaced(baseline) as folder:
         _fill(folder, records, outcome, [*lines, line])
@@ -110,12 +114,6 @@ def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) ->
         )
     if faults := failed_controls(records, outcome):
         raise UsageError(f"{new}, {first_of(faults)}; a baseline needs controls that hold.")
-
-
-def _moved(before: list[Record], after: list[Record]) -> Moved:
-    old, new = ({r.cell_id: canonical(r) for r in some} for some in (before, after))
-    changed = sum(old[name] != new[name] for name in old.keys() & new.keys())
-    return Moved(added=len(new.keys() - old.keys()), removed=len(old.keys() - new.keys()), changed=changed)
 
 
 def _fill(folder: Path, records: list[Record], outcome: Soundness | None, lines: list[Accepted]) -> None:

@@ -74,12 +74,9 @@ def request_of(given: Mapping[str, Any]) -> Request:
             f"pytest.mark.ppbench: only={only!r} cannot be used; give filters as {{'stage': ['init']}}, and the "
             "defense as defense=..."
         )
-    words = tuple((key, (v,) if isinstance(v, str) else tuple(map(_word, v))) for key, v in sorted(only.items()))
-    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": words})
-
-
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    words = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
+    told = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in words.items())
+    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": told})
 
 
 @dataclass(frozen=True)

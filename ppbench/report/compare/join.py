@@ -19,11 +19,7 @@ SHOWN = 3  # differing keys that a sentence names; how many more there are is sa
 
 @dataclass(frozen=True)
 class Where:
-    """What a row is about, whatever its seeds. Versions stand apart: suite and threat are without them.
-
-    control, value: name and value of the control parameter, "" and None without one; parameters: the defense's others,
-    as JSON; follows: the attack whose images are used, "" without.
-    """
+    """What a row is about, whatever its seeds, as in `Key`; suite and threat are without their versions."""
 
     suite: str
     defense: str
@@ -46,10 +42,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Pair:
-    """The cells of one row that can be compared: `base` and `new` are complete and in the order of `seeds`.
-
-    note: what a reader of the row must know, "" for nothing: seeds of BASELINE that had failed.
-    """
+    """The cells of one row that can be compared: complete, in the order of `seeds`; note: seeds that had failed."""
 
     where: Where
     seeds: tuple[int, ...]
@@ -154,10 +147,7 @@ def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
     """Return the rows of two folders: those that can be compared, and the others with the reason.
 
     Oracles, which choose by the truth, are left out. Cells of the same facts meet first; what is left over of one row
-    on both sides meets the cell that differs least, and is incomparable.
-
-    Raises:
-        UsageError: a folder holds one cell twice, under two versions of a defense.
+    on both sides meets the cell that differs least. UsageError: one cell twice, under two versions of a defense.
     """
     ours, theirs = _rows(base, "BASELINE"), _rows(new, "NEW")
     pairs: list[Pair] = []

@@ -60,6 +60,12 @@ class Comparison:
         return () if self.faults else tuple(doubts_of(self.rows))
 
     @property
+    def remarks(self) -> list[tuple[str, str]]:
+        """What is said beside the rows, each with its word: faults, doubts, warnings, and notes without one."""
+        lines = (("fault", self.faults), ("undecidable", self.doubts), ("warning", self.warnings), ("", self.notes))
+        return [(word, line) for word, some in lines for line in some]
+
+    @property
     def exit_code(self) -> int:
         """0 no regression, 1 regression, 3 harness fault, rows incomparable or a doubt, 4 rows missing; the first that
         holds of fault, regression, incomparable, doubt, missing.

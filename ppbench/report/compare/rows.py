@@ -10,22 +10,11 @@ import numpy as np
 
 from ppbench.questions.base import DistanceLaw, Rule, question_for, question_of
 from ppbench.records.figure import leak
-from ppbench.records.schema import Metric, Utility
+from ppbench.records.schema import Utility
+from ppbench.report.compare import paired
 from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of, notes
 from ppbench.report.compare.judge import Row, row_of
-from ppbench.report.compare.paired import (
-    REPLICATES,
-    Change,
-    Level,
-    change,
-    generator_of,
-    over_seeds,
-    replicated,
-    resampled,
-    same,
-    unpaired,
-    with_luck,
-)
+from ppbench.report.compare.paired import Change, Level, change, same, with_luck
 from ppbench.report.compare.samples import RULES, TRAINED, Floats, rules_for, sample_of
 from ppbench.report.frame import MODEL, POINT, Key, key_of
 from ppbench.report.worst import Measured, cell_of, worst_case
@@ -63,8 +52,10 @@ def _cells(pair: Pair, headline: frozenset[str]) -> Iterator[Row]:
 
 def _cell(pair: Pair, rule: Rule) -> Row:
     theirs = [r.metric(rule.metric) for r in pair.new]
-    if reason := next((_reason(metric) for metric in theirs if metric is None or metric.value is None), None):
-        return row_of(pair, rule, None, f"not in NEW: {reason}")
+    for metric in theirs:
+        if metric is None or metric.value is None:
+            reason = "the record has no such metric" if metric is None else metric.reason or "null"
+            return row_of(pair, rule, None, f"not in NEW: {reason}")
     deltas = [(a.privacy.delta, b.privacy.delta) for a, b in zip(pair.base, pair.new, strict=True)]
     if rule.form == "epsilon" and any(one != two for one, two in deltas):
         note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
@@ -72,10 +63,6 @@ def _cell(pair: Pair, rule: Rule) -> Row:
     found = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
     luck = rule.luck if pair.where.stage in TRAINED else 0.0
     return row_of(pair, rule, with_luck(found, luck, len(pair.seeds)), "")
-
-
-def _reason(metric: Metric | None) -> str:
-    return "the record has no such metric" if metric is None else metric.reason or "null"
 
 
 def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
@@ -110,7 +97,7 @@ def _utilities(pair: Pair) -> Iterator[Row]:
         elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
             yield row_of(pair, rule, same(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            yield row_of(pair, rule, with_luck(unpaired(base, new, safer), rule.luck, len(base)), "")
+            yield row_of(pair, rule, with_luck(paired.unpaired(base, new, safer), rule.luck, len(base)), "")
 
 
 def _level(utility: Utility, name: str) -> Level | None:
@@ -174,7 +161,7 @@ def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
         yield row_of(shown, row, same(base, n), "")
         return
     units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
-    found = resampled(base, new, worse, units, n, f"paired bootstrap over victims, {REPLICATES}")
+    found = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
     yield row_of(shown, row, with_luck(found, row.luck, len(shown.seeds)), "")
 
 
@@ -183,11 +170,11 @@ def _cap_resamples(some: Sequence[Pair], rule: Rule, law: DistanceLaw, key: str)
     each: list[Floats] = []
     levels: list[tuple[float, float]] = []
     for place in range(len(some[0].seeds)):
-        luck = generator_of(f"{key} accuracy {place}").standard_normal((2, REPLICATES))
+        luck = paired.generator_of(f"{key} accuracy {place}").standard_normal((2, paired.REPLICATES))
         caps = []
         for pair in some:
             one, two = pair.base[place], pair.new[place]
-            distances = replicated(sample_of(one, two, rule), rule, generator_of(f"{key} {place}"))
+            distances = paired.replicated(sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
             equal = one.utility == two.utility
             accuracies = [_accuracies(r.utility, luck[0 if equal else side]) for side, r in enumerate((one, two))]
             caps.append([a * law.of(d) for a, d in zip(accuracies, distances, strict=True)])
@@ -195,7 +182,7 @@ def _cap_resamples(some: Sequence[Pair], rule: Rule, law: DistanceLaw, key: str)
         each.append(base - new)
         levels.append((float(base[0]), float(new[0])))
     base_level, new_level = (float(np.mean([level[side] for level in levels])) for side in (0, 1))
-    return over_seeds(each, generator_of(f"{key} seeds")), base_level, new_level
+    return paired.over_seeds(each, paired.generator_of(f"{key} seeds")), base_level, new_level
 
 
 def _accuracies(utility: Utility, luck: Floats) -> Floats:
