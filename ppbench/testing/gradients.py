@@ -36,6 +36,9 @@ from ppbench.testing.worlds import (
     written,
 )
 
+FEW, SOME = 8, 200
+"""Budgets: where only the form of a guess is asked, and where it should be as good as another."""
+
 
 def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
     """Ask whether undefended gradients give the images (median PSNR) with their labels."""
@@ -71,7 +74,7 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
     cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
     digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 24 may.
     """
-    attack, world = duel.quick(90), mute(duel, 24)
+    attack, world = duel.quick(), mute(duel, 24)
     guesses = attack.run(world.view, world.challenges, seeded())
     wrong = list(malformed(world, guesses, attack.kind))
     if wrong:
@@ -92,8 +95,8 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
 
 def noise_gives_labels_by_chance(duel: Duel) -> Iterator[str]:
     """Ask whether uploads that do not depend on the data give labels by chance, see `noise_gives_chance`."""
-    worlds = [(duel.quick(90), mute(duel, 24), "pure noise")]
-    worlds += [(duel.quick(90), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
+    worlds = [(duel.quick(), mute(duel, 24), "pure noise")]
+    worlds += [(duel.quick(), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
     for attack, world, words in worlds:
         guesses = attack.run(world.view, world.challenges, seeded())
         wrong = list(malformed(world, guesses, attack.kind))
@@ -130,7 +133,7 @@ def one_seed_one_guess(duel: Duel) -> Iterator[str]:
 
     With an observation algebra may leave nothing to draw; without one another seed must give another guess.
     """
-    attack, world = duel.quick(), duel.probe(6)
+    attack, world = duel.quick(FEW), duel.probe(3)
     for seen in (world.view, silenced(world.view)):
         witness = Witness(seen, world.challenges)
         first = attack.run(seen, world.challenges, seeded(1))
@@ -150,7 +153,7 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
     if threat not in duel.attack.threats:
         raise NotAsked(f"it does not use views of {threat}")
     world = duel.probe(6, 2, threat)
-    for budget in (1, 40):
+    for budget in (1, 20):
         attack = duel.quick(budget)
         witness = Witness(world.view, world.challenges)
         guesses = attack.run(world.view, world.challenges, seeded())
@@ -165,7 +168,7 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
 
 def survives_poison(duel: Duel, poison: str) -> Iterator[str]:
     """Ask whether uploads, or broadcasts, of one bad number are answered: a failed guess, no exception."""
-    attack = duel.quick()
+    attack = duel.quick(FEW)
     for batch in (1, 2):
         world = duel.probe(2 * batch, batch)
         for by_server in (False, True):
@@ -176,30 +179,30 @@ def survives_poison(duel: Duel, poison: str) -> Iterator[str]:
 
 def poison_harms_no_other(duel: Duel) -> Iterator[str]:
     """Ask whether the guesses on others stay as good as they were when one of four uploads is NaN."""
-    attack, world = duel.attack, duel.probe(4)
+    attack, world = duel.quick(SOME), duel.probe(4)
     bad = written(world.view, POISONS["nan"]).mail
     mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
     clean, guesses = (
         attack.run(replace(world.view, mail=m), world.challenges, seeded()) for m in (world.view.mail, mail)
     )
-    sound = [0, 2, 3]
-    labels = [guesses[i].y for i in sound]
-    if any(y is not None and y.tolist() != world.labels[i] for i, y in zip(sound, labels, strict=True)):
-        yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
+    for i in (0, 2, 3):
+        before, after = (None if some[i].y is None else some[i].y.tolist() for some in (clean, guesses))
+        if before == world.labels[i] != after:
+            yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
     if question_of(attack.kind).inputs:
-        before, after = psnrs(attack, world, clean), psnrs(attack, world, guesses)
-        worse = [i for i in sound if not after[i] > min(before[i], 60) - 3]
+        before_, after_ = psnrs(attack, world, clean), psnrs(attack, world, guesses)
+        worse = [i for i in (0, 2, 3) if not after_[i] > min(before_[i], 60) - 3]
         if worse:
             i = worse[0]
             yield (
-                f"a NaN in one client's upload takes another's image from {before[i]:.1f} to {after[i]:.1f} dB; "
+                f"a NaN in one client's upload takes another's image from {before_[i]:.1f} to {after_[i]:.1f} dB; "
                 "treat each upload by itself"
             )
 
 
 def answers_without_mail(duel: Duel) -> Iterator[str]:
     """Ask whether a view without uploads, or without any mail, gives a guess a challenge, and no challenge none."""
-    attack, world = duel.quick(), duel.probe(4, 2)
+    attack, world = duel.quick(FEW), duel.probe(4, 2)
     for seen in (silenced(world.view), replace(world.view, mail=())):
         yield from malformed(world, attack.run(seen, world.challenges, seeded()), attack.kind)
     if attack.run(world.view, [], seeded()) != []:
@@ -208,9 +211,9 @@ def answers_without_mail(duel: Duel) -> Iterator[str]:
 
 def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
     """Ask whether victims of one tone are answered, with a PSNR between 0 and 100 dB."""
-    attack = duel.quick()
+    attack = duel.quick(FEW)
     for batch in (1, 2):
-        world = duel.probe(4, batch, pictures=lambda x: torch.full_like(x, level))
+        world = duel.probe(2 * batch, batch, pictures=lambda x: torch.full_like(x, level))
         guesses = attack.run(world.view, world.challenges, seeded())
         wrong = list(malformed(world, guesses, attack.kind))
         yield from wrong
