@@ -185,17 +185,16 @@ def poison_harms_no_other(duel: Duel) -> Iterator[str]:
     clean, guesses = (
         attack.run(replace(world.view, mail=m), world.challenges, seeded()) for m in (world.view.mail, mail)
     )
-    for i in (0, 2, 3):
-        before, after = (None if some[i].y is None else some[i].y.tolist() for some in (clean, guesses))
-        if before == world.labels[i] != after:
-            yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
+    told = [[None if g.y is None else g.y.tolist() for g in some] for some in (clean, guesses)]
+    if any(told[0][i] == world.labels[i] != told[1][i] for i in (0, 2, 3)):
+        yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
     if question_of(attack.kind).inputs:
-        before_, after_ = psnrs(attack, world, clean), psnrs(attack, world, guesses)
-        worse = [i for i in (0, 2, 3) if not after_[i] > min(before_[i], 60) - 3]
+        before, after = psnrs(attack, world, clean), psnrs(attack, world, guesses)
+        worse = [i for i in (0, 2, 3) if not after[i] > min(before[i], 60) - 3]
         if worse:
             i = worse[0]
             yield (
-                f"a NaN in one client's upload takes another's image from {before_[i]:.1f} to {after_[i]:.1f} dB; "
+                f"a NaN in one client's upload takes another's image from {before[i]:.1f} to {after[i]:.1f} dB; "
                 "treat each upload by itself"
             )
 
