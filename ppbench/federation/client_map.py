@@ -23,8 +23,8 @@ K = TypeVar("K", bound=Hashable)
 def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop", "vmap"]:
     """Return the backend that "auto" stands for.
 
-    Measured on two CPU cores (benchmarks/bench_training.py): vmap pays where a step is too small to fill a core,
-    a loop where convolutions do; on a GPU the cohort fills the device only together.
+    Measured (benchmarks/bench_training.py): vmap pays where a step is too small to fill a core, or on a GPU; a loop
+    where convolutions do.
     """
     if backend != "auto":
         return backend

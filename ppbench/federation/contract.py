@@ -18,6 +18,7 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.batching import all_at_once, shuffled
+from ppbench.federation.bounds import bounds_of
 from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model, Update, count_of
@@ -92,11 +93,12 @@ class Defense:
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
-        """Refuse, before anything runs, a parameter or a plan that the defense cannot work with.
+        """Refuse, before anything runs, a parameter or a plan that the defense cannot work with (UsageError).
 
-        Raises:
-            UsageError: one sentence that names the parameter and the values that are right.
+        Default: parameters outside the bounds in their annotations (`federation/bounds.py`).
         """
+        for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
+            self.require(bound.holds(getattr(self, name)), name, bound.right)
 
     def check_data(self, plan: Plan, counts: Sequence[int]) -> None:
         """Refuse, before anything runs, clients' numbers of examples that the defense cannot work with (UsageError)."""
@@ -108,22 +110,13 @@ class Defense:
             raise UsageError(f"Defense {self.name!r}: {field}={value!r} cannot be used; it must be {right}.")
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
-        """Return (epsilon, delta) of one example over all rounds, or None when there is no guarantee.
-
-        Args:
-            plan: the plan of the run.
-            examples: examples of the client; the record keeps the largest epsilon over the clients.
-            rounds: rounds trained.
-        """
+        """Return (epsilon, delta) of an example of a client with so many, over all rounds trained, or None."""
         return None
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why `guarantee` gives None, a clause for people. Default: the class's `epsilon_reason`.
+        """Return why `guarantee` gives None, a clause for people.
 
-        Args:
-            plan: the plan of the run.
-            server: the server's state after it, for what was drawn at set-up; None before a run.
-            rounds: rounds trained.
+        server: the server's state after the run, for what was drawn at set-up; None before it.
         """
         return self.epsilon_reason
 
