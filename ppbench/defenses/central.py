@@ -34,11 +34,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Central(Defense):
-    """Trains on the pool of all clients' examples, with the plan's local epochs, batches and optimizer.
-
-    The optimizer's state persists over rounds. Examples travel in every round, so that a probe shows what the server
-    sees. In a gradient plan a round is one step of the server's optimizer on the gradient of the pool.
-    """
+    """Trains on the pool of all clients' examples, which travel in every round; the optimizer's state persists."""
 
     name: ClassVar[str] = "central"
     paper: ClassVar[str] = CAO2022.citation

@@ -21,11 +21,7 @@ from ppbench.federation.plan import Batch, Data, Noise, Plan
 
 @dataclass(frozen=True)
 class DPSGD(Defense):
-    """Each client runs DP-SGD on its own examples (Abadi et al. 2016); epsilon holds per example against everyone.
-
-    noise_multiplier: noise of the summed gradient in units of `clip`; 0 gives no guarantee. clip: L2 bound of one
-    example's gradient, over all parameters together.
-    """
+    """DP-SGD on each client's own examples (Abadi et al. 2016): gradients clipped to `clip`, noise in units of it."""
 
     noise_multiplier: NonNegative = 0.5
     clip: Positive = 1.0

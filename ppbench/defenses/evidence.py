@@ -26,10 +26,7 @@ def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]
 
 
 def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], server: Server) -> Evidence:
-    """Return evidence about a cohort (one upload a client) from the N_k-weighted `mean` of its gradients.
-
-    server: its state of that step.
-    """
+    """Return evidence about a cohort (one upload a client) from the N_k-weighted `mean` of its gradients."""
     counts = server.counts[[e.slot.client for e in unit]].double()
     shares = tuple((counts / counts.sum()).tolist())
     equal = max(shares) - min(shares) < 1e-12

@@ -39,10 +39,7 @@ class Phong(Defense):
         return super().round(ctx, server, cohort)
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence; of a client that saw a pass, what the others made of the model that it handed on.
-
-        The next model that it gets is no mean over clients: the others trained one after another on what it uploaded.
-        """
+        """Return the plain evidence; of a client, what the others made of the model that it handed on."""
         if not view.threat.startswith("client/") or view.plan.local.upload == "gradient":
             return super().evidence(view)
         shared, found = Shared(view.plan), []

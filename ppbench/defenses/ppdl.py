@@ -49,10 +49,7 @@ def unpack_bits(bits: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PPDL(Defense):
-    """Uploads the round(theta P) largest entries by magnitude over all layers; the paper runs theta .05 and .30.
-
-    sigma: standard deviation of Gaussian noise on the sent entries, in units of the upload.
-    """
+    """Uploads the round(theta P) largest entries over all layers, with Gaussian noise `sigma` (paper: .05, .30)."""
 
     theta: Annotated[float, Bound(lambda value: 0 < value <= 1, "in (0, 1]")] = 0.3
     sigma: NonNegative = 0.0

@@ -93,10 +93,7 @@ class Defense:
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
-        """Refuse, before anything runs, a parameter or a plan that the defense cannot work with (UsageError).
-
-        Default: parameters outside the bounds in their annotations (`federation/bounds.py`).
-        """
+        """Refuse, before anything runs, a parameter out of the bounds in its annotation, or a plan (UsageError)."""
         for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
             self.require(bound.holds(getattr(self, name)), name, bound.right)
 
@@ -114,10 +111,7 @@ class Defense:
         return None
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why `guarantee` gives None, a clause for people.
-
-        server: the server's state after the run, for what was drawn at set-up; None before it.
-        """
+        """Return why `guarantee` gives None, a clause; `server` is the state after the run, None before it."""
         return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:
@@ -214,10 +208,7 @@ class Defense:
         return Job(message.params, batches, lr, me, noise)
 
     def compute(self, plan: Plan, job: Job) -> Tree:
-        """Return what the client computes: pure tensors, out of place, differentiable in the batches.
-
-        Default: one gradient, or start minus end of local training.
-        """
+        """Return what the client computes, out of place: one gradient, or start minus end of local training."""
         if plan.local.upload == "gradient":
             return self.local_gradient(plan, job.start, *at(job, 0))
         opt, layout = plan.local.opt, Layout.of(job.start)

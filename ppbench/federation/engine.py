@@ -62,10 +62,7 @@ class Federation:
     states: list[StateRecord] = field(default_factory=list)
 
     def start(self, params: Params) -> None:
-        """Create every party's state from initial public `params` and run set-up.
-
-        Raises UsageError where the defense refuses the plan, or the shards do not fit it.
-        """
+        """Create every party's state from initial public `params` and run set-up (UsageError: plan or shards)."""
         if sorted(self.shards) != list(range(self.plan.clients)):
             raise UsageError(f"The plan names {self.plan.clients} clients but {len(self.shards)} have data.")
         self.defense.check(self.plan)
@@ -157,10 +154,7 @@ class Federation:
         return replace(self.plan, local=local, schedule="parallel", server_opt=server_opt)
 
     def observe(self) -> Transcript:
-        """Fork the next round of training on the clients' own data, and return all of it; nothing real moves.
-
-        What a curious client holds before the model is delivered: the broadcast that it trains on.
-        """
+        """Fork the next round of training on the clients' own data, and return all of it; nothing real moves."""
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
         drive = self.drive(self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
         drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, range(self.plan.clients)))

@@ -132,10 +132,7 @@ def simulation(plan: Plan, params: Params) -> PlainGradient:
 
 
 class Shared:
-    """Simulations by weights: victims at equal weights share one object, so that attacks take them in one batch.
-
-    make: what makes a simulation at given weights; default: the undefended client's gradient.
-    """
+    """Simulations by weights (`make`): victims at equal weights share one object, which attacks take in one batch."""
 
     def __init__(self, plan: Plan, make: Callable[[Plan, Params], Simulate] = simulation) -> None:
         self.plan, self.make = plan, make

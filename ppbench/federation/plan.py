@@ -36,11 +36,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Noise:
-    """A public law of additive noise.
-
-    std: standard deviation of one coordinate of the upload; `tensors`: that of parameters that have another one, 0 for
-    none.
-    """
+    """A public law of noise. std: of one coordinate of the upload; `tensors`: of parameters that have another one."""
 
     law: Literal["gaussian", "laplace"]
     std: float

@@ -75,10 +75,7 @@ def public_of(private: Tensor) -> Tensor:
 
 
 def agreed(private: Tensor, public: Tensor, sender: str) -> Tensor:
-    """Return the secret [32] uint8 of one's private and the other's public key.
-
-    Raises ProtocolError where the public key, which `sender` sent, is no point of the curve's large group.
-    """
+    """Return the secret [32] uint8 of one's private and another's public key (ProtocolError: a bad one of `sender`)."""
     own = X25519PrivateKey.from_private_bytes(_bytes(private))
     try:
         return _words(own.exchange(X25519PublicKey.from_public_bytes(_bytes(public))))
@@ -112,10 +109,7 @@ def setup(
 
 
 def announced(cohort: Sequence[int], answers: Mapping[int, Tree]) -> tuple[Tensor, Tensor]:
-    """Return the cohort's numbers of examples [N] int64 and public keys [N, 32] uint8, by client.
-
-    Raises ProtocolError where a client did not answer, or with something else.
-    """
+    """Return the cohort's numbers of examples [N] int64 and public keys [N, 32], by client (ProtocolError: not all)."""
     for client, answer in answers.items():
         if not isinstance(answer, Announce):
             raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Announce.")
@@ -152,10 +146,7 @@ def answered(ctx: Context, me: Keys, message: Tree, data: Data) -> tuple[Keys, T
 
 
 def stream(me: Keys, ctx: Context, other: int, purpose: str, words: int) -> Tensor:
-    """Return `words` uniform int64 that `ctx.party` and `other` both derive, and nobody else.
-
-    The session is part of the derivation: a probe must not use a real round's masks again.
-    """
+    """Return `words` uniform int64 that `ctx.party` and `other` alone derive, others in every session and round."""
     low, high = sorted((ctx.party, other))
     return expanded(me.shared[other], f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}", words)
 
@@ -189,11 +180,7 @@ def unit(words: Tensor) -> Tensor:
 
 
 def pair_noise(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
-    """Return this client's noise [words], float64: uniform on (-1, 1) for every neighbor.
-
-    Both ends of an edge derive the same numbers bit for bit, with opposite signs: over all clients of the graph the
-    noise sums to 0 up to rounding.
-    """
+    """Return this client's noise [words], float64: uniform on (-1, 1) for every neighbor, opposite at its other end."""
     shares = ((other, unit(stream(me, ctx, other, purpose, words))) for other in neighbors(me, ctx.party))
     return _alternating(ctx.party, shares, torch.zeros(words, dtype=torch.float64))
 

@@ -178,10 +178,7 @@ class Transcript:
         return {slot: self.defense.role_of(sent) for slot, sent in uploads.items()}
 
     def view(self, threat: str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
-        """Return what the adversary of `threat`, a key of `THREATS`, may know (UsageError for another).
-
-        party, own: for "client/1", which client (0 when not given), and its batches by probe.
-        """
+        """Return what `threat` may know (UsageError); of "client/1" with its index and its `own` batches by probe."""
         if threat not in THREATS:
             raise unknown("threat model", threat, THREATS)
         if threat == "eavesdropper/1":

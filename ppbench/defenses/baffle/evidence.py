@@ -10,10 +10,7 @@ from ppbench.federation.wire import Slot
 
 
 def answers(view: View) -> dict[Slot, list[Exchange]]:
-    """Return the answers of all clients that `view` is about, oldest first, by slot; of colluders' views the target's.
-
-    A single client's view has its own only: none.
-    """
+    """Return all clients' answers by slot, oldest first; of colluders' views the target's, of one client's none."""
     found: dict[Slot, list[Exchange]] = defaultdict(list)
     for exchange in () if view.threat.startswith("client/") else view.exchanges():
         asked_about = exchange.slot.client == TARGET or not view.threat.startswith("collusion/")

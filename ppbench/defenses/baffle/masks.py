@@ -56,10 +56,7 @@ def unmasked(answers: Sequence[Tensor], masks: Masks) -> Tensor:
 
 
 def peeled(view: View, exchange: Exchange, answer: Tensor, masks: Masks) -> Tensor | None:
-    """Return what one client masked, [k] float64, as all others can tell who pool their keys; None where they do not.
-
-    The masks of all clients cancel, so that of one is what is missing in the others' sum.
-    """
+    """Return what one client masked, [k] float64, as all others tell who pool their keys; None where they do not."""
     server, client = view.state_at(exchange), exchange.slot.client
     missing = others_masks(view, exchange, range(view.plan.clients), lambda keys: keys, PURPOSE, len(answer))
     if missing is None or server is None:

@@ -106,14 +106,9 @@ class Baffle(PairedDefense):
         return self.k if self.scheme == "central" else 2 * self.k
 
     def decay(self, step: int) -> float:
-        """Return the average's decay at server step `step` (from 1): at first (1 + step) / (10 + step), at most ema.
-
-        With a constant one the random start stays for hundreds of steps (benchmarks/bench_baffle.py: 36.7 % beside 78.7
-        %).
-        """
+        """Return the average's decay at `step` (from 1), at most ema; a constant one keeps the random start long."""
         return min(self.ema, (1 + step) / (10 + step))
 
-    # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Start the average at the initial weights."""
         own = Own(torch.zeros((), dtype=torch.int32), params if self.ema else (), torch.zeros((), dtype=torch.int64))
@@ -125,10 +120,7 @@ class Baffle(PairedDefense):
         return replace(server, own=replace(server.own, seed=seed)), Evaluate(server.params, seed)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
-        """Step on Stein's estimate of the mean gradient ("batch"), or on the clients' mean update ("epoch").
-
-        Raises ProtocolError for an answer that is malformed or not finite, or missing where masks cancel.
-        """
+        """Step on Stein's estimate of the mean gradient ("batch"), or on the clients' mean update ("epoch")."""
         layout = Layout.of(server.params)
         flat_params = layout.pack(server.params)
         count, ring = self.count if self.level == "batch" else None, RINGS[self.masks].dtype if self.sums else None
@@ -162,7 +154,6 @@ class Baffle(PairedDefense):
         """Return the averaged weights, or the last ones without averaging."""
         return Model(server.own.average if self.ema else server.params)
 
-    # -- a client ------------------------------------------------------------------------------------------------
     def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
         """Return weights, batches, and in the place of noise the seed of every step's directions."""
         if not isinstance(message, Evaluate):
@@ -204,7 +195,6 @@ class Baffle(PairedDefense):
             raise Overflow(f"Client {ctx.party} has losses or weights that are not finite.")
         return masked(ctx, me, numbers, self.masks) if self.sums else numbers.to(dtype)
 
-    # -- the adversary -------------------------------------------------------------------------------------------
     def sketch(self, *exchanges: Exchange, view: View | None = None) -> tuple[int, Tensor]:
         """Return the seed and s [count] float64 with s_k = z_k . gradient, up to O(sigma^2) or O(sigma) (`slope`).
 

@@ -21,10 +21,7 @@ from ppbench.federation.wire import SERVER, Slot
 
 
 def uploads(view: View) -> list[Exchange]:
-    """Return the answers to commands in `view`: models, ternaries and masked ternaries, in order of time.
-
-    Ternaries whose masks all other senders take off together are there without masks.
-    """
+    """Return the answers to commands in `view`, in order of time; without masks where all other senders pool keys."""
     return [_bare(view, e) for e in view.exchanges() if isinstance(e.answer, Weights | Ternary | Masked)]
 
 

@@ -110,7 +110,6 @@ class Parameters(PairedDefense):
         entry = f", and a ternary's epsilon of {entry_epsilon(self.flip):.3g} is one entry's alone" if self.flip else ""
         return f"costs, and who is pilot, are functions of the data without noise{entry}"
 
-    # -- what messages say ---------------------------------------------------------------------------------------------
     def decode(self, upload: Tree, like: Params) -> Params:
         """Return a pilot's update `like` - Q, or a ternary vector in float32; ValueError for other uploads."""
         layout = Layout.of(like)

@@ -65,7 +65,6 @@ class FedPC(Parameters):
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": FULL}
     roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")
 
-    # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Return the server's state, with an empty ledger."""
         base, count = super().init_server(ctx, params), ctx.plan.clients
@@ -117,7 +116,6 @@ class FedPC(Parameters):
         log = torch.cat([ledger.pilots, ledger.pilots.new_tensor([pilot])])
         return Server(params, server.opt, server.counts, Ledger(server.params, told, log))
 
-    # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Worker:
         """Draw the private hyper-parameters from the menus and, with masks, a key pair."""
         batch, epochs, rate = (
@@ -177,7 +175,6 @@ class FedPC(Parameters):
             return later_ternary(step, last - layout.pack(me.before), self.beta)
         return first_ternary(step, me.rate * ctx.plan.local.opt.rate(ctx.round))
 
-    # -- the adversary -------------------------------------------------------------------------------------------
     def role_of(self, uploads: Sequence[Tree]) -> str:
         """Return "pilot" for a client that sent its model in any of the rounds."""
         return "pilot" if any(isinstance(upload, Weights) for upload in uploads) else "ternary"

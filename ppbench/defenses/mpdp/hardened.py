@@ -70,10 +70,6 @@ class MPDPH(MPDP):
         return super().aggregate(ctx, server, uploads)
 
     def mean(self, uploads: Sequence[Surrogates]) -> Surrogates:
-        """Return the mean of the surrogates of all clients, float64: Psi and Phi from the ring, where masks cancel.
-
-        Each client's own G also travels, under noise of pairs that grows with the number of neighbors; nothing is made
-        of that here.
-        """
+        """Return the mean of the surrogates of all clients, float64: Psi and Phi from the ring, where masks cancel."""
         parts = (secagg.sum_of_hidden([getattr(u, part) for u in uploads], self.fraction_bits) for part in NOISELESS)
         return Surrogates(average([u.g for u in uploads]), *parts)

@@ -46,10 +46,7 @@ def scale_of_two(shape: tuple[int, ...], generator: torch.Generator, terms: int 
 
 
 def uniform_noise(sigma: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return draws of DN(sigma, 1), the clients' noise (Eqs. [16], [19]); sigma is the Gaussian product's deviation.
-
-    Uniform, symmetric, never 0 and strictly inside (-sqrt(2) sigma, sqrt(2) sigma).
-    """
+    """Return draws of DN(sigma, 1), clients' noise (Eqs. [16], [19]): never 0, strictly within +-sqrt(2) sigma."""
     # Odd multiples of 2^-53: `rand` gives multiples of 2^-53, so doubling, shifting and the last sum are exact.
     drawn = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1 + 2.0**-53
     return math.sqrt(2) * sigma * drawn

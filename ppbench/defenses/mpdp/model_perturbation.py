@@ -95,7 +95,6 @@ class ModelPerturbation(Perturbation):
                 f"{max(counts)} examples; use --partition iid."
             )
 
-    # -- the perturbed network -----------------------------------------------------------------------------------
     def expansion(self, plan: Plan) -> Expansion:
         """Return the expanded network; raises UsageError for one that cannot be perturbed."""
         return expanded(plan.spec)
@@ -133,7 +132,6 @@ class ModelPerturbation(Perturbation):
         """Return the secret coefficients [m] and the mask's squared norm."""
         return own.coefficients, own.mask @ own.mask
 
-    # -- the server ----------------------------------------------------------------------------------------------
     def weights(self, server: Server, clients: Sequence[int]) -> list[float]:
         """Return equal weights 1/K (Eq. 20)."""
         return [1 / len(clients)] * len(clients)
@@ -159,7 +157,6 @@ class ModelPerturbation(Perturbation):
         every = super().multipliers(plan, server)
         return {name: every[name] for name in plan.net.names}
 
-    # -- a client ------------------------------------------------------------------------------------------------
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
         """Send the surrogates divided by the bound, with noise on the first of them."""
         scaled: Surrogates = tree_map(lambda t: t / self.bound, result)
@@ -176,7 +173,6 @@ class ModelPerturbation(Perturbation):
         """Return the variance of `added` at one coordinate, for a client with `degree` neighbors; None: the mean."""
         return 0.0
 
-    # -- the adversary -------------------------------------------------------------------------------------------
     def evidence(self, view: View) -> list[Evidence]:
         """Return each client's gradient, or of `sums` each whole cohort's mean, to who ignores Psi and Phi.
 

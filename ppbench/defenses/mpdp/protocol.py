@@ -94,10 +94,7 @@ class MPDP(ModelPerturbation):
         return f"Psi and Phi travel without noise, so the exact gradient can be rebuilt ({claim}{told})"
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the law of the noise on a recovered coordinate to who does not know R, at the mean degree.
-
-        Coordinates depend on each other through R, which the server knows: evidence carries the round's own deviation.
-        """
+        """Return the law of noise on a recovered coordinate, at the mean degree, to who does not know R."""
         return Noise("gaussian", self.bound * math.sqrt(SECOND_MOMENT * self.noise_variance(plan, None)))
 
     def noise_variance(self, plan: Plan, degree: float | None) -> float:
@@ -117,10 +114,7 @@ class MPDP(ModelPerturbation):
         return replace(server, own=Secrets(none, none, none, graph))
 
     def added(self, ctx: Context, me: secagg.Keys, words: int) -> Tensor:
-        """Return eta + sum Delta (Algorithm 2), float64 [words]: all of it uniform, because n = 1 factors are drawn.
-
-        Delta is bitwise the same at both ends of an edge up to the sign, so only rounding is left of it in the mean.
-        """
+        """Return eta + sum Delta (Algorithm 2), float64 [words]: all of it uniform, because n = 1 factors are drawn."""
         sigmas = self.sigmas(ctx.plan)
         eta = uniform_noise(sigmas.eta, (words,), ctx.generator)
         return eta + math.sqrt(2) * sigmas.delta * secagg.pair_noise(me, ctx, "delta", words)

@@ -80,7 +80,6 @@ class Perturbation(PairedDefense):
                 stacklevel=2,
             )
 
-    # -- the perturbed network -----------------------------------------------------------------------------------
     def network(self, plan: Plan) -> Net:
         """Return the network that clients train."""
         return plan.net
@@ -99,10 +98,7 @@ class Perturbation(PairedDefense):
         return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
-        """Return (the server's own, mask r [C], what is sent of its direction: r_a [C] or nothing [0]), float64.
-
-        hidden: the weights with hidden scales.
-        """
+        """Return the server's own, the mask r [C], and what is sent of its direction (r_a [C] or [0]), float64."""
         raise NotImplementedError
 
     def coefficients(self, own: Tree) -> tuple[Tensor, Tensor]:
@@ -126,7 +122,6 @@ class Perturbation(PairedDefense):
         one = torch.ones_like(wanted)
         return self.kappa * (torch.where(wanted > 0, wanted, one) / torch.where(size > 0, size, one))
 
-    # -- the server ----------------------------------------------------------------------------------------------
     def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
         """Draw fresh secrets and return the perturbed model (PBPFL, Eq. 6-8; MP-DP, Algorithm 1)."""
         plan, scales = ctx.plan, self.scales(ctx).to(server.params[HEAD_WEIGHT].device)
@@ -163,7 +158,6 @@ class Perturbation(PairedDefense):
         """Return logits [B, C] of a delivered model, or masked logits of a broadcast one."""
         return self.network(plan)(message.params, x.to(message.params[HEAD_WEIGHT].dtype))
 
-    # -- a client ------------------------------------------------------------------------------------------------
     def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
         """Return the inputs of `compute`: the perturbed model, the mask's directions [m, C], one batch."""
         if not isinstance(message, Perturbed):
