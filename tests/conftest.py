@@ -102,6 +102,20 @@ def shards(digits: Data) -> dict[int, Data]:
     return {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(sizes)}
 
 
+@pytest.fixture(scope="session")
+def deal(digits: Data) -> Callable[..., dict[int, Data]]:
+    """Return a maker of shards of the given sizes, one behind the other, in storage of their own."""
+
+    def make(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> dict[int, Data]:
+        ends = [sum(sizes[: client + 1]) for client in range(len(sizes))]
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return {
+            c: Data(digits.x[p].to(dtype, copy=True), digits.y[p].to(dtype, copy=True)) for c, p in enumerate(parts)
+        }
+
+    return make
+
+
 @pytest.fixture
 def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
     """Return a started federation of a defense."""
