@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations
+from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
@@ -19,6 +23,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost
+from ppbench.task.dataset import open_dataset
 
 torch.set_num_threads(1)
 CLIENTS = 4
@@ -79,6 +84,28 @@ def one_timed_pair() -> Iterator[None]:
         patch.setattr(cost, "BUDGET_S", 0.0)
         patch.setattr(cost, "ENOUGH_S", 0.0)
         yield
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> BaseContext:
+    """Let executors of this process fork their workers: how long everything takes to import is tested elsewhere."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+    return fork
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[..., None]:
+    """Return an assertion: opening a data set fails with one line that contains all words."""
+
+    def check(text: str, *words: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            open_dataset(text, seed=0, root=tmp_path)
+        message = str(caught.value)
+        assert "\n" not in message and message[-1] in ".?"
+        assert [word for word in words if word not in message] == []
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -52,8 +52,7 @@ def plugins(group: Group) -> dict[str, Plugin]:
 def load(group: Group, name: str) -> Any:
     """Return what the plugin points to.
 
-    Raises:
-        UsageError: the name is unknown, or the plugin's own code fails on import (it is named, with the cause).
+    Raises UsageError: the name is unknown, or the plugin's own code fails on import (it is named, with the cause).
     """
     known = plugins(group)
     if name not in known:

@@ -21,10 +21,9 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.mpdp.laws import scale_alone, scale_of_two
 from ppbench.defenses.mpdp.surgery import transformed
-from ppbench.nets.channels import Channels, Factor
+from ppbench.nets.channels import ONE, Channels, Factor, refusal
 from ppbench.nets.commuting import NORMS
 from ppbench.nets.net import Net, NetSpec, build
-from ppbench.nets.tying import ONE, refusal
 from ppbench.nets.walk import walk
 
 Flags = NDArray[np.bool_]
