@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import CellConfig, Record
+from ppbench.records.schema import CellConfig, Record, Score
 from ppbench.run import cost
 
 torch.set_num_threads(1)
@@ -113,37 +116,41 @@ def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
     return make
 
 
+@pytest.fixture(scope="session")
+def bench_page() -> ModuleType:
+    """benchmarks/bench_page.py, which makes many records."""
+    path = Path(__file__).parent.parent / "benchmarks" / "bench_page.py"
+    spec = importlib.util.spec_from_file_location("bench_page", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 # -- records made by hand --------------------------------------------------------------------------------------------
+FEDERATION = dict(
+    rounds=20, schedule="parallel", local_epochs=1, batch=32, optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[],
+    decay=1.0, partition="iid", server_optimizer="sgd", server_lr=0.1, backend="loop", device="cpu", dtype="float32",
+)  # fmt: skip
+ENVIRONMENT = dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1, dtype="float32")
+IMAGE = dict(kind="image", client=0, index=0, ssim=None, label=None, confidence=None, at_truth=None, evaluations=1)
+
+
 def _victims(kind: str, share: float, error: float, n: int, alike: float | None = None) -> list[dict[str, object]]:
     """Return scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
     if kind == "membership":  # four strata of equal size: two halves times members and others
-        right = round(share * n / 4)
-        found = []
-        for index in range(n):
-            stratum, member = index // 4, bool(index % 2)
-            decision = member if stratum < right else not member
-            half = index % 4 // 2
-            found.append(
-                dict(kind="member", index=index, half=half, member=member, score=float(decision), decision=decision)
-            )
-        return found
+        told = [(i, bool(i % 2), bool(i % 2) == (i // 4 < round(share * n / 4))) for i in range(n)]
+        about = dict(kind="member")
+        return [about | dict(index=i, half=i % 4 // 2, member=m, score=float(d), decision=d) for i, m, d in told]
     if kind == "extraction":
         decisions = [None if alike is None else int(i >= alike * n) for i in range(n)]
-        return [
-            dict(kind="output", index=i, agree=i < round(share * n), error=error, decision=d)
-            for i, d in enumerate(decisions)
-        ]
+        about = dict(kind="output", error=error)
+        return [about | dict(index=i, agree=i < round(share * n), decision=d) for i, d in enumerate(decisions)]
     if kind == "label":
         return [dict(kind="label", probe=i, client=0, index=0, label=i < round(share * n)) for i in range(n)]
     if kind == "tracing":
         return [dict(kind="trace", index=i, owner=i % 10, guess=i % 10 if i < share * n else -1) for i in range(n)]
-    return [
-        dict(
-            kind="image", probe=i, client=0, index=0, psnr=share + i % 3, rmse=error, rmse_raw=error, ssim=None,
-            label=None, confidence=None, at_truth=None, evaluations=1,
-        )
-        for i in range(n)
-    ]  # fmt: skip
+    return [IMAGE | dict(probe=i, psnr=share + i % 3, rmse=error, rmse_raw=error) for i in range(n)]
 
 
 @pytest.fixture(scope="session")
@@ -151,7 +158,7 @@ def fabricate() -> Callable[..., Record]:
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
 
     share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
-    decides for class 0, the others for class 1; further options as named below.
+    decides for class 0, the others for class 1; scores: in place of such; more: other fields of the configuration.
     """
 
     def make(
@@ -162,47 +169,40 @@ def fabricate() -> Callable[..., Record]:
         shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, clients: int = 10, seed: int = 0,
         parameters: dict[str, object] | None = None, bytes_up: float = 1000.0, reason: str | None = "no noise",
         epsilon: float | None = None, status: str = "complete", upload: str = "gradient", loss: str = "squared",
-        sha256: str = "0" * 64, alike: float | None = None,
+        sha256: str = "0" * 64, alike: float | None = None, scores: Sequence[Score] | None = None, **more: object,
     ) -> Record:  # fmt: skip
         records = kind in ("membership", "extraction")
-        given = {} if value is None else {control: value}
+        threat = threat or ("client/1" if records else "server/1")
+        chosen = None if value is None else dict(name=control, value=value)
+        given = ({} if value is None else {control: value}) | (parameters or {})
         config = CellConfig.model_validate(
             dict(
-                suite="evaluate/1",
-                threat_model=dict(id=threat or ("client/1" if records else "server/1"), sees="",
-                                  knows_defense=adaptive),
-                defense=dict(id=defense, version="1", parameters=given | (parameters or {}),
-                             control=None if value is None else dict(name=control, value=value)),
+                suite="evaluate/1", batch_size=batch, victims=10, seed=seed,
+                stage=stage or ("final" if records else "init"),
+                threat_model=dict(id=threat, sees="", knows_defense=adaptive),
+                defense=dict(id=defense, version="1", parameters=given, control=chosen),
                 attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
-                federation=dict(clients=clients, rounds=20, schedule="parallel", upload=upload, local_epochs=1,
-                                batch=32, optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[], decay=1.0,
-                                partition="iid", server_optimizer="sgd", server_lr=0.1, backend="loop", device="cpu",
-                                dtype="float32"),
+                federation=FEDERATION | dict(clients=clients, upload=upload),
                 data=dict(name=dataset, sha256=sha256, train=1000, test=500),
-                model=dict(id=model, options=options or {}, shape=list(shape), classes=classes, parameters=250,
-                           loss=loss),
-                stage=stage or ("final" if records else "init"), batch_size=batch, victims=10, seed=seed,
-            )
+                model=dict(id=model, options=options or {}, shape=[*shape], classes=classes, parameters=250, loss=loss),
+            ) | more
         )  # fmt: skip
         count = n or {"membership": 400, "extraction": 200}.get(kind, 12)
-        scores = _victims(kind, share, error, count, alike) if status == "complete" else []
-        interval = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
+        made = _victims(kind, share, error, count, alike) if scores is None else list(scores)
+        ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
+        use = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, chance=1 / classes)
+        use |= dict(mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse, curve=[])
+        privacy = dict(epsilon=None, delta=None, reason=reason)
+        privacy = privacy if epsilon is None else dict(epsilon=epsilon, delta=1e-5)
         draft = Record.model_validate(
             dict(
-                cell_id=config.cell_id(), config=config, victims=scores, metrics=[],
-                utility=dict(
-                    accuracy=accuracy, low=interval and interval.low, high=interval and interval.high, n=1000,
-                    chance=1 / classes, curve=[], reason=None if accuracy is not None else "none", mse=mse,
-                    mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse,
-                ),
-                cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80),
-                privacy=dict(epsilon=epsilon, delta=None if epsilon is None else 1e-5,
-                             reason=None if epsilon is not None else reason),
-                status=status, reason=None if status == "complete" else "it broke",
-                environment=dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1,
-                                 dtype="float32"),
+                cell_id=config.cell_id(), config=config, victims=made if status == "complete" else [], metrics=[],
+                utility=use | dict(reason=None if accuracy is not None else "none"),
+                cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80), privacy=privacy,
+                status=status, reason=None if status == "complete" else "it broke", environment=ENVIRONMENT,
             )
         )  # fmt: skip
-        return draft.model_copy(update={"metrics": aggregate(draft.victims, classes=classes, seed=seed)})
+        delta = None if scores is None else draft.privacy.delta
+        return draft.model_copy(update={"metrics": aggregate(draft.victims, classes=classes, seed=seed, delta=delta)})
 
     return make
