@@ -1,13 +1,16 @@
-"""What is computed in training, beside the same by other means: torch's optimizers, loops over examples, counting."""
+"""What is computed, beside the same by other means: torch's optimizers, loops over examples or thresholds, counting."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
+from ppbench.adversary.attack import Guess
+from ppbench.adversary.victims import Candidates
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
@@ -21,7 +24,11 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local
 from ppbench.federation.wire import Slot
+from ppbench.metrics.audit import audited, epsilon_lower
+from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import initial
+from ppbench.questions.membership import score_members
+from ppbench.records.figure import best
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.group import run_group
@@ -157,6 +164,41 @@ def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, 
     after = leaves((run.parties.server, run.parties.clients))
     assert len(before) > 4 and all(map(torch.equal, before, after))
     assert run.run(2) and Tells.told[-1] == ("real", 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_operating_point_is_the_best_of_all_thresholds_that_keep_the_rate(seed):
+    rng = np.random.default_rng(seed)
+    member, score = np.arange(120) % 2 == 0, rng.integers(0, 30, 120).astype(float)
+    for rate in (0.02, 0.1, 0.25):
+        cuts = [(score >= cut) for cut in (*np.unique(score), np.inf)]
+        points = [(float(cut[member].mean()), float(cut[~member].mean())) for cut in cuts]
+        true, false = operating_point(Half(member, score, member), rate)
+        assert (true, false) in points and false <= rate
+        assert true == max(one for one, other in points if other <= rate)
+
+
+def test_what_an_auditor_would_have_said_in_its_silence_does_not_count():
+    member, place = np.arange(100) % 2 == 0, np.arange(100)
+    right = np.where(place < 6, ~member, member)  # 34 of the 40 guesses, and all on which none was made
+    assert audited(member, right, place < 40).value == epsilon_lower(100, 40, 34)
+
+
+def test_candidates_are_scored_by_the_answer_to_the_question_that_hid_them():
+    member, half = torch.tensor([True, False, True, False]), torch.tensor([0, 0, 1, 1])
+    candidates = Candidates(torch.zeros(4, 2), torch.zeros(4, 2), member, half)
+    answers = [Guess(score=torch.full((4,), float(h)), decision=torch.full((4,), h == 1)) for h in (0, 1)]
+    found = {score.index: score for score in score_members(candidates, answers).victims}
+    assert [(found[i].half, found[i].score, found[i].decision) for i in range(4)] == [
+        (0, 0.0, False), (0, 0.0, False), (1, 1.0, True), (1, 1.0, True)
+    ]  # fmt: skip
+
+
+def test_the_strongest_of_several_is_no_oracle(fabricate):
+    found, oracle = (fabricate("dp", 0.1, "mia_loss", "membership", share=share) for share in (0.6, 0.9))
+    attack = oracle.config.attack.model_copy(update={"oracle": True, "id": "oracle"})
+    oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
+    assert best([found, oracle], "asr") is found and best([oracle], "asr") is None
 
 
 SEEN: list[tuple[tuple[Any, ...], int]] = []
