@@ -67,6 +67,7 @@ def _cpu() -> float:
 
 def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> Run:
     """Sweep `cells` cells that sleep so long, in a new folder whose trainings are there."""
+    from ppbench.base.bars import Bars
     from ppbench.records.store import Store, Timing
     from ppbench.report.controls import check_controls
     from ppbench.report.page.board import write_board
@@ -75,7 +76,7 @@ def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> 
     from ppbench.run.executors import make_executor
     from ppbench.run.experiment import resolve
     from ppbench.run.jobs import Job, work
-    from ppbench.run.schedule import Silent, missing, wanted
+    from ppbench.run.schedule import missing, wanted
 
     batches = tuple(range(1, cells // POINTS + 1))
     asked: dict[str, Any] = {"defense": "dp", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": batches}
@@ -89,7 +90,7 @@ def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> 
     cells_of = wanted([experiment])
     todo = missing(cells_of, store)
     at = time.perf_counter()
-    compute(cells_of, todo, store, make_executor(engine, workers, lambda rounds: None), Silent(), strict=False)
+    compute(cells_of, todo, store, make_executor(engine, workers, lambda rounds: None), Bars(quiet=True), strict=False)
     took, used = time.perf_counter() - at, _cpu() - cpu
     write_board(store)
     check_controls(store.load_all())

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
@@ -17,8 +23,9 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import CellConfig, Record
+from ppbench.records.schema import CellConfig, Record, Score
 from ppbench.run import cost
+from ppbench.task.dataset import open_dataset
 
 torch.set_num_threads(1)
 CLIENTS = 4
@@ -81,6 +88,28 @@ def one_timed_pair() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> BaseContext:
+    """Let executors of this process fork their workers: how long everything takes to import is tested elsewhere."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+    return fork
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[..., None]:
+    """Return an assertion: opening a data set fails with one line that contains all words."""
+
+    def check(text: str, *words: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            open_dataset(text, seed=0, root=tmp_path)
+        message = str(caught.value)
+        assert "\n" not in message and message[-1] in ".?"
+        assert [word for word in words if word not in message] == []
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def digits() -> Data:
     from sklearn.datasets import load_digits
@@ -102,6 +131,20 @@ def shards(digits: Data) -> dict[int, Data]:
     return {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(sizes)}
 
 
+@pytest.fixture(scope="session")
+def deal(digits: Data) -> Callable[..., dict[int, Data]]:
+    """Return a maker of shards of the given sizes, one behind the other, in storage of their own."""
+
+    def make(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> dict[int, Data]:
+        ends = [sum(sizes[: client + 1]) for client in range(len(sizes))]
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return {
+            c: Data(digits.x[p].to(dtype, copy=True), digits.y[p].to(dtype, copy=True)) for c, p in enumerate(parts)
+        }
+
+    return make
+
+
 @pytest.fixture
 def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
     """Return a started federation of a defense."""
@@ -112,6 +155,17 @@ def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
         return federation
 
     return make
+
+
+@pytest.fixture(scope="session")
+def bench_page() -> ModuleType:
+    """benchmarks/bench_page.py, which makes many records."""
+    path = Path(__file__).parent.parent / "benchmarks" / "bench_page.py"
+    spec = importlib.util.spec_from_file_location("bench_page", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # -- records made by hand --------------------------------------------------------------------------------------------
@@ -149,7 +203,7 @@ def _config(
     parameters: Fields | None = None, stage: str | None = None, threat: str | None = None, batch: int = 1,
     dataset: str = "digits", sha256: str = "0" * 64, model: str = "mlp", options: Fields | None = None,
     shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, loss: str = "squared", clients: int = 10,
-    upload: str = "gradient", seed: int = 0,
+    upload: str = "gradient", seed: int = 0, **more: object,
 ) -> CellConfig:  # fmt: skip
     of_records = kind in COUNT
     given = {} if value is None else {control: value}
@@ -164,7 +218,7 @@ def _config(
             federation=FEDERATION | dict(clients=clients, upload=upload), model=network,
             data=dict(name=dataset, sha256=sha256, train=1000, test=500),
             stage=stage or ("final" if of_records else "init"), batch_size=batch, victims=10, seed=seed,
-        )
+        ) | more
     )  # fmt: skip
 
 
@@ -173,17 +227,17 @@ def fabricate() -> Callable[..., Record]:
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
 
     share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
-    decides for class 0, the others for class 1; what is not named here is of the configuration.
+    decides for class 0, the others for class 1; scores: instead of such; the rest: of the configuration.
     """
 
     def make(
         defense: str, value: float | None, attack: str, kind: str, share: float = 0.5, *, error: float = 0.5,
         n: int | None = None, alike: float | None = None, status: str = "complete", accuracy: float | None = 0.95,
         mse: float | None = None, bytes_up: float = 1000.0, epsilon: float | None = None,
-        reason: str | None = "no noise", **about: Any,
+        reason: str | None = "no noise", scores: Sequence[Score] | None = None, **about: Any,
     ) -> Record:  # fmt: skip
         config = _config(defense, value, attack, kind, **about)
-        scores = [*_victims(kind, share, error, n or COUNT.get(kind, 12), alike)] if status == "complete" else []
+        fates = _victims(kind, share, error, n or COUNT.get(kind, 12), alike) if scores is None else scores
         ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
         utility = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, curve=[],
                        chance=1 / config.model.classes, reason=None if accuracy is not None else "none",
@@ -194,12 +248,14 @@ def fabricate() -> Callable[..., Record]:
         environment = dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1, dtype="float32")
         draft = Record.model_validate(
             dict(
-                cell_id=config.cell_id(), config=config, victims=scores, metrics=[], utility=utility, privacy=privacy,
+                cell_id=config.cell_id(), config=config, metrics=[],
+                victims=[*fates] if status == "complete" else [], utility=utility, privacy=privacy,
                 cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80), environment=environment,
                 status=status, reason=None if status == "complete" else "it broke",
             )
         )  # fmt: skip
-        metrics = aggregate(draft.victims, classes=config.model.classes, seed=config.seed)
+        delta = None if scores is None else draft.privacy.delta
+        metrics = aggregate(draft.victims, classes=config.model.classes, seed=config.seed, delta=delta)
         return draft.model_copy(update={"metrics": metrics})
 
     return make

@@ -317,9 +317,9 @@ def test_an_audit_finds_canaries_of_an_overfit_model_and_none_in_noise(overfit):
     assert none.utility.accuracy > 0.6 > 0.3 > noise.utility.accuracy
 
 
-def test_an_audit_is_the_same_again_and_on_two_workers(overfit, tmp_path):
+def test_an_audit_is_the_same_again_and_on_two_workers(overfit, forked, tmp_path):
     options, first = overfit
-    options = {**options, "rounds": 3}
+    options = {**options, "rounds": 2, "canaries": 10}
     one = evaluate(**options, out=tmp_path / "a", workers=1)
     two = evaluate(**options, out=tmp_path / "b", workers=2)
     assert [r.model_dump() for r in one.records] == [r.model_dump() for r in two.records]

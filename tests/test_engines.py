@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from ppbench.records.store import Store
 from ppbench.run.audit.runs import Refused
 from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
-from ppbench.run.executors import local
 from ppbench.run.executors.executor import Done, Executor, WorkerDied
 from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.experiment import Experiment, resolve
@@ -221,9 +219,7 @@ def test_a_single_evaluation_ends_with_the_first_error(error, raised, sentence, 
 
 
 # -- processes of this machine ---------------------------------------------------------------------------------------
-def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(tmp_path, monkeypatch):
-    fork = multiprocessing.get_context("fork")  # how long a worker takes to import everything says nothing here
-    monkeypatch.setattr(local.multiprocessing, "get_context", lambda method: fork)
+def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(tmp_path, forked):
     attacks, settings = ("planted_deadly", "label_recovery", "planted_slow"), {"planted_slow.seconds": 300.0}
     experiment = small(defense="none", grid="quick", attacks=attacks, settings=settings)
     asked = wanted([experiment])

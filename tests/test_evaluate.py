@@ -37,7 +37,6 @@ TINY = {
     "settings": {"dlg.budget": 20},
 }
 SMALL = {**TINY, "attacks": ("label_recovery",), "attack_batch": (1,), "settings": {}}
-FORK = multiprocessing.get_context("fork")  # a run that is killed need not import anything anew
 
 
 def results(out: Path) -> dict[str, bytes]:
@@ -113,7 +112,9 @@ def test_a_killed_run_goes_on_with_two_workers_and_gives_the_same_files(first, t
         return len(list((out / "records").glob("*[0-9a-f].json")))
 
     for goal in (1, 5, 14):  # records on disk when the blow falls
-        process = FORK.Process(target=evaluate, kwargs={**TINY, "out": out, "workers": 1})
+        process = multiprocessing.get_context("fork").Process(
+            target=evaluate, kwargs={**TINY, "out": out, "workers": 1}
+        )
         process.start()
         while process.is_alive() and finished() < goal:
             time.sleep(0.01)

@@ -66,16 +66,6 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-@pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this process import the examples from their sources, as modules that no package brought."""
-    for name in PACKAGES:
-        monkeypatch.syspath_prepend(EXAMPLES / name / "src")
-    yield
-    for name in MODULES:
-        sys.modules.pop(name, None)
-
-
 def ppbench(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     monkeypatch.setattr(sys, "argv", ["ppbench", *words])
     with pytest.raises(SystemExit) as stop:
@@ -106,6 +96,8 @@ def test_an_installed_defense_is_evaluated_with_an_installed_attack(monkeypatch,
 def test_an_installed_question_passes_its_own_tests_and_touches_no_file_of_ours(site: Path, tmp_path: Path) -> None:
     """In a process of its own: the reports of this one have asked for all questions before."""
     tests = shutil.copytree(EXAMPLES / "my_question/tests", tmp_path / "tests")
+    quick = "import ppbench.run.cost as cost\ncost.BUDGET_S = cost.ENOUGH_S = 0.0\n"  # a single pair is timed
+    (tests / "conftest.py").write_text(quick)
     env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
@@ -113,14 +105,14 @@ def test_an_installed_question_passes_its_own_tests_and_touches_no_file_of_ours(
     assert not [p for p in (ROOT / "ppbench").rglob("*.py") if "column_guess" in p.read_text()]
 
 
-def test_the_defense_keeps_the_contract_without_being_installed(imported: None) -> None:
-    assert "sign_sgd" not in plugins("defenses")
+def test_the_contracts_are_kept_without_being_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PACKAGES:
+        monkeypatch.syspath_prepend(EXAMPLES / name / "src")
+    assert "sign_sgd" not in plugins("defenses") and "row_ratio" not in plugins("attacks")
     check_defense(importlib.import_module("sign_sgd").SignSGD)
-
-
-def test_the_attack_keeps_the_contract_without_being_installed(imported: None) -> None:
-    assert "row_ratio" not in plugins("attacks")
     check_attack(importlib.import_module("row_ratio").RowRatio, decibels=60)
+    for name in MODULES:
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -138,20 +130,11 @@ def test_the_examples_suite_is_one(tmp_path: Path) -> None:
 
 
 # -- the workflow ----------------------------------------------------------------------------------------------------
-def workflow() -> dict[str, Any]:
-    found = yaml.safe_load((EXAMPLES / "ci/github-workflow.yml").read_text())
-    assert isinstance(found, dict)
-    return found
+WORKFLOW = yaml.safe_load((EXAMPLES / "ci/github-workflow.yml").read_text())
 
 
 def steps() -> list[dict[str, Any]]:
-    return [step for job in workflow()["jobs"].values() for step in job["steps"]]
-
-
-def commands() -> list[list[str]]:
-    """Return every command line of ppbench in the workflow, as words."""
-    lines = [line for step in steps() for line in step.get("run", "").splitlines()]
-    return [words[1:] for line in lines if (words := shlex.split(line)) and words[0] == "ppbench"]
+    return [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 
 
 def parsed(words: list[str]) -> str:
@@ -166,7 +149,8 @@ def parsed(words: list[str]) -> str:
 
 
 def test_the_workflow_runs_commands_that_exist() -> None:
-    told = [parsed(words) for words in commands()]
+    lines = [shlex.split(line) for step in steps() for line in step.get("run", "").splitlines()]
+    told = [parsed(words[1:]) for words in lines if words[:1] == ["ppbench"]]
     assert told == ["ppbench sweep", "ppbench verify", "ppbench compare", "ppbench baseline accept"]
     with pytest.raises(Exception, match="No such option"):
         parsed(["sweep", "digits-quick", "--defense", "dp"])
@@ -193,7 +177,7 @@ def test_the_workflow_keeps_results_of_the_same_code_only_and_always_keeps_the_p
     assert "restore-keys" not in cache["with"]
     (kept,) = [step for step in steps() if "upload-artifact@" in step.get("uses", "")]
     assert kept["if"] == "always()" and "results/*.html" in kept["with"]["path"]
-    assert workflow()["permissions"] == {"contents": "read"}
+    assert WORKFLOW["permissions"] == {"contents": "read"}
 
 
 def test_installed_versions_are_written_after_the_installation_and_before_the_key_is_made(tmp_path: Path) -> None:
@@ -233,10 +217,7 @@ def test_a_missing_baseline_fails_the_pull_request_before_anything_is_computed(t
     assert not [step for step in steps() if "continue-on-error" in step]
 
 
-def test_no_text_of_a_user_becomes_shell_code() -> None:
+def test_no_text_of_a_user_becomes_shell_code_and_actions_are_named_with_their_version() -> None:
     assert not [step for step in steps() if "${{" in step.get("run", "")]
-
-
-def test_actions_are_named_with_their_version() -> None:
     uses = [step["uses"] for step in steps() if "uses" in step]
     assert uses and all("@v" in name for name in uses)

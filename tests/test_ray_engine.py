@@ -14,6 +14,7 @@ import pytest
 
 from ppbench import __version__
 from ppbench.base import registry
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
 from ppbench.records.store import MARKER, Store
 from ppbench.run.audit.runs import Refused
@@ -26,7 +27,7 @@ from ppbench.run.executors.local import InlineExecutor
 from ppbench.run.executors.ray import Order, RayExecutor, gpu_share, marker_of, unfit
 from ppbench.run.experiment import resolve
 from ppbench.run.jobs import Failure, Job
-from ppbench.run.schedule import Silent, missing, wanted
+from ppbench.run.schedule import missing, wanted
 
 PLANTED = Path(__file__).parent / "planted"
 SMALL: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)}
@@ -80,7 +81,7 @@ def done(out: Path, executor: Executor) -> Store:
     store = Store(out)
     store.prepare()
     asked = wanted([resolve(configure(**CELLS))])
-    compute(asked, missing(asked, store), store, executor, Silent(), strict=False)
+    compute(asked, missing(asked, store), store, executor, Bars(quiet=True), strict=False)
     return store
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import os
 import signal
 import sys
@@ -16,7 +15,6 @@ import pytest
 
 from ppbench.base import registry
 from ppbench.records.store import Store
-from ppbench.run.executors import local
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan, sweep
 
@@ -46,15 +44,14 @@ def planted() -> Iterator[None]:
     registry.plugins.cache_clear()
 
 
-def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(kill, tmp_path, monkeypatch):
+def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(kill, forked, tmp_path, monkeypatch):
     """First a worker, of which the sweep takes no notice, then the sweep: no file that is finished changes."""
     suite, log, out = tmp_path / "kill.toml", tmp_path / "log", tmp_path / "killed"
     suite.write_text(kill.SUITE.format(seeds="[0]", seconds="0.2", grid="[0.1]"))
     still = sweep(suite, out=tmp_path / "still", engine="inline")
     monkeypatch.setenv("PPBENCH_PLANTED_LOG", str(log))
-    fork, watch = multiprocessing.get_context("fork"), kill.Watch(out)  # nothing is imported anew
-    monkeypatch.setattr(local.multiprocessing, "get_context", lambda method: fork)
-    process = fork.Process(target=sweep, args=(suite,), kwargs={"out": out, "workers": 2})
+    watch = kill.Watch(out)
+    process = forked.Process(target=sweep, args=(suite,), kwargs={"out": out, "workers": 2})
     process.start()
 
     def until(goal: int) -> None:

@@ -46,9 +46,9 @@ def said(records: list[Record], start: str, defense: str = "pbpfl") -> str:
 
 # -- members, on what clients train on -------------------------------------------------------------------------------
 def test_the_two_halves_of_the_truth_are_in_one_sentence_with_figures_and_intervals(fabricate: Make) -> None:
-    assert said(masked(fabricate), "What clients train on") == (
-        "What clients train on hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended "
-        "71.0% [66.3, 75.4]) but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
+    assert said(masked(fabricate), "What clients train on").endswith(
+        "hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4]) "
+        "but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
     )
 
 
@@ -297,16 +297,11 @@ def test_a_guarantee_at_some_control_values_only_is_told_as_such(fabricate: Make
         fabricate("dp", 1.0, "dlg", "reconstruction", 12.0, control="sigma", epsilon=3.0),
         fabricate("dp", 0.0, "dlg", "reconstruction", 12.0, control="sigma", reason="there is no noise"),
     ]
+    assert listed(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
     assert sentences("dp", records)[-2:] == [
         "Formal guarantee over the whole training: epsilon 3 for a single example.",
         "No epsilon can be given at sigma=0: there is no noise.",
     ]
-
-
-def test_control_values_in_words() -> None:
-    assert listed(["kappa=1", "kappa=10", "kappa=100"]) == "kappa=1, 10 and 100"
-    assert listed(["kappa=1"]) == "kappa=1" and listed([""]) == ""
-    assert listed(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
 
 
 # -- controls --------------------------------------------------------------------------------------------------------
@@ -318,9 +313,8 @@ def checks(records: list[Record]) -> dict[str, bool | None]:
 def test_where_only_membership_was_asked_the_undefended_model_must_give_members_away(
     share: float, ok: bool, fabricate: Make
 ) -> None:
-    records = [fabricate("none", None, "mia_loss", "membership", share, stage=s) for s in ("iterate", "final")]
-    records.append(fabricate("full_noise", None, "mia_loss", "membership", 0.5))
-    found = check_controls(records)
+    some = [("none", share, "iterate"), ("none", share, "final"), ("full_noise", 0.5, "final")]
+    found = check_controls([fabricate(d, None, "mia_loss", "membership", s, stage=at) for d, s, at in some])
     assert [check.ok for check in found] == [ok, True]
     assert ("finds members" if ok else "is NOT shown to find members") in found[0].sentence
     assert f"mia_loss: ASR {share:.1%} [" in found[0].sentence
@@ -380,21 +374,15 @@ def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate: Make) -
     assert "…" not in text
 
 
-def test_a_model_of_numbers_shows_its_mse_and_no_agreement(fabricate: Make) -> None:
+def test_models_of_numbers_and_trainings_that_diverged(fabricate: Make) -> None:
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.0601)
     records = [fabricate("pbpfl", 1.0, "analytic", "reconstruction", 30.0, error=0.25, **numbers)]
-    records += outputs(fabricate, 1.0, 1.0, **numbers)
-    text = "\n".join(printed(records))
-    assert "MSE" in text and "0.0601" in text and "0.25" in text and "error" in text
-    assert "agrees" not in text and "accuracy" not in text and "PSNR" not in text
-
-
-def test_a_diverged_training_says_so_in_both_tables(fabricate: Make) -> None:
+    text = "\n".join(printed([*records, *outputs(fabricate, 1.0, 1.0, **numbers)]))
+    assert all(word in text for word in ("MSE", "0.0601", "0.25", "error"))
+    assert not any(word in text for word in ("agrees", "accuracy", "PSNR"))
     broken = dict(status="diverged", accuracy=None)
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
     records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
-    assert "\n".join(printed(records)).count("diverged") == 2
+    assert "\n".join(printed(records)).count("diverged") == 2 and len(held(records)) == 1
     undecided = "pbpfl at kappa=1: whether pixels are hidden is undecided, no attack on it gave a figure; batch 1, at "
-    undecided += "random weights; training diverged."
-    assert len(held(records)) == 1
-    assert sentences("pbpfl", records) == [undecided, "No epsilon can be given: no noise."]
+    assert sentences("pbpfl", records)[0] == undecided + "random weights; training diverged."

@@ -36,11 +36,8 @@ class Distance:
 class PpcPoint:
     """One setting of the privacy-preserving characteristic.
 
-    Attributes:
-        control: value of the control parameter.
-        ratio: median ||B|| / ||E|| of gradient to perturbation, None where it is not known.
-        accuracy, accuracy_low, accuracy_high: of the delivered model, with its 95 % interval.
-        distance: of the attack at this setting.
+    control: value of the control parameter; ratio: median ||B|| / ||E|| of gradient to perturbation, None where it is
+    not known; accuracy: of the delivered model, with its 95 % interval; distance: of the attack.
     """
 
     control: float
@@ -57,15 +54,10 @@ class PpcPoint:
 
 @dataclass(frozen=True)
 class Cap:
-    """A CAP.
+    """A CAP over n settings; value: None with `reason` where it cannot be given.
 
-    Attributes:
-        distance: which distance it averages.
-        n: settings of the grid.
-        value: None with `reason` where it cannot be given.
-        low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative bracket.
-        corrected: with accuracy replaced by (acc - chance) / (acc_none - chance), clipped to [0, 1]; None without an
-            undefended accuracy above chance.
+    low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative bracket.
+    corrected: with accuracy replaced by `corrected_accuracy`; None without an undefended accuracy above chance.
     """
 
     distance: DistanceName
@@ -78,22 +70,14 @@ class Cap:
 
 
 def cap_value(accuracies: Sequence[float], distances: Sequence[float]) -> float:
-    """Return the mean of accuracy x distance over a control grid (Eq. 1); unbounded where distances are.
-
-    Raises:
-        ValueError: an empty grid, or unequal lengths.
-    """
+    """Return the mean of accuracy x distance over a control grid (Eq. 1); ValueError where it is empty or uneven."""
     if not accuracies or len(accuracies) != len(distances):
         raise ValueError("CAP needs one distance for each accuracy, and at least one of them")
     return math.fsum(a * d for a, d in zip(accuracies, distances, strict=True)) / len(accuracies)
 
 
 def corrected_accuracy(accuracy: float, chance: float, undefended: float) -> float:
-    """Return (accuracy - chance) / (undefended - chance), clipped to [0, 1].
-
-    Raises:
-        ValueError: the undefended model is no better than chance, so there is nothing to calibrate with.
-    """
+    """Return (accuracy - chance) / (undefended - chance), clipped to [0, 1]; ValueError where undefended is chance."""
     if undefended <= chance:
         raise ValueError(f"undefended accuracy {undefended:g} is not above chance {chance:g}")
     return min(max((accuracy - chance) / (undefended - chance), 0.0), 1.0)
@@ -128,12 +112,8 @@ def series_cap(records: Sequence[Figured], undefended: float | None, name: Dista
     """Return the CAP of one series: cells that differ in the control value alone.
 
     A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes the
-    CAP null: it would otherwise be the mean over a grid of its own.
-
-    Args:
-        records: one a control value.
-        undefended: accuracy of `none` in the same federation, for the chance-corrected CAP; None if not there.
-        name: which distance; by default the main one of its question.
+    CAP null: it would otherwise be the mean over a grid of its own. undefended: accuracy of `none` in the same
+    federation, for the chance-corrected CAP; name: which distance, by default the main one of its question.
     """
     n, question = len(records), question_for(records[0])
     if (law := question.distance(name)) is None:

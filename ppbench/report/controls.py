@@ -56,7 +56,7 @@ def value(record: Figured | None, name: str) -> float | None:
 def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
     """Return a metric's interval at the level of `cells` figures of which it is the largest (Bonferroni), or None.
 
-    The distances of the 95 % interval's ends are stretched as a normal law's would be.
+    The distances of the ends of the 95 % interval are stretched as a normal law's would be.
     """
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return None
@@ -95,12 +95,11 @@ def rebuilt_share(record: Figured) -> Metric | None:
 def check_controls(records: Sequence[Record]) -> list[Check]:
     """Return what the controls say about the attacks that gave `records` (one data set, model and threat model).
 
-    `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: at least half of
-    the victims rebuilt above 20 dB (table rows: within a tenth of their norm); or, where only labels were attacked, at
-    least half of them recovered; or, where only membership was asked, its members must be found better than by chance.
-    Each adversary's attacks are judged for themselves, and each probe's. A cell of `full_noise` above chance at a level
-    of .01 over all its cells together is an alarm. Extraction tells neither: an undefended model is there to be read,
-    and so is one trained on noise.
+    `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: half of the victims
+    rebuilt; or, where only labels were attacked, half of them recovered; or, where only membership was asked, members
+    found better than by chance. Each adversary's attacks are judged for themselves, and each probe's. A cell of
+    `full_noise` above chance at a level of .01 over all its cells together is an alarm. Extraction tells neither: an
+    undefended model is there to be read, and so is one trained on noise.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
     noise = [r for r in noise if question_for(r).noise]

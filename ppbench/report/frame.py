@@ -1,9 +1,8 @@
 """Records in, one table out: a row a cell, and the one key of what may be compared with what.
 
-Whatever makes two cells incomparable is a field of `Key`, or stands in `NOT_DISTINGUISHING` with the reason; a test
-walks the configuration of a record and finds nothing else. All groups that the report makes (boards, their rows,
-sentences, series along a control value, trainings, the reach of controls) are the projections below; no other module
-makes one.
+Whatever makes two cells incomparable is a field of `Key`, or stands in `NOT_DISTINGUISHING` with the reason. All groups
+that the report makes (boards, their rows, sentences, series along a control value, trainings, the reach of controls)
+are the projections below; no other module makes one.
 """
 
 from __future__ import annotations
@@ -32,18 +31,13 @@ class Key:
     A field that older records lack has the default of the records' schema, which is what they were computed with.
 
     Attributes:
-        suite, suite_digest: who asked, as "digits-quick/1", and the hash of what its cells share.
         digest, train, test, public: digest of the data, and how many examples each part has.
         architecture, federation: the whole `ModelInfo` and `FederationInfo`, as JSON.
         defense, version, parameters: the defense, and its parameters but the control parameter, as JSON.
-        control, value: the control parameter and its value; "" and None without one.
         kind: the board that the cell is for, its question or the one whose board it shares.
-        threat, auxiliary: whose view is attacked, and what else is known to it.
-        references, canaries: of an audit; None where there was none.
         asked, attack, attack_version, settings: what kind of attack, which, and its parameters (a budget) as JSON.
         knows, informed, oracle: whether the attack counts as adaptive, whether the threat model says that it knows the
             defense, and whether it chose its answer by the truth.
-        follows: the attack whose reconstructions it uses, "" for none.
         data: the name of the data, for words only: it distinguishes nothing.
         others: as of `CellConfig`.
     """
@@ -150,17 +144,8 @@ def network(model: str, options: Mapping[str, Scalar]) -> str:
 
 
 SAME: Final = (
-    "suite",
-    "suite_digest",
-    "seed",
-    "role",
-    "stage",
-    "probe",
-    "probe_rounds",
-    "tuning",
-    "victims",
-    "perceptual",
-)
+    "suite", "suite_digest", "seed", "role", "stage", "probe", "probe_rounds", "tuning", "victims", "perceptual",
+)  # fmt: skip
 """Fields of a configuration that the key has under the same name."""
 
 

@@ -52,9 +52,8 @@ class Cell:
 def groups(experiment: Experiment) -> Iterator[Group]:
     """Yield the groups of an experiment, point by point.
 
-    Membership and extraction are asked of trained models only, and on iterates where the evaluated defense trains
-    clients on another model than it delivers; then of the controls too, to stand beside. An audit has trainings of its
-    own, on which all membership attacks run.
+    Records are asked about on trained models only, and on iterates where the evaluated defense trains clients on
+    another model than it delivers; then of the controls too, to stand beside. An audit has trainings of its own.
     """
     visual, record, audited = (
         _threats(experiment, *where) for where in (("init", False), ("final", True), ("audit", True))

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ppbench.adversary.victims import choose_candidates
+from ppbench.base.bars import Bars
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError
 from ppbench.metrics.perceptual import check_weights
@@ -30,7 +31,7 @@ from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.executors.executor import Executor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.group import victims_of
-from ppbench.run.schedule import Progress, Schedule, Silent, Wanted, missing, size, strands, wanted
+from ppbench.run.schedule import Progress, Schedule, Wanted, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
 from ppbench.run.tuning import tuning_victims
 
@@ -40,8 +41,7 @@ class Evaluation:
     """What an evaluation gave.
 
     Attributes:
-        config: what was asked.
-        records: the cells, controls included.
+        config, records: what was asked; its cells, controls included.
         checks: what the controls and the harness's self-test say; the result is unreliable unless all hold.
         verdicts: what was found, question by question.
         out: folder with records, leaderboard.csv, leaderboard.html and figures.
@@ -80,19 +80,16 @@ def evaluate(
     A cell that `out` already holds is not computed again; a run that was killed goes on where it was.
 
     Args:
-        config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords.
+        config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords (defense="spn").
         out: folder of results, new or made by ppbench.
         workers: processes; by default one a core, and one where a GPU is used.
         progress: told how far the work is.
-        preset: "quick", "portfolio" or "paper".
-        **options: fields of `EvaluateConfig`, e.g. defense="spn".
 
-    Raises:
-        UsageError: something asked for cannot be used; nothing has been trained then.
+    Raises UsageError: something asked for cannot be used; nothing has been trained then.
     """
     asked = config if config is not None else configure(preset, **options)
     check_workers(workers)
-    store, told = Store(Path(out)), progress or Silent()
+    store, told = Store(Path(out)), progress or Bars(quiet=True)
     experiment = resolve(asked)
     check(experiment)
     store.prepare()
@@ -112,8 +109,7 @@ def evaluate(
 def check(experiment: Experiment) -> None:
     """Ask for everything that can be refused, before anything is written.
 
-    Raises:
-        UsageError: something that is asked for cannot be used.
+    Raises UsageError: something that is asked for cannot be used.
     """
     config = experiment.config
     check_device(config.device)
@@ -159,12 +155,8 @@ def compute(
 ) -> bool:
     """Train what missing cells need, and run them; return whether anything was missing.
 
-    The outcome of the harness's self-test belongs to the cells: it is made with them, and for a folder that lacks it.
-
-    Args:
-        asked: all cells that are asked for; where finished ones are of other code than today's, a warning says so.
-        todo: those of them that are missing.
-        store, executor, progress, strict: as `Schedule`.
+    The outcome of the harness's self-test is made with the cells, and for a folder that lacks it. Where finished cells
+    of `asked` are of other code than today's, a warning says so; the others are as in `Schedule`.
     """
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
     if not todo and soundness_of(store) is not None:

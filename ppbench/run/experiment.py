@@ -47,8 +47,7 @@ class Experiment:
     def attacks(self) -> tuple[Attack, ...]:
         """The attacks that can say something about the task's network and loss, and of the probes.
 
-        Raises:
-            UsageError: an attack that was named cannot.
+        Raises UsageError: an attack that was named cannot.
         """
         config, found = self.config, []
         for attack in self.applicable:
@@ -64,8 +63,7 @@ class Experiment:
 def resolve(config: EvaluateConfig) -> Experiment:
     """Return the experiment that `config` describes; no data are read before its task is asked for.
 
-    Raises:
-        UsageError: an unknown defense, attack or parameter, or an attack that cannot be run on the defense.
+    Raises UsageError: an unknown defense, attack or parameter, or an attack that cannot be run on the defense.
     """
     return Experiment(config, tuple(points(config)), tuple(attacks(config)))
 

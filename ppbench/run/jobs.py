@@ -26,13 +26,7 @@ Tell = Callable[[int], None]
 class Job:
     """One piece of work: train a point (`group` None), some runs of its audit (`runs`), or compute cells of a group.
 
-    Attributes:
-        experiment: the evaluation; it travels as its configuration.
-        out: the folder of results.
-        point: index of the point.
-        group: the group whose cells are computed, or None.
-        cells: names of the cells to compute; others of the group are not touched.
-        runs: runs of the audit, empty for the training itself.
+    experiment: travels as its configuration; point: its index; cells: names of those of the group to compute.
     """
 
     experiment: Experiment
@@ -51,10 +45,8 @@ class Job:
 def work(job: Job, tell: Tell | None = None) -> None:
     """Do a job; whatever of it lies finished in the folder is not done again.
 
-    Raises:
-        Refused: a defense refuses the audit.
-        UsageError: the folder cannot be written or a file in it is damaged.
-        Exception: whatever a defense's own code raises in training; attacks fail by themselves, see `Bench`.
+    Raises Refused: a defense refuses the audit. UsageError: the folder cannot be written or a file in it is damaged.
+    Exception: whatever a defense's own code raises in training; attacks fail by themselves, see `Bench`.
     """
     if job.group is not None:
         run_group(job.experiment, job.group, job.out, job.cells)

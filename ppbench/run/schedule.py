@@ -38,20 +38,6 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Silent:
-    """Progress that nobody watches."""
-
-    def expect(self, phase: str, steps: int) -> None:
-        """Ignore."""
-
-    def advance(self, phase: str, steps: int) -> None:
-        """Ignore."""
-
-    def cell(self, status: str) -> None:
-        """Ignore."""
-
-
-@dataclass(frozen=True)
 class Wanted:
     """Cells of one group of one evaluation that are asked for."""
 
@@ -92,12 +78,8 @@ def size(asked: Sequence[Wanted]) -> int:
 class Strand:
     """The work around one training: its jobs come in steps, each of which waits for the one before.
 
-    Attributes:
-        home: the folder of the training.
-        out: the folder of results.
-        asked: the cells that attack the training.
-        open: jobs of the current step that have not ended.
-        lost: whether the training failed, and all cells with it.
+    home, out: the folder of the training, and that of results; asked: the cells that attack it; open: jobs of the
+    current step that have not ended; lost: whether the training failed, and all cells with it.
     """
 
     home: Path
@@ -139,14 +121,10 @@ def strands(asked: Sequence[Wanted], out: Path) -> list[Strand]:
 
 @dataclass
 class Schedule:
-    """One run of an executor over strands.
+    """One run of an executor over strands, with a store where cells land.
 
-    Attributes:
-        store: where cells land.
-        executor: who does the jobs.
-        progress: told how far the work is.
-        strict: whether an error of a training or a worker ends the run, and is raised; else the cells that need it
-            are kept as failed with the cause, and the rest goes on. Where nothing can be written, all ends.
+    strict: whether an error of a training or a worker ends the run, and is raised; else the cells that need it are kept
+    as failed with the cause, and the rest goes on. Where nothing can be written, all ends.
     """
 
     store: Store
@@ -162,8 +140,7 @@ class Schedule:
     def run(self, asked: Sequence[Strand]) -> None:
         """Do everything that is asked for.
 
-        Raises:
-            UsageError: nothing can be written; if `strict`, whatever a training raised, or that a worker died.
+        Raises UsageError: nothing can be written; if `strict`, whatever a training raised, or that a worker died.
         """
         self.progress.expect("attacking", sum(len(w.cells) for strand in asked for w in strand.asked))
         with self.executor as executor:

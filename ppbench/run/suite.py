@@ -104,13 +104,10 @@ class Suite:
     """A suite, ready to be swept.
 
     Attributes:
-        id: with the preset, as "mnist-dlnet@two-cores".
-        version: of the file; to be raised whenever figures of before cannot be compared any more.
-        title: one line.
+        id, version, title: of the file; the id with the preset, as "mnist-dlnet@two-cores".
         digest: hash of what all cells share, but for the place of the data: cells know their data by content. Lists of
             defenses, attacks and seeds are not in it, so that a suite can grow.
-        places: one evaluation a defense and seed, and where it stands, as "FILE, line 12, key defense.2", for errors
-            that only the data show.
+        places: one evaluation a defense and seed, and where it stands, as "FILE, line 12, key defense.2".
     """
 
     id: str
@@ -139,18 +136,13 @@ def load_suite(
     device: str = "cpu",
     weights: str | None = None,
 ) -> Suite:
-    """Return a suite.
+    """Return a suite. Raises UsageError: no such suite or preset, or a wrong one, by file, line and key.
 
     Args:
-        suite: the name of a shipped one, or a TOML file.
-        preset: one of its presets, or "".
-        add: defenses that it does not list, each over its quick grid.
+        suite, preset: the name of a shipped one, or a TOML file; one of its presets, or "".
+        add: installed defenses that it does not list, each over its quick grid.
         dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
-        device: as torch names it.
-        weights: file for LPIPS, as `EvaluateConfig.weights`.
-
-    Raises:
-        UsageError: no such suite or preset, or a wrong one; the sentence names file, line and key.
+        device, weights: as in `EvaluateConfig`.
     """
     path = _path(suite)
     try:

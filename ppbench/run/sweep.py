@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, unknown
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
@@ -19,7 +20,7 @@ from ppbench.run.cells import Cell
 from ppbench.run.evaluation import check, compute
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
-from ppbench.run.schedule import Progress, Silent, Wanted, missing, size, strands, wanted
+from ppbench.run.schedule import Progress, Wanted, missing, size, strands, wanted
 from ppbench.run.suite import Suite, load_suite
 from ppbench.run.task import task_key
 
@@ -42,11 +43,10 @@ class Swept:
     """What a sweep gave.
 
     Attributes:
-        suite: what was swept.
+        suite, out: what was swept, and the folder with records, tables, page and figures.
         records: the suite's cells that were asked for, controls included.
         checks: what the controls say, of each data set, network and federation, and the harness's self-test.
         verdict: what was found, in sentences; nothing is concluded where a control failed.
-        out: folder with records, tables, page and figures.
         computed: how many cells were run now; the others were found finished.
     """
 
@@ -73,10 +73,8 @@ class Planned:
     """What a sweep is going to do.
 
     Attributes:
-        suite: what is swept.
-        store: where to.
-        asked: all cells that were asked for.
-        todo: those of them that are not finished.
+        suite, store: what is swept, and where to.
+        asked, todo: all cells that were asked for; those of them that are not finished.
         trainings: how many federations `todo` needs, trained or not.
     """
 
@@ -90,8 +88,7 @@ class Planned:
 def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
     """Return what a sweep would do; nothing is written.
 
-    Raises:
-        UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
+    Raises UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
     """
     for key in only:
         if key not in FILTERS:
@@ -174,8 +171,7 @@ def sweep(
 ) -> Swept:
     """Compute every cell of a suite that `out` does not hold, and write the board.
 
-    What is interrupted (Ctrl-C, SIGKILL, a node that goes away) loses only the cells in flight; the same call goes on.
-    A cell that fails is a record with its cause, and the others are computed.
+    What is interrupted, however, loses only the cells in flight; the same call goes on. A failed cell is a record.
 
     Args:
         suite, preset, add, dataset, device: as `load_suite`; or a suite, which has them.
@@ -184,11 +180,10 @@ def sweep(
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
         progress: told how far the work is.
 
-    Raises:
-        UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
+    Raises UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
     """
     asked = suite if isinstance(suite, Suite) else load_suite(suite, preset, add=add, dataset=dataset, device=device)
-    told = progress or Silent()
+    told = progress or Bars(quiet=True)
     executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()

@@ -69,13 +69,10 @@ def is_trained(home: Path) -> bool:
 def train(
     experiment: Experiment, point: Point, cache: Path, after: Callable[[int], None] | None = None
 ) -> tuple[Federation, Trained]:
-    """Return the trained federation and its figures, from `cache` where they are.
+    """Return the trained federation and its figures, from `cache` where they are; `after` is called with each round.
 
-    Args:
-        experiment, point: what is learnt, under which defense.
-        cache: folder of finished trainings; a checkpoint appears in it whole or not at all. What a client's part takes
-            is measured before the first round; times go beside the cache, see `records/times.py`.
-        after: called with each finished round.
+    A checkpoint appears in `cache` whole or not at all. What a client's part takes is measured before the first round;
+    times go beside the cache, see `records/times.py`.
     """
     task, rounds, home = experiment.task, experiment.config.rounds, home_of(experiment, point, cache)
     fed = federation(experiment, point)
@@ -170,22 +167,20 @@ def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
 ) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
-    n, chance = len(task.test.x), 1 / task.plan.spec.classes
-    reason = f"the model was not finite after round {fed.round}" if not finished else None
+    n, reason = len(task.test.x), None if finished else f"the model was not finite after round {fed.round}"
     square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
     if square is not None and not math.isfinite(square.value):  # large weights of many layers multiply
         reason, finished, square = f"the model's errors were not finite after round {fed.round}", False, None
-    told = finished and task.classified
-    accuracy = curve[-1][1] if told else None
-    interval = clopper_pearson(round(curve[-1][1] * n), n) if told else None
+    accuracy = curve[-1][1] if finished and task.classified else None
+    interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
     utility = Utility(
         accuracy=accuracy,
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         n=n,
-        chance=chance,
+        chance=1 / task.plan.spec.classes,
         curve=curve,
-        reason=reason if told or reason else "targets are numbers; mse stands instead",
+        reason=reason if interval or reason else "targets are numbers; mse stands instead",
         mse=square.value if square else None,
         mse_low=square.low if square else None,
         mse_high=square.high if square else None,

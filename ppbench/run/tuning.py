@@ -39,8 +39,7 @@ class Rehearsal:
 def rehearsal(fed: Federation, experiment: Experiment, group: Group) -> Rehearsal:
     """Return a probe of `tuning` images of the test part, which no client trains on and no cell reports.
 
-    Raises:
-        UsageError: the test part has too few examples.
+    Raises UsageError: the test part has too few examples.
     """
     config, victims = experiment.config, tuning_victims(fed.defense, experiment, group)
     transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
@@ -53,8 +52,7 @@ def rehearsal(fed: Federation, experiment: Experiment, group: Group) -> Rehearsa
 def tuning_victims(defense: Defense, experiment: Experiment, group: Group) -> Victims:
     """Return the victims of a rehearsal: examples of the test part, dealt to the clients.
 
-    Raises:
-        UsageError: the test part has too few.
+    Raises UsageError: the test part has too few.
     """
     task, clients, count = experiment.task, experiment.config.clients, experiment.config.tuning
     seeds, roles, sums = Seeds(task.seeds.seed("tuning")), len(defense.roles) if group.role else 1, defense.sums
@@ -71,13 +69,8 @@ def tuning_victims(defense: Defense, experiment: Experiment, group: Group) -> Vi
 def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
     """Return the variant of `attack` that its question values most on the tuning victims, and what each one gave.
 
-    A variant that fails scores worst; of equals, and where there are no victims, the first is taken.
-
-    Args:
-        attack: one with several variants.
-        trial: what `rehearsal` returned.
-        task: gives data range and seeds.
-        label: names the cell; part of the seed of the attack's draws.
+    A variant that fails scores worst; of equals, and where there are no victims, the first is taken. `label` names the
+    cell: part of the seed of the attack's draws.
     """
     variants = list(attack.variants())
     scores = [_worth(variant, trial, task, label) for variant in variants]

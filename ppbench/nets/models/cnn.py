@@ -23,18 +23,14 @@ def cnn(
 ) -> Classifier:
     """One block a width: 3x3 convolution (padding 1), activation, 2x2 pool; then linear layers, then the head.
 
-    With ReLU or LeakyReLU every layer commutes with positive scales of its channels, and without biases the whole
-    network is positively homogeneous (what PBPFL and MP-DP need); "tanh" is there to be refused by them.
+    With ReLU or LeakyReLU every layer commutes with positive scales of its channels, as PBPFL and MP-DP need.
 
     Args:
-        shape: (channels, height, width), at least 2 to the number of blocks high and wide; odd sizes lose their last
-            row or column at a pool. (3, 32, 32) with 10 classes gives 30,634 parameters, 30,560 without biases.
+        shape: at least 2 to the number of blocks high and wide; (3, 32, 32) and 10 classes have 30,634 parameters.
         widths: channels of the blocks, comma-separated, one at least.
         hidden: widths of linear layers between the blocks and the head, with the activation after each; "" for none.
         pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope .01) or "tanh".
-        bias: whether all layers, the head among them, have biases.
-
-    Weights are Kaiming-uniform for ReLU, biases 0.
+        bias: whether all layers, the head among them, have biases; at first they are 0, weights Kaiming-uniform.
     """
     checks.one_of("pool", pool, _POOLS)
     checks.one_of("activation", activation, ("relu", "leaky_relu", "tanh"))

@@ -118,14 +118,11 @@ def _cases(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> Iterator[tup
     """Yield the evaluations that say something about the claim."""
     for key, records in sorted(((about(key), key.text()), records) for key, records in groups.items()):
         complete = [r for r in records if r.status != "failed"]
-        mine = [r for r in complete if r.config.defense.id == name and _when(claim, r.config)]
+        mine = [r for r in complete if r.config.defense.id == name]
+        mine = [r for r in mine if all(r.config.defense.parameters.get(k) == value for k, value in claim.when)]
         if mine and all(_shares(claim, mine[0].config, what) for what in REQUIRED.get(claim.metric, ())):
             none = [r for r in complete if r.config.defense.id == "none"]
             yield key, Case(claim, records.of(mine), records.of(none), records.of(complete))
-
-
-def _when(claim: Claim, config: CellConfig) -> bool:
-    return all(config.defense.parameters.get(name) == value for name, value in claim.when)
 
 
 def _shares(claim: Claim, config: CellConfig, what: str) -> bool:

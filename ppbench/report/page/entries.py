@@ -63,22 +63,13 @@ class Entry:
         value = "" if control is None else f"{control.name} = {control.value:g}"
         return ", ".join(word for word in (value, self.sample.config.role) if word)
 
-    @property
-    def broken(self) -> tuple[Record, ...]:
-        """The row's records that are not complete."""
-        return tuple(record for record in self.records if record.status != "complete")
-
 
 @dataclass(frozen=True)
 class Board:
     """Rows that may be compared.
 
-    Attributes:
-        setting: what they share, a key by `BOARD`.
-        headline: the metric that they are ranked by.
-        entries: the rows.
-        checks: what the controls say of this board.
-        reliable: whether the controls hold, so that ranks mean something.
+    setting: what they share, a key by `BOARD`; headline: the metric that they are ranked by; checks: what the controls
+    say of this board; reliable: whether they hold, so that ranks mean something.
     """
 
     setting: Key

@@ -83,13 +83,9 @@ class Said:
 
 @dataclass(frozen=True)
 class Judged:
-    """One evaluation.
+    """One evaluation: which, by `EVALUATION` and in words, its cells and what its controls say.
 
-    Attributes:
-        key, about: which, by `EVALUATION`, and in words.
-        records: its cells.
-        checks: what its controls say.
-        sound: whether the harness's self-test passed.
+    sound: whether the harness's self-test passed.
     """
 
     key: Key
@@ -133,9 +129,7 @@ def said(found: Sequence[Judged]) -> list[Said]:
 
 
 def concluded(found: Sequence[Judged]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of all evaluations and the sentences that stand, each with its evaluation and its defense where
-    there are several.
-    """
+    """Return the checks of all evaluations and the sentences that stand, of each evaluation if there are several."""
     return checks_of(found), tuple(verdict_of(said(found)))
 
 

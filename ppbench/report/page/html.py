@@ -35,7 +35,7 @@ from ppbench.report.page.played import role_counts
 from ppbench.report.page.ppc import line_caps, ppcs
 from ppbench.report.page.profiles import Outcome, profiles
 from ppbench.report.page.sections import Section, about, metric_of
-from ppbench.report.page.sprites import Album, ImagesOf, no_images
+from ppbench.report.page.sprites import Album, ImagesOf
 from ppbench.report.page.table import Claims, no_claims, rows
 from ppbench.report.worst import attack_of, cell_of
 
@@ -57,14 +57,14 @@ class Page:
         said: sentences by defense, for its own part of the page, and for its head where there is one defense only.
         outcomes: what became of the claims of the defenses' papers.
         found, evaluations: the boards of `records` and what may be concluded, where they are known; else they are made.
-        problems: sentences on what could not be read so far; on images and times that cannot be read some are added.
+        problems: sentences on what could not be read; on images and times that cannot be read some are added.
         bare: whether the folder is an accepted baseline, which keeps no reconstructions.
     """
 
     records: Sequence[Record]
     reliability: Sequence[str] = ()
     claims: Claims = no_claims
-    images: ImagesOf = no_images
+    images: ImagesOf = lambda _: None
     times: TimesOf = no_times
     sound: bool = True
     said: Sequence[Said] = ()

@@ -28,11 +28,8 @@ AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
 class Overview:
     """One evaluation.
 
-    Attributes:
-        about, checks, reliable: as of `Judged`.
-        headline: the metric of the worst case, "" where nothing was to be rebuilt.
-        asked: where the worst case is taken from, in words.
-        rows: the undefended, then the defenses by name.
+    headline: the metric of the worst case, "" where nothing was to be rebuilt; asked: where it is taken from, in words;
+    rows: the undefended, then the defenses by name.
     """
 
     about: str
@@ -59,7 +56,7 @@ def overviews(found: Sequence[Board], judged: Sequence[Judged], costs: Sequence[
     paid = {row.entry.key.only(TRAINED): row for row in costs}
     probed = ((one, *part) for one in judged if one.key in rows for part in _probed(one.about, rows[one.key]))
     tables = [_overview(one, about, some, paid) for one, about, some in probed]
-    return [table for table in tables if any(row.role == "compared" for row in table.rows)]
+    return [table for table in tables if any(row.entry.role == "compared" for row in table.rows)]
 
 
 def _probed(about: str, rows: Rows) -> Iterator[tuple[str, Rows]]:

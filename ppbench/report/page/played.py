@@ -19,12 +19,7 @@ SHOWN = 30
 class RoleCounts:
     """How often each client played one role under one defense, by control value.
 
-    Attributes:
-        title: defense, data, number of clients and role, in words.
-        role: which.
-        labels: control values, as "beta=0.2"; "" without one.
-        counts: rounds by label and client.
-        examples: by client.
+    labels: control values, as "beta=0.2", "" without one; counts: rounds by label and client; examples: by client.
     """
 
     title: str

@@ -42,12 +42,8 @@ class Line:
 class Ppc:
     """A figure of one defense: accuracy on the left axis, distances on the right, regions where ratios are known.
 
-    Attributes:
-        title: what it is about.
-        control: name of the control parameter.
-        distance: which distance the right axis shows.
-        lines: at least one, each with at least one point; accuracies are those of the first line to have a control.
-        defense: whose it is.
+    control: name of the control parameter; distance: which the right axis shows; lines: each with at least one
+    point, accuracies are those of the first line to have a control value; defense: whose it is.
     """
 
     title: str

@@ -60,11 +60,9 @@ class Profile:
     """A defense's part of the page.
 
     Attributes:
-        sentences: what was found, with the evaluation where there are several.
         rows: its rows on all boards, each with its board.
         galleries: its reconstructions.
         outcomes: what its paper claims and what became of it.
-        costs: its rows of the table of costs.
     """
 
     defense: str

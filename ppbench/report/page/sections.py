@@ -16,10 +16,7 @@ from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import ALONE
 from ppbench.report.worst import Measured
 
-AUDITED = (
-    *(("auc", "Average, AUC"), ("tpr_at_1pct_fpr", "Average, TPR at 1 % FPR")),
-    ("epsilon_lower", "ε at least"),
-)
+AUDITED = {"auc": "Average, AUC", "tpr_at_1pct_fpr": "Average, TPR at 1 % FPR", "epsilon_lower": "ε at least"}
 """Further figures of audits: each by the attack that is strongest in it, which may be another than the worst case."""
 
 
@@ -34,14 +31,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """One board with what is drawn for it.
-
-    Attributes:
-        board: the board.
-        anchor: its place on the page.
-        strips: data URIs by row, None where a row has no images.
-        ppcs, curves: its figures.
-    """
+    """One board with what is drawn for it. anchor: its place on the page; strips: data URIs by row, or None."""
 
     board: Board
     anchor: str
@@ -97,7 +87,7 @@ class Section:
         """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
         own = self.question.columns(self.board.headline)
         given = {m.name for e in self.board.entries for r in e.records for m in r.metrics}
-        return own + tuple(c for c in AUDITED if self._audited and c[0] in given and c not in own)
+        return own + tuple(c for c in AUDITED.items() if self._audited and c[0] in given and c not in own)
 
     @property
     def _audited(self) -> bool:
@@ -105,7 +95,7 @@ class Section:
 
     def shown(self, entry: Entry, name: str) -> Measured | None:
         """Return what has the metric `name` stands in the row: of an audit's, the strongest in it."""
-        return best(entry.records, name) if self._audited and name in dict(AUDITED) else entry.worst
+        return best(entry.records, name) if self._audited and name in AUDITED else entry.worst
 
     @property
     def utility(self) -> str:

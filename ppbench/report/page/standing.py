@@ -36,13 +36,11 @@ class Value:
 
     Attributes:
         entry: the row of the judged boards that leaks most; for the defense, its use and its cost.
-        asked: whether something was to be rebuilt there.
-        worst: what was, None where no attack gave a figure.
+        asked, worst: whether something was to be rebuilt there, and what was.
         labels: the highest label accuracy of the judged boards.
         members, canaries: the strongest cells by ASR, and by the canaries' TPR at 1 % FPR.
-        found: the strongest membership cells by metric ("asr", "canary_auc"), to judge whether any are found.
+        found, tried: the strongest membership cells by metric, to judge whether any are found, and of how many cells.
         outputs: the strongest extraction from the model that clients train on.
-        tried: membership cells.
         reliable: whether the undefended model falls wherever this value was judged.
         lacking: whether an attack on them failed or training diverged.
         cost: its row of the table of costs.
@@ -116,14 +114,9 @@ class Standing:
     none: Value | None
 
     @property
-    def defense(self) -> str:
-        """The defense's name."""
-        return self.value.entry.defense.id
-
-    @property
-    def role(self) -> str:
-        """A control, or one of the compared."""
-        return self.value.entry.role
+    def entry(self) -> Entry:
+        """The row of the boards that is told of."""
+        return self.value.entry
 
     @property
     def loss(self) -> float | None:

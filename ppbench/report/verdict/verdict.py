@@ -86,12 +86,8 @@ def members_fate(record: Figured, tried: int, undefended: Figured | None) -> Fat
     """Return whether an attack finds members.
 
     "falls": its ASR lies above chance at Bonferroni's level; "hidden": it does not, and lies below what the undefended
-    model gives away; "undecided": neither, or the undefended model is not known to give any away.
-
-    Args:
-        record: the strongest of `tried` membership cells.
-        tried: how many.
-        undefended: a cell that finds members of the undefended model, or None.
+    model gives away; "undecided": neither, or it is not known to give any away. record: the strongest of `tried`
+    membership cells; undefended: a cell that finds members of the undefended model, or None.
     """
     if above_chance(record, "asr", tried):
         return "falls"

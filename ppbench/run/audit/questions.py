@@ -35,11 +35,8 @@ class Questions:
     def view(self, threat: str) -> View:
         """Return what the adversary of `threat` has: a client the model delivered, others the mail of all kept rounds.
 
-        The mail ends with the delivered model, as one more broadcast.
-
-        Raises:
-            Refused: the view of colluding clients, whose states are not kept.
-            UsageError: the files cannot be read.
+        The mail ends with the delivered model. Raises Refused: the view of colluding clients, whose states are not
+        kept.
         """
         audit = self.audit
         if threat.startswith("collusion/"):
@@ -54,10 +51,7 @@ class Questions:
 
     @cached_property
     def references(self) -> tuple[References | None, int]:
-        """The reference runs, None where there are none, and how many were left out.
-
-        A run that diverged is left out with its complement, so that each candidate stays in half of the runs.
-        """
+        """The reference runs, or None, and how many were left out: each that diverged, with its complement."""
         found, population = self.audit.answers(), self.audit.population
         if not found:
             return None, 0

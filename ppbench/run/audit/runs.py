@@ -100,7 +100,7 @@ class Audit:
     def federation(self, run: int) -> Federation:
         """Return the federation of a run, not yet started: 0 is the target, 1 and on are references.
 
-        Its draws depend on the run's number and on no other run; masks derive from the session of a kept transcript.
+        Its draws depend on the run's number alone; masks derive from the session of a kept transcript.
         """
         task, config, shards = self.experiment.task, self.experiment.config, self.population.shards(run)
         seeds = Seeds(task.seeds.seed("reference", run) if run else task.seeds.seed("audited"))
@@ -222,11 +222,7 @@ def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
 
 
 def _train_references(audit: Audit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
-    """Train reference runs together.
-
-    Returns:
-        "finished" [R] bool, "outputs" [R, A, Q, C] and "population" [R, Z, C] float64, NaN of runs that diverged.
-    """
+    """Return "finished" [R] bool, "outputs" [R, A, Q, C], "population" [R, Z, C] float64, NaN where a run diverged."""
     candidates, others = augmentations(audit.population.candidates.x, AUGMENTATIONS), audit.population.others.x
     runs = [audit.started(run) for run in part]
     finished = run_many(runs, audit.experiment.config.rounds, after)

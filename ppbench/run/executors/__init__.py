@@ -26,9 +26,7 @@ def make_executor(
         address: Ray's: of the cluster's head, None for one of this machine's own.
         device: "cpu", or "cuda"; Ray then shares each GPU among workers.
 
-    Raises:
-        UsageError: an unknown name, fewer than one worker, an address without a cluster, one GPU of many for Ray, or
-            Ray is not installed.
+    Raises UsageError: an unknown name, fewer than one worker, what the executor does not have, or Ray is not installed.
     """
     check_workers(workers)
     if address is not None and name != "ray":

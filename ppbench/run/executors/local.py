@@ -28,11 +28,7 @@ PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its
 
 
 def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
-    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone or says so.
-
-    A worker that outlived its parent would write cells that the next run computes too. Linux ends it with its parent;
-    elsewhere it looks twice a second. An interrupt is the parent's business: it says halt.
-    """
+    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone or says halt."""
     global _rounds
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -97,9 +93,8 @@ class InlineExecutor:
 class LocalExecutor:
     """Runs jobs on processes of this machine.
 
-    Each worker is a pool of its own with one process: in a common pool one process that dies takes the jobs of all
-    others with it. For the same reason it has a queue and an event of its own: a process that is killed while it holds
-    the lock of a common one would stop all others.
+    Each worker is a pool of its own with one process, a queue and an event: in a common pool a process that dies takes
+    all others' jobs with it, and one that is killed while it holds a common lock would stop all others.
     """
 
     def __init__(self, workers: int, tell: Tell) -> None:
