@@ -253,14 +253,6 @@ def test_a_defense_is_listed_evaluated_and_its_claim_stands_beside_its_cells(tol
     assert {row["claimed"] for row in mine if row["attack"] == "label_recovery"} == {"CAP 0.50 (Table 99)"}
 
 
-def test_the_pretended_device_asks_for_each_defense_by_the_name_that_the_table_gives() -> None:
-    _, more = recipe("a defense")
-    text = (ROOT / only(more, r"tests/.*")).read_text()
-    defenses = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["ppbench.defenses"]
-    (listed,) = re.findall(rf"^{only(more, '[A-Z]+')} = \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r'"(\w+)"', listed)) == set(defenses)
-
-
 def test_an_attack_is_listed_and_has_cells(told: dict) -> None:
     assert told["listed"]["attacks"]["row_ratio"] == "ppbench"
     assert ["sign_sgd", "row_ratio", "reconstruction", "complete"] in told["cells"]
