@@ -153,6 +153,53 @@ def _victims(kind: str, share: float, error: float, n: int, alike: float | None 
     return [IMAGE | dict(probe=i, psnr=share + i % 3, rmse=error, rmse_raw=error) for i in range(n)]
 
 
+def _use(accuracy: float | None, mse: float | None, classes: int) -> dict[str, object]:
+    ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
+    found = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, chance=1 / classes)
+    found |= dict(mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse, curve=[])
+    return found | dict(reason=None if accuracy is not None else "none")
+
+
+def _fabricated(
+    defense: str, value: float | None, attack: str, kind: str, share: float = 0.5, *, error: float = 0.5,
+    n: int | None = None, control: str = "kappa", adaptive: bool = False, stage: str | None = None,
+    threat: str | None = None, batch: int = 1, accuracy: float | None = 0.95, mse: float | None = None,
+    dataset: str = "digits", model: str = "mlp", options: dict[str, object] | None = None,
+    shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, clients: int = 10, seed: int = 0,
+    parameters: dict[str, object] | None = None, bytes_up: float = 1000.0, reason: str | None = "no noise",
+    epsilon: float | None = None, status: str = "complete", upload: str = "gradient", loss: str = "squared",
+    sha256: str = "0" * 64, alike: float | None = None, scores: Sequence[Score] | None = None, **more: object,
+) -> Record:  # fmt: skip
+    records, whole = kind in ("membership", "extraction"), status == "complete"
+    threat, stage = threat or ("client/1" if records else "server/1"), stage or ("final" if records else "init")
+    chosen = None if value is None else dict(name=control, value=value)
+    given = ({} if value is None else {control: value}) | (parameters or {})
+    config = CellConfig.model_validate(
+        dict(
+            suite="evaluate/1", batch_size=batch, victims=10, seed=seed, stage=stage,
+            threat_model=dict(id=threat, sees="", knows_defense=adaptive),
+            defense=dict(id=defense, version="1", parameters=given, control=chosen),
+            attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
+            federation=FEDERATION | dict(clients=clients, upload=upload),
+            data=dict(name=dataset, sha256=sha256, train=1000, test=500),
+            model=dict(id=model, options=options or {}, shape=[*shape], classes=classes, parameters=250, loss=loss),
+        ) | more
+    )  # fmt: skip
+    count = n or {"membership": 400, "extraction": 200}.get(kind, 12)
+    made = _victims(kind, share, error, count, alike) if scores is None else list(scores)
+    privacy = dict(epsilon=epsilon, delta=None if epsilon is None else 1e-5)
+    privacy |= dict(reason=reason if epsilon is None else None)
+    draft = Record.model_validate(
+        dict(
+            cell_id=config.cell_id(), config=config, victims=made if whole else [], metrics=[], privacy=privacy,
+            utility=_use(accuracy, mse, classes), cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80),
+            status=status, reason=None if whole else "it broke", environment=ENVIRONMENT,
+        )
+    )  # fmt: skip
+    delta = None if scores is None else draft.privacy.delta
+    return draft.model_copy(update={"metrics": aggregate(draft.victims, classes=classes, seed=seed, delta=delta)})
+
+
 @pytest.fixture(scope="session")
 def fabricate() -> Callable[..., Record]:
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
@@ -160,49 +207,4 @@ def fabricate() -> Callable[..., Record]:
     share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
     decides for class 0, the others for class 1; scores: in place of such; more: other fields of the configuration.
     """
-
-    def make(
-        defense: str, value: float | None, attack: str, kind: str, share: float = 0.5, *, error: float = 0.5,
-        n: int | None = None, control: str = "kappa", adaptive: bool = False, stage: str | None = None,
-        threat: str | None = None, batch: int = 1, accuracy: float | None = 0.95, mse: float | None = None,
-        dataset: str = "digits", model: str = "mlp", options: dict[str, object] | None = None,
-        shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, clients: int = 10, seed: int = 0,
-        parameters: dict[str, object] | None = None, bytes_up: float = 1000.0, reason: str | None = "no noise",
-        epsilon: float | None = None, status: str = "complete", upload: str = "gradient", loss: str = "squared",
-        sha256: str = "0" * 64, alike: float | None = None, scores: Sequence[Score] | None = None, **more: object,
-    ) -> Record:  # fmt: skip
-        records = kind in ("membership", "extraction")
-        threat = threat or ("client/1" if records else "server/1")
-        chosen = None if value is None else dict(name=control, value=value)
-        given = ({} if value is None else {control: value}) | (parameters or {})
-        config = CellConfig.model_validate(
-            dict(
-                suite="evaluate/1", batch_size=batch, victims=10, seed=seed,
-                stage=stage or ("final" if records else "init"),
-                threat_model=dict(id=threat, sees="", knows_defense=adaptive),
-                defense=dict(id=defense, version="1", parameters=given, control=chosen),
-                attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
-                federation=FEDERATION | dict(clients=clients, upload=upload),
-                data=dict(name=dataset, sha256=sha256, train=1000, test=500),
-                model=dict(id=model, options=options or {}, shape=[*shape], classes=classes, parameters=250, loss=loss),
-            ) | more
-        )  # fmt: skip
-        count = n or {"membership": 400, "extraction": 200}.get(kind, 12)
-        made = _victims(kind, share, error, count, alike) if scores is None else list(scores)
-        ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
-        use = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, chance=1 / classes)
-        use |= dict(mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse, curve=[])
-        privacy = dict(epsilon=None, delta=None, reason=reason)
-        privacy = privacy if epsilon is None else dict(epsilon=epsilon, delta=1e-5)
-        draft = Record.model_validate(
-            dict(
-                cell_id=config.cell_id(), config=config, victims=made if status == "complete" else [], metrics=[],
-                utility=use | dict(reason=None if accuracy is not None else "none"),
-                cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80), privacy=privacy,
-                status=status, reason=None if status == "complete" else "it broke", environment=ENVIRONMENT,
-            )
-        )  # fmt: skip
-        delta = None if scores is None else draft.privacy.delta
-        return draft.model_copy(update={"metrics": aggregate(draft.victims, classes=classes, seed=seed, delta=delta)})
-
-    return make
+    return _fabricated

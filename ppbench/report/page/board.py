@@ -22,8 +22,8 @@ from ppbench.records.times import time_of
 from ppbench.report.claims import Checked, Unchecked, check
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
-from ppbench.report.page.badges import knowing
 from ppbench.report.page.boards import boards
+from ppbench.report.page.entries import knowing
 from ppbench.report.page.evaluations import checks_of, judged, said
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv

@@ -11,8 +11,7 @@ from ppbench.records.figure import best, leak
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import BROKEN, Check, check_controls, rebuilt_share
 from ppbench.report.frame import BOARD, ROW, SCOPE, Frame, Key, frame_of
-from ppbench.report.page.badges import adaptive, badges_of, knowing
-from ppbench.report.page.entries import Board, Entry
+from ppbench.report.page.entries import Board, Entry, adaptive, badges_of, knowing
 from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
 

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from ppbench.questions.base import question_of, questions
 from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, DistanceName, PpcPoint, SeriesCap, ppc_point
-from ppbench.report.page.badges import adaptive
-from ppbench.report.page.entries import Board, Entry
+from ppbench.report.page.entries import Board, Entry, adaptive
 from ppbench.report.page.figures import INK, tip
 from ppbench.report.page.sections import weights
 

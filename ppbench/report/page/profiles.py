@@ -14,9 +14,8 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.controls import is_image, value
-from ppbench.report.page.badges import adaptive
 from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import Entry
+from ppbench.report.page.entries import Entry, adaptive
 from ppbench.report.page.evaluations import Said
 from ppbench.report.page.sections import Section
 from ppbench.report.page.sprites import Album, Floats
