@@ -124,10 +124,7 @@ def rebuild(store: Store) -> Written:
     """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
 
     A record, an artifact or a file of times that cannot be read costs nothing but itself. Figures of boards that are
-    gone are removed.
-
-    Raises:
-        UsageError: no record can be read, or the folder cannot be written.
+    gone are removed. Raises UsageError where no record can be read, or the folder cannot be written.
     """
     with loaded(store) as (records, problems):
         if not records and problems:

@@ -56,13 +56,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Profile:
-    """A defense's part of the page.
-
-    Attributes:
-        rows: its rows on all boards, each with its board.
-        galleries: its reconstructions.
-        outcomes: what its paper claims and what became of it.
-    """
+    """A defense's part of the page: what was found, its rows on all boards, reconstructions, claims and costs."""
 
     defense: str
     anchor: str
