@@ -134,8 +134,7 @@ class Membership(Question):
 def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
     """Score membership decisions: each half by the answer to the question in which it was unknown.
 
-    Raises:
-        ValueError: an answer lacks scores or decisions, or a score is not finite.
+    Raises ValueError: an answer lacks scores or decisions, or a score is not finite.
     """
     scores = []
     families = candidates.family
@@ -186,13 +185,10 @@ def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
 
 
 def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
-    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves.
-
-    The quarter with the highest scores of all, of both halves together, is called in, the quarter with the lowest out;
-    equal scores by their places, which tell nothing. Without canaries nobody's membership is by independent coins.
-    """
+    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves."""
     if not canaries:
         return refused(0, "no canaries, whose membership alone is by independent coins", 0.0)
+    # The quarter with the highest scores is called in, that with the lowest out; equal ones by their places.
     order = sorted(range(len(canaries)), key=lambda place: (canaries[place].score, canaries[place].index))
     quarter = len(order) // 4
     decision, guessed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
