@@ -194,16 +194,15 @@ def test_bad_probe_options_are_refused():
 
 
 def test_an_attack_on_local_training_is_not_run_on_single_gradients():
-    from ppbench.run.cells import fitting
     from ppbench.run.config import configure
-    from ppbench.run.task import make_task
+    from ppbench.run.experiment import resolve
 
     for probe, there in (("gradient", False), ("local", True)):
         config = configure(defense="none", probe=probe)
-        assert ("fedavg_inversion" in {attack.name for attack in fitting(make_task(config), config)}) == there
+        assert ("fedavg_inversion" in {attack.name for attack in resolve(config).attacks}) == there
     config = configure(defense="none", attacks=("fedavg_inversion",))
     with pytest.raises(UsageError, match="'fedavg_inversion' has no use for --probe gradient; leave it out"):
-        fitting(make_task(config), config)
+        resolve(config).attacks  # noqa: B018
 
 
 def test_where_nothing_can_be_read_nothing_is_concluded(tmp_path):

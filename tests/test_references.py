@@ -24,7 +24,7 @@ from ppbench.run.audit.rounds import Recorder, recorded, spaced
 from ppbench.run.audit.runs import TARGET, Audit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
-from ppbench.run.task import make_task
+from ppbench.run.experiment import resolve
 
 SMALL = dict(
     defense="none", model="mlp", model_options={"hidden": 8}, train=120, public=0.5, clients=3, rounds=3, canaries=6,
@@ -33,8 +33,8 @@ SMALL = dict(
 
 
 def audit(tmp_path, defense=None, **options):
-    config = configure(**{**SMALL, **options})
-    return Audit.of(make_task(config), Point(defense or NoDefense()), config, tmp_path / "cache")
+    experiment = resolve(configure(**{**SMALL, **options}))
+    return Audit.of(experiment, Point(defense or NoDefense()), tmp_path / "cache")
 
 
 def parallel_plan(**local) -> Plan:

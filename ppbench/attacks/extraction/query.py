@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.membership.base import last_model, query
+from ppbench.attacks.membership.base import model_outputs
 from ppbench.base.errors import UsageError
 from ppbench.federation.view import View
 
@@ -34,10 +34,7 @@ class Query(Attack):
 
     def outputs(self, view: View, x: Tensor) -> Tensor:
         """Return the outputs [Q, C] float64, on CPU, of queries x; NaN where there is no model."""
-        message = last_model(view)
-        if message is None:
-            return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
-        return query(view, message, x)
+        return model_outputs(view, x)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the outputs [Q, C] float64 of every challenge's queries (UsageError for one without any)."""

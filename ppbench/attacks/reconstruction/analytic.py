@@ -20,6 +20,7 @@ from ppbench.attacks.label.recovery import read_labels
 from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
 from ppbench.attacks.reconstruction.scale import EXPLAINED, Match, Mismatch, best_label, best_scale
 from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -53,9 +54,15 @@ class AnalyticInversion(Attack):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; where the evidence tells no image, a grey start image and confidence None."""
+        return self.answer(self.evidence(view), view.plan, challenges, generator)
+
+    def answer(
+        self, found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        """Return the guesses of `run` from given evidence, such as another attack has made of a view."""
         self.check()
-        layer = first_layer(view.plan)
-        return [self._answer(v, layer) for v in posed(self.evidence(view), view.plan, challenges, generator)]
+        layer = first_layer(plan)
+        return [self._answer(victim, layer) for victim in posed(found, plan, challenges, generator)]
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
         start, labels = victim.image("grey"), guessed_labels(victim)

@@ -79,7 +79,9 @@ class GIFD(IG):
         """Return one guess a challenge, as `ImageSearch.run` does; raises as `prior` does."""
         self.check()
         made = self.prior(view)
-        return self.searched(view, challenges, generator, lambda victims: self.through(made.decoder, victims))
+        return self.answer(
+            self.evidence(view), view.plan, challenges, generator, lambda some: self.through(made.decoder, some)
+        )
 
     def prior(self, view: View) -> Generator:
         """Return the generator: from the file that was named, or trained on the view's public examples.

@@ -10,6 +10,7 @@ import torch
 
 from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Kind
 from ppbench.attacks.reconstruction.search.starts import Label, Start, Victim, batches, posed
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -37,21 +38,21 @@ class ImageSearch(Attack):
 
         A victim with no usable evidence gets its start image, without confidence. Raises UsageError as `check` does.
         """
-        self.check()
-        return self.searched(view, challenges, generator, self.attack)
+        return self.answer(self.evidence(view), view.plan, challenges, generator)
 
-    def searched(
+    def answer(
         self,
-        view: View,
+        found: Sequence[Evidence],
+        plan: Plan,
         challenges: Sequence[Challenge],
         generator: torch.Generator,
-        attack: Callable[[Sequence[Victim]], list[Guess]],
+        attack: Callable[[Sequence[Victim]], list[Guess]] | None = None,
     ) -> list[Guess]:
-        """Return one guess a challenge, by `attack` on victims that `blocks` put together."""
-        victims = posed(self.evidence(view), view.plan, challenges, generator)
-        guesses: dict[int, Guess] = {}
+        """Return the guesses of `run` from given evidence, such as other attacks make; by `attack` for ours."""
+        self.check()
+        victims, guesses = posed(found, plan, challenges, generator), dict[int, Guess]()
         for rows in self.blocks(victims):
-            guesses |= dict(zip(rows, attack([victims[i] for i in rows]), strict=True))
+            guesses |= dict(zip(rows, (attack or self.attack)([victims[i] for i in rows]), strict=True))
         return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
 
     def suits(self, plan: Plan) -> bool:
