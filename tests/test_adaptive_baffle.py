@@ -240,7 +240,7 @@ def test_labels_of_batches_and_of_cohorts_are_counted(shards) -> None:
 
 @pytest.mark.parametrize(("name", "said"), [("baffle_labels", "method=bayes"), ("baffle_histogram", "candidates=0")])
 def test_parameters_out_of_range_are_refused(name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=f"'{name}' refuses {said[:6]}"):
+    with pytest.raises(UsageError, match=f"'{name}'.*{said[:6]}"):
         make_attack(name, dict([said.split("=")]))
 
 

@@ -239,5 +239,5 @@ def test_references_and_uploads_are_used_where_there_are_any() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.1, math.nan])
 def test_bad_options_of_the_attack_are_refused(share: float) -> None:
-    with pytest.raises(UsageError, match="'audit_one_run' refuses share="):
+    with pytest.raises(UsageError, match="'audit_one_run': share="):
         make_attack("audit_one_run", {"share": share})

@@ -358,7 +358,7 @@ def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs: list[tup
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(UsageError, match="'mia_nn' refuses seeds=2"):
+    with pytest.raises(UsageError, match="'mia_nn': seeds=2"):
         make_attack("mia_nn", {"seeds": 2})
 
 

@@ -337,7 +337,7 @@ def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None
     ("name", "ridge"), [("mia_update_cosine", 0.0), ("tracing_cosine", -1.0), ("tracing_cosine", math.inf)]
 )
 def test_bad_options_are_refused(name: str, ridge: float) -> None:
-    with pytest.raises(UsageError, match=f"'{name}' refuses ridge="):
+    with pytest.raises(UsageError, match=f"'{name}': ridge="):
         make_attack(name, {"ridge": ridge})
 
 

@@ -167,5 +167,5 @@ def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky: tuple[Vi
 
 def test_bad_options_are_refused() -> None:
     for options in ({"rounds": 0}, {"seeds": 1}):
-        with pytest.raises(UsageError, match="'mia_whitebox' refuses"):
+        with pytest.raises(UsageError, match="'mia_whitebox': "):
             make_attack("mia_whitebox", options)

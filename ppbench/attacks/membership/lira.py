@@ -16,9 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Weight
+from ppbench.adversary.attack import Challenge
 from ppbench.attacks.membership.base import AuditAttack
 from ppbench.attacks.membership.signal import logit_gap, references_of, target_outputs
+from ppbench.federation.bounds import NonNegative
 from ppbench.federation.view import View
 
 MANY = 64
@@ -146,7 +147,7 @@ class LiRA(AuditAttack):
     reference: ClassVar[str] = "Carlini et al., Membership Inference Attacks From First Principles, S&P 2022"
 
     online: bool = True
-    shrink: Weight = 4.0
+    shrink: NonNegative = 4.0
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the log likelihood ratio [Q], or the one-sided log probability [Q]."""

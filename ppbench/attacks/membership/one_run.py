@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
@@ -21,6 +20,7 @@ from ppbench.attacks.membership.base import AuditAttack, asked_of, model_outputs
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.signal import logit_gap
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
+from ppbench.federation.bounds import Bound
 from ppbench.federation.view import View
 
 
@@ -59,7 +59,7 @@ class OneRunAudit(AuditAttack):
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023"
 
-    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    share: Annotated[float, Bound(lambda value: 0 < value <= 1, "above 0, at most 1")] = 0.5
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""

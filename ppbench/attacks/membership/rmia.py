@@ -13,10 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Rate, Share
+from ppbench.adversary.attack import Challenge
 from ppbench.attacks.membership.base import AuditAttack, last_model, query
 from ppbench.attacks.membership.lira import averaged, strengths
 from ppbench.attacks.membership.signal import log_likelihood, logit_gap, references_of, target_outputs
+from ppbench.federation.bounds import Positive, Share
 from ppbench.federation.view import View
 
 TIE = 1e-9
@@ -78,7 +79,7 @@ class RMIA(AuditAttack):
     adaptive: ClassVar[bool] = True  # its references are trained under the defense
     reference: ClassVar[str] = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024"
 
-    gamma: Rate = 1.0
+    gamma: Positive = 1.0
     a: Share = 0.3
     online: bool = True
 

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ppbench.adversary.attack import Challenge, Rate
+from ppbench.adversary.attack import Challenge
 from ppbench.attacks.membership.base import AuditAttack
 from ppbench.base.tree import Params
+from ppbench.federation.bounds import Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
@@ -219,7 +220,7 @@ class UpdateCosine(AuditAttack):
         "joint regression: this project"
     )
 
-    ridge: Rate = RIDGE
+    ridge: Positive = RIDGE
     alone: bool = False
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:

@@ -14,11 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Count, Guess, Weight
+from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.base import FLOOR, Asked, AuditAttack
 from ppbench.attacks.membership.network import OutputClassifier, Seeds, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
 from ppbench.base.tree import Params
+from ppbench.federation.bounds import Count, NonNegative
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -83,7 +84,7 @@ class WhiteBox(AuditAttack):
 
     rounds: Count = 5
     hidden: Count = 64
-    decay: Weight = 0.1
+    decay: NonNegative = 0.1
     seeds: Seeds = 3
     steps: Count = 100
 

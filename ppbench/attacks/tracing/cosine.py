@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, Rate
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.membership.update_cosine import RIDGE, update_coefficients
 from ppbench.attacks.tracing.nearest import NOBODY
 from ppbench.base.errors import UsageError
+from ppbench.federation.bounds import Positive
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -50,7 +51,7 @@ class TracingCosine(Attack):
         "joint regression: this project"
     )
 
-    ridge: Rate = RIDGE
+    ridge: Positive = RIDGE
     alone: bool = False
 
     def suits(self, plan: Plan) -> bool:
