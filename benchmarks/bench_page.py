@@ -179,13 +179,13 @@ def measured(store: Store) -> dict[str, float]:
 
     The page is left in the folder, without its tables and figures.
     """
-    from ppbench.report.page.html import render
+    from ppbench.report.page.html import Page
 
     start = time.perf_counter()
     records = store.load_all()
     loaded = time.perf_counter()
     at_load = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    page = render(records, images=store.images)
+    page = Page(records, images=store.images).html()
     done = time.perf_counter()
     store.html_path.write_text(page, encoding="utf-8")
     return dict(

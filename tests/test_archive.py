@@ -200,24 +200,25 @@ def test_no_name_leads_out_of_the_folder(name: str) -> None:
             assert not Path(tried).is_absolute() and set(tried) <= set("abcdefghijklmnopqrstuvwxyz0123456789_./")
 
 
-@pytest.mark.parametrize(
-    ("about", "why"),
-    [
-        (dict(mode=stat.S_IFLNK), "is a link"),
-        (dict(mode=stat.S_IFIFO), "is a link or a device"),
-        (dict(flags=1), "is encrypted"),
-        (dict(method=zipfile.ZIP_BZIP2), "packed by a method"),
-    ],
-)
-def test_links_ciphers_and_other_methods_are_refused(tmp_path: Path, about: dict[str, int], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        Store(zipped(tmp_path / "a.zip", **about))
+TWICE = (("sources.json", b"[]"), ("sources.json", b"{}"))
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is there twice"):
-        Store(zipped(tmp_path / "a.zip", ("sources.json", b"[]"), ("sources.json", b"{}")))
+@pytest.mark.parametrize(
+    ("members", "about", "why"),
+    [
+        ((), dict(mode=stat.S_IFLNK), "is a link"),
+        ((), dict(mode=stat.S_IFIFO), "is a link or a device"),
+        ((), dict(flags=1), "is encrypted"),
+        ((), dict(method=zipfile.ZIP_BZIP2), "packed by a method"),
+        (TWICE, {}, "is there twice"),
+    ],
+)
+def test_links_ciphers_other_methods_and_doubles_are_refused(
+    tmp_path: Path, members: tuple[tuple[str, bytes], ...], about: dict[str, int], why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        Store(zipped(tmp_path / "a.zip", *members, **about))
 
 
 def test_an_archive_that_unfolds_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

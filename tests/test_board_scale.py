@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-from itertools import islice
-from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from ppbench.records.schema import CellConfig, Record
+from ppbench.records.store import Images
+from ppbench.report.cap import caps
 from ppbench.report.frame import Key, frame_of, key_of
 from ppbench.report.page import drawings
 from ppbench.report.page.badges import adaptive, knowing
@@ -19,32 +19,24 @@ from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import PLAIN
 from ppbench.report.page.costs import relative_costs
 from ppbench.report.page.evaluations import judged
-from ppbench.report.page.html import render
-from ppbench.report.page.series import caps
+from ppbench.report.page.html import Page
+from ppbench.report.page.ppc import ppcs
 from ppbench.report.page.sprites import Album
 from ppbench.report.page.table import no_claims, rows
-
-
-def bench_page() -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / "bench_page.py"
-    spec = importlib.util.spec_from_file_location("bench_page", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from ppbench.report.verify import record_problems
 
 
 @pytest.fixture(scope="module")
-def many() -> list[Record]:
+def many(bench_page: ModuleType) -> list[Record]:
     """Return 1,632 cells that ask for labels and owners: nothing to resample, nothing to rebuild."""
-    return list(bench_page().synthetic(10_000, kinds=("label", "tracing")))
+    return list(bench_page.synthetic(10_000, kinds=("label", "tracing")))
 
 
 @pytest.fixture(scope="module")
 def page(many: list[Record]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawings, "BUDGET", 1)
-        return render(many)
+        return Page(many).html()
 
 
 def test_work_on_boards_is_linear_in_the_records(many: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,18 +68,18 @@ def test_boards_keep_suites_apart_and_seeds_together(many: list[Record]) -> None
 def test_lines_of_several_seeds_are_lines_of_their_own(many: list[Record]) -> None:
     known = knowing(many)
     for board in boards(many, no_claims)[:3]:
-        for ppc in drawings.figures(board, known):
+        for ppc in ppcs(board, known):
             for line in ppc.lines:
                 controls = [point.control for point in line.points]
                 assert len(controls) == len(set(controls)) == 6, (ppc.title, line.attack)
             assert {line.attack.rpartition(", ")[2] for line in ppc.lines} == {"seed 0", "seed 1", "seed 2"}
 
 
-def test_an_attack_knows_the_defense_through_what_it_follows(many: list[Record]) -> None:
+def test_an_attack_knows_the_defense_through_what_it_follows(many: list[Record], bench_page: ModuleType) -> None:
     record = next(r for r in many if r.config.attack.kind == "tracing")
     follows = record.config.attack.follows
     assert not adaptive(record, frozenset()) and adaptive(record, frozenset([follows]))
-    found = bench_page().synthetic(2, kinds=("membership",))
+    found = bench_page.synthetic(2, kinds=("membership",))
     assert follows not in knowing(many) and knowing(found) == {"mia_knowing"}
 
 
@@ -111,22 +103,16 @@ def test_a_page_of_many_boards_draws_figures_as_long_as_there_is_place_and_says_
     assert page.count("no place for it on this page; it lies in figures/") == figures - 1
 
 
-def test_sprites_stop_at_a_number_of_bytes_and_are_counted() -> None:
-    import numpy as np
-
-    from ppbench.records.store import Images
-
+def test_sprites_stop_at_a_number_of_bytes_and_are_counted(bench_page: ModuleType) -> None:
     noise = np.random.default_rng(0).random((10, 3, 32, 32)).astype(np.float32)
-    record = next(bench_page().synthetic(1))
+    record = next(bench_page.synthetic(1))
     album = Album(lambda _: Images(noise, noise), budget=100_000)
     found = [album.strip(record) for _ in range(5)]
     assert found[0] is not None and found[-1] is None
     assert album.refused == sum(uri is None for uri in found) > 0
 
 
-def test_the_generator_gives_records_that_verify() -> None:
-    from ppbench.report.verify import record_problems
-
-    some = list(islice(bench_page().synthetic(600), 0, 600, 41))
+def test_the_generator_gives_records_that_verify(bench_page: ModuleType) -> None:
+    some = [*bench_page.synthetic(600)][::41]
     assert len({r.cell_id for r in some}) == len(some)
     assert not [problem for r in some for problem in record_problems(r)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -18,45 +19,30 @@ from ppbench.report.cap import (
     series_cap,
 )
 
+Make = Callable[..., Record]
 KINDS = {"reconstruction": "rmse_mean", "label": "label_accuracy", "membership": "asr", "tracing": "tracing_accuracy"}
 KINDS |= {"extraction": "agreement"}
 
 
-def record(
-    value: float | None = 0.1, accuracy: float | None = 0.5, figure: float | None = 1.0, kind: str = "reconstruction",
-    status: str = "complete", ratio: float | None = None,
-) -> Record:  # fmt: skip
-    metric = dict(low=None, high=None, method="m", n=1, higher_is_safer=True)
-    interval = {} if figure is None else {"low": figure - 0.1, "high": figure + 0.1}
-    metrics = [
-        metric | {"name": KINDS[kind], "value": figure, "reason": None if figure is not None else "r"} | interval
-    ]
-    if kind == "reconstruction":
-        metrics.append(metric | {"name": "ratio_median", "value": ratio})
-    return Record.model_validate(
-        dict(
-            cell_id="x",
-            config=dict(
-                schema="ppbench.run/1", suite="s",
-                threat_model=dict(id="server/1", sees="", knows_defense=False),
-                defense=dict(id="dp", version="1", parameters={"sigma": value, "law": "gaussian"},
-                             control=None if value is None else dict(name="sigma", value=value)),
-                attack=dict(id="a", version="1", kind=kind, parameters={}, adaptive=False),
-                federation=dict(clients=2, rounds=1, schedule="parallel", upload="delta", local_epochs=1, batch=1,
-                                optimizer="sgd", lr=0.1, momentum=0, decay_at=[], decay=1, partition="iid",
-                                server_optimizer="sgd", server_lr=1, backend="loop", device="cpu", dtype="float32"),
-                data=dict(name="d", sha256="", train=1, test=1),
-                model=dict(id="m", options={}, shape=[1], classes=10, parameters=1, loss="cross_entropy"),
-                stage="init", batch_size=1, victims=1, seed=1,
-            ),
-            victims=[], metrics=metrics,
-            utility=dict(accuracy=accuracy, low=None if accuracy is None else accuracy - 0.1,
-                         high=None if accuracy is None else accuracy + 0.1, n=100, chance=0.1, curve=[]),
-            cost=dict(bytes_up=1, bytes_down=1, bytes_setup=0), privacy=dict(epsilon=None, delta=None),
-            status=status,
-            environment=dict(ppbench="", python="", torch="", device="", threads=1, dtype=""),
-        )
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def record(fabricate: Callable[..., Record]) -> Callable[..., Record]:
+    def made(
+        value: float | None = 0.1, accuracy: float | None = 0.5, figure: float | None = 1.0,
+        kind: str = "reconstruction", status: str = "complete", ratio: float | None = None,
+    ) -> Record:  # fmt: skip
+        """Return a cell with one figure, which and the accuracy lie within .1, and a ratio."""
+        ends = (None, None) if figure is None else (figure - 0.1, figure + 0.1)
+        about = dict(method="m", n=1, higher_is_safer=True, reason=None if figure is not None else "r")
+        metrics = [
+            Metric(name=KINDS[kind], value=figure, low=ends[0], high=ends[1], **about),
+            Metric(name="ratio_median", value=ratio, **about),
+        ]
+        cell = fabricate("dp", value, "a", kind, control="sigma", status=status, stage="init")
+        ends = (None, None) if accuracy is None else (accuracy - 0.1, accuracy + 0.1)
+        use = cell.utility.model_copy(update={"accuracy": accuracy, "low": ends[0], "high": ends[1], "chance": 0.1})
+        return cell.model_copy(update={"metrics": metrics, "utility": use})
+
+    return made
 
 
 def test_the_papers_equation() -> None:
@@ -96,19 +82,19 @@ def test_corrected_accuracy_gives_nothing_for_chance_and_all_for_no_loss() -> No
         ("extraction", 0.85, "output/1", 0.15),
     ],
 )
-def test_distances_by_kind(kind: str, figure: float, name: str, expected: float) -> None:
+def test_distances_by_kind(record: Make, kind: str, figure: float, name: str, expected: float) -> None:
     found = record_distance(record(kind=kind, figure=figure))
     assert found.name == name and found.value == pytest.approx(expected)
     assert found.low <= found.value <= found.high
 
 
-def test_a_null_metric_has_no_distance() -> None:
+def test_a_null_metric_has_no_distance(record: Make) -> None:
     null = Metric(name="asr", value=None, method="none", n=0, higher_is_safer=False, reason="r")
     assert distance_of(null, "mia/1") is None
     assert ppc_point(record(figure=None)) is None
 
 
-def test_cap_of_a_series_with_its_bracket_and_correction() -> None:
+def test_cap_of_a_series_with_its_bracket_and_correction(record: Make) -> None:
     found = series_cap([record(0.1, 0.5, 1.0), record(0.2, 0.4, 0.5)], 0.7)
     assert found.value == pytest.approx((0.5 + 0.2) / 2) and found.n == 2 and found.distance == "recon/1"
     assert found.low == pytest.approx((0.4 * 0.9 + 0.3 * 0.4) / 2)
@@ -117,19 +103,19 @@ def test_cap_of_a_series_with_its_bracket_and_correction() -> None:
     assert series_cap([record(0.1), record(0.2)], None).corrected is None
 
 
-def test_a_diverged_setting_is_worth_nothing_and_a_failed_one_refuses_the_cap() -> None:
+def test_a_diverged_setting_is_worth_nothing_and_a_failed_one_refuses_the_cap(record: Make) -> None:
     good = record(0.1, 0.5, 1.0)
     assert series_cap([good, record(0.2, None, None, status="diverged")], 0.7).value == pytest.approx(0.25)
     refused = series_cap([good, record(0.2, 0.5, 1.0, status="failed")], 0.7)
     assert refused.value is None and "1 of 2 settings" in refused.reason
 
 
-def test_one_setting_is_no_grid() -> None:
+def test_one_setting_is_no_grid(record: Make) -> None:
     assert series_cap([record()], 0.7).value is None
     assert series_cap([record(None), record(None)], 0.7).value is None
 
 
-def test_ppc_point_carries_the_ratio_where_it_is_known() -> None:
+def test_ppc_point_carries_the_ratio_where_it_is_known(record: Make) -> None:
     assert ppc_point(record(ratio=9.0)).x() == pytest.approx(1)
     assert ppc_point(record()).x() is None
     assert ppc_point(record(status="failed")) is None and ppc_point(record(accuracy=None)) is None

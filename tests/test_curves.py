@@ -13,8 +13,7 @@ import pytest
 
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.membership import MemberScore
-from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import AuditInfo, Flag, Record, Tuned
+from ppbench.records.schema import Flag, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.page.board import write_board
 from ppbench.report.page.boards import boards
@@ -28,13 +27,12 @@ from ppbench.report.page.curves import (
     Rocs,
     budget_line,
     budgets,
-    curve_picture,
-    curve_svg,
     curves,
     rocs,
 )
 from ppbench.report.page.entries import Board
-from ppbench.report.page.html import render
+from ppbench.report.page.figures import Picture, svg_of
+from ppbench.report.page.html import Page
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.verify import verify
 
@@ -48,13 +46,6 @@ def image(probe: int, psnr: float | None, evaluations: int, path: Sequence[tuple
         evaluations=evaluations, path=list(path), blind=9.0, oracle=psnr or 0.0, lpips=0.25, feat_mse=1.5,
         mse=None if psnr is None else 10 ** (-psnr / 10), **figures,
     )  # fmt: skip
-
-
-def scored(record: Record, victims: Sequence[ImageScore | MemberScore], **more: object) -> Record:
-    """Return the record with these scores, its metrics made of them."""
-    delta = record.privacy.delta
-    metrics = aggregate(victims, classes=10, seed=record.config.seed, delta=delta)
-    return record.model_copy(update={"victims": list(victims), "metrics": metrics, **more})
 
 
 def members(gap: float, seed: int, canary: float | None = None, silent: bool = False) -> list[MemberScore]:
@@ -72,44 +63,42 @@ def members(gap: float, seed: int, canary: float | None = None, silent: bool = F
     return found
 
 
-def audited(
-    make: Make, defense: str, value: float | None, attack: str, victims: list[MemberScore], **more: object
-) -> Record:
-    record = make(defense, value, attack, "membership", stage="audit", **more)
-    config = record.config.model_copy(update={"audit": AuditInfo(references=4, canaries=70)})
-    return scored(record.model_copy(update={"config": config, "cell_id": config.cell_id()}), victims)
+@pytest.fixture(scope="session")
+def searching(fabricate: Make) -> Make:
+    """Return a maker of reconstructions: `searching(defense, value, attack, scores=...)`."""
+    return lambda *about, **more: fabricate(*about, "reconstruction", **more)
+
+
+@pytest.fixture(scope="session")
+def audited(fabricate: Make) -> Make:
+    audit = dict(references=4, canaries=70)
+    return lambda *about, **more: fabricate(*about, "membership", stage="audit", audit=audit, **more)
 
 
 @pytest.fixture(scope="module")
-def searched(fabricate: Make) -> list[Record]:
+def searched(searching: Make) -> list[Record]:
     """none and full_noise under two attacks, pbpfl at two control values under one."""
-    path = [(10, 8.0), (100, 22.0)]
     found = []
     for defense, value in (("none", None), ("full_noise", None), ("pbpfl", 10.0), ("pbpfl", 100.0)):
-        top = 30.0 if defense == "none" else 10.0
-        victims = [image(i, top + i, 500, path if defense == "none" else [(10, 8.0)]) for i in range(4)]
-        found.append(scored(fabricate(defense, value, "ig", "reconstruction"), victims))
+        top, path = (30.0, [(10, 8.0), (100, 22.0)]) if defense == "none" else (10.0, [(10, 8.0)])
+        found.append(searching(defense, value, "ig", scores=[image(i, top + i, 500, path) for i in range(4)]))
         if value is None:
-            found.append(
-                scored(
-                    fabricate(defense, value, "dlg", "reconstruction"), [image(i, top, 100 * (i + 1)) for i in range(4)]
-                )
-            )
+            some = [image(i, top, 100 * (i + 1)) for i in range(4)]
+            found.append(searching(defense, value, "dlg", scores=some))
     return found
 
 
 @pytest.fixture(scope="module")
-def guessed(fabricate: Make) -> list[Record]:
+def guessed(audited: Make) -> list[Record]:
     found = []
     for number, (defense, value) in enumerate((("none", None), ("full_noise", None), ("dp", 1.0), ("dp", 2.0))):
-        gap = 2.0 if defense == "none" else 0.0
-        about = dict(control="sigma", epsilon=0.5 if defense == "dp" else None)
-        found.append(audited(fabricate, defense, value, "mia_loss", members(gap, number, canary=gap + 0.5), **about))
-        found.append(
-            audited(fabricate, defense, value, "mia_lira", members(gap / 2, 9 + number, canary=gap + 3), **about)
-        )
-        run = members(gap, 20 + number, canary=6.0, silent=True)
-        found.append(audited(fabricate, defense, value, "audit_one_run", run, **about))
+        gap, epsilon = 2.0 if defense == "none" else 0.0, 0.5 if defense == "dp" else None
+        by = {
+            "mia_loss": members(gap, number, canary=gap + 0.5),
+            "mia_lira": members(gap / 2, 9 + number, canary=gap + 3),
+            "audit_one_run": members(gap, 20 + number, canary=6.0, silent=True),
+        }
+        found += [audited(defense, value, a, scores=v, control="sigma", epsilon=epsilon) for a, v in by.items()]
     return found
 
 
@@ -119,44 +108,39 @@ def only(records: Sequence[Record], kind: str) -> Board:
 
 
 # -- data ------------------------------------------------------------------------------------------------------------
-def test_a_budget_line_counts_what_would_have_been_answered_after_so_many_evaluations(fabricate: Make) -> None:
+def test_a_budget_line_counts_what_would_have_been_answered_after_so_many_evaluations(searching: Make) -> None:
     victims = [image(0, 30.0, 200, [(10, 12.0), (50, 21.0)]), image(1, 19.0, 80), image(2, None, 80, [(60, 25.0)])]
-    line = budget_line(scored(fabricate("none", None, "ig", "reconstruction"), victims))
+    line = budget_line(searching("none", None, "ig", scores=victims))
     assert line == BudgetLine("ig", (10, 50, 60, 80, 200), (0, 1 / 3, 2 / 3, 1 / 3, 1 / 3), (0, 0, 21, 19, 19))
 
 
-def test_of_an_attack_without_a_path_victims_count_from_where_their_batch_was_done(fabricate: Make) -> None:
+def test_of_an_attack_without_a_path_victims_count_from_where_their_batch_was_done(searching: Make) -> None:
     victims = [image(i, 25.0 if i < 3 else 5.0, 100 * (i + 1)) for i in range(4)]
-    line = budget_line(scored(fabricate("none", None, "dlg", "reconstruction"), victims))
+    line = budget_line(searching("none", None, "dlg", scores=victims))
     assert line is not None and line.marks == (100, 200, 300, 400) and line.share == (0.25, 0.5, 0.75, 0.75)
 
 
-def test_closed_forms_and_broken_cells_have_no_curve_and_long_paths_are_thinned(fabricate: Make) -> None:
-    make = fabricate
-    assert budget_line(scored(make("none", None, "analytic", "reconstruction"), [image(0, 90.0, 0)])) is None
-    assert budget_line(make("none", None, "dlg", "reconstruction", status="failed")) is None
+def test_closed_forms_and_broken_cells_have_no_curve_and_long_paths_are_thinned(searching: Make) -> None:
+    assert budget_line(searching("none", None, "analytic", scores=[image(0, 90.0, 0)])) is None
+    assert budget_line(searching("none", None, "dlg", status="failed")) is None
     long = [image(0, 40.0, 5000, [(m, m / 200) for m in range(1, 5000)])]
-    line = budget_line(scored(make("none", None, "ig", "reconstruction"), long))
+    line = budget_line(searching("none", None, "ig", scores=long))
     assert line is not None and len(line.marks) <= MARKS and (line.marks[0], line.marks[-1]) == (1, 5000)
     assert line.decibels[-1] == 40 and list(line.decibels) == sorted(line.decibels)
 
 
-def test_a_board_has_the_undefended_first_and_no_panel_of_full_noise(searched: list[Record]) -> None:
+def test_a_board_has_the_undefended_first_and_no_panel_of_full_noise(searched: list[Record], searching: Make) -> None:
     (budget,) = budgets(only(searched, "reconstruction"), "server/1")
     titles = [title for title, _ in budget.panels]
     assert titles[0] == "none" and sorted(titles[1:]) == ["pbpfl kappa = 10", "pbpfl kappa = 100"]
     assert [line.attack for line in budget.panels[0][1]] == ["dlg", "ig"] and budget.title == "Budget, server/1"
-    many = [scored(r, r.victims) for r in searched]
-    values = [r.model_copy(update={"config": c, "cell_id": c.cell_id()}) for r in many[-1:] for v in range(PANELS + 1)
-              for c in [r.config.model_copy(update={"defense": r.config.defense.model_copy(
-                  update={"parameters": {"kappa": float(v)}, "control": r.config.defense.control.model_copy(
-                      update={"value": float(v)})})})]]  # fmt: skip
+    values = [searching("pbpfl", float(v), "ig", scores=[image(0, 10.0, 500)]) for v in range(PANELS + 1)]
     found = budgets(only([*searched[:1], *values], "reconstruction"), "x")
     assert [len(b.panels) for b in found] == [PANELS, 2] and found[1].title == "Budget, x, part 2"
 
 
-def test_rows_of_tables_have_no_decibels_and_no_curves(fabricate: Make) -> None:
-    record = scored(fabricate("none", None, "dlg", "reconstruction", shape=(16,)), [image(0, 30.0, 500)])
+def test_rows_of_tables_have_no_decibels_and_no_curves(searching: Make) -> None:
+    record = searching("none", None, "dlg", shape=(16,), scores=[image(0, 30.0, 500)])
     assert curves(only([record], "reconstruction"), "x") == []
 
 
@@ -171,11 +155,11 @@ def test_the_roc_of_each_row_is_its_strongest_attacks_by_kind_of_record(guessed:
         assert list(line.fpr) == sorted(line.fpr) and list(line.tpr) == sorted(line.tpr)
 
 
-def test_a_board_of_canaries_alone_draws_them_as_canaries(fabricate: Make) -> None:
+def test_a_board_of_canaries_alone_draws_them_as_canaries(audited: Make, fabricate: Make) -> None:
     canaries = [v for v in members(0, 0, canary=2.0) if v.family != "average"]
-    (found,) = rocs(only([audited(fabricate, "none", None, "mia_loss", canaries)], "membership"), "x")
+    (found,) = rocs(only([audited("none", None, "mia_loss", scores=canaries)], "membership"), "x")
     assert not found.average and len(found.canaries) == 1
-    plain = scored(fabricate("none", None, "mia_loss", "membership"), members(1.0, 0))
+    plain = fabricate("none", None, "mia_loss", "membership", scores=members(1.0, 0))
     (found,) = rocs(only([plain], "membership"), "x")
     assert not found.canaries and len(found.average) == 1
 
@@ -186,20 +170,18 @@ def test_curves_are_the_same_bytes_twice_and_survive_any_name() -> None:
     budget = Budget(evil, ((evil, (BudgetLine(evil, (1, 10), (0.0, 1.0), (3.0, 30.0)),)),))
     line = RocLine(evil, (0.0, 0.0, 0.5, 1.0), (0.0, 0.2, 0.2, 1.0), 10, 20)
     for curve in (budget, Rocs(evil, (line,), ()), Rocs(evil, (line,) * LINES, (line,))):
-        svg = curve_svg(curve, inline=True)
-        assert svg == curve_svg(curve, inline=True) and curve_picture(curve).png() == curve_picture(curve).png()
+        svg = svg_of(curve, inline=True)
+        assert svg == svg_of(curve, inline=True) and Picture(curve).png() == Picture(curve).png()
         assert "<script>" not in svg and "http" not in svg and svg.startswith("<svg role=") and "mathdefault" not in svg
-        assert curve_svg(curve).startswith("<?xml") and "max-width" not in curve_svg(curve)
-    svg = curve_svg(Rocs("t", (line,), ()))
+        assert svg_of(curve).startswith("<?xml") and "max-width" not in svg_of(curve)
+    svg = svg_of(Rocs("t", (line,), ()))
     assert "n = 10 + 20" in svg and "chance" in svg and "TPR 20.0% at 1%, 20.0% at 10%, 20.0% at 50% FPR</title>" in svg
-    assert "10 evaluations, 100.0% above 20 dB</title>" in curve_svg(budget)
+    assert "10 evaluations, 100.0% above 20 dB</title>" in svg_of(budget)
 
 
 def test_an_roc_is_drawn_in_steps_and_one_without_false_alarms_from_the_left_edge() -> None:
     line = RocLine("a", (0.0, 0.0, 0.5, 1.0), (0.0, 0.4, 0.4, 1.0), 10, 10)
-    from ppbench.report.page.curves import _draw_rocs
-
-    (axis,) = _draw_rocs(Rocs("t", (line,), ())).axes
+    (axis,) = Rocs("t", (line,), ()).draw().axes
     drawn = axis.lines[0]
     assert drawn.get_drawstyle() == "steps-post" and axis.get_xscale() == axis.get_yscale() == "log"
     assert drawn.get_xdata().tolist() == [0.05, 0.05, 0.5, 1] and drawn.get_ydata().tolist() == [0.05, 0.4, 0.4, 1]
@@ -208,19 +190,13 @@ def test_an_roc_is_drawn_in_steps_and_one_without_false_alarms_from_the_left_edg
 
 # -- table and page --------------------------------------------------------------------------------------------------
 def test_csv_has_the_later_figures_last(searched: list[Record], guessed: list[Record]) -> None:
-    flags = [
-        Flag(code="oracle_gap", severity="warning", detail="d"),
-        Flag(code="blind_as_good", severity="info", detail="e"),
-    ]
+    flags = [Flag(code=code, severity="info", detail="d") for code in ("oracle_gap", "blind_as_good")]
     tuned = Tuned(variants=[{"lr": 0.1, "tv": 0.0}, {"lr": 0.01, "tv": 0.1}], scores=[1.0, 2.0], chosen=1)
     noted = searched[0].model_copy(update={"flags": flags, "tuned": tuned})
     table = list(csv.DictReader(io.StringIO(csv_text([noted, *guessed]))))
     columns = list(table[0])
-    assert columns[columns.index("memory_ratio") + 1 :][:3] == [
-        "psnr_worst_decile",
-        "test_mse_mean",
-        "test_mse_mean_low",
-    ]
+    later = columns[columns.index("memory_ratio") + 1 :]
+    assert later[:3] == ["psnr_worst_decile", "test_mse_mean", "test_mse_mean_low"]
     assert columns[-4:] == ["canaries", "perceptual", "tuned", "flags"]
     row = {r["cell_id"]: r for r in table}[noted.cell_id]
     assert (row["lpips_mean"], row["feat_mse_mean"], row["blind_median"]) == ("0.25", "1.5", "9")
@@ -231,24 +207,19 @@ def test_csv_has_the_later_figures_last(searched: list[Record], guessed: list[Re
     assert float(row["epsilon_lower"]) > 1 and float(row["canary_tpr_at_1pct_fpr"]) > 0.9 and row["asr"] == ""
 
 
-def page_rows(page: str) -> dict[str, str]:
-    body = re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
-    rows = re.findall(r'<tr class="\w+">.*?</tr>', body, flags=re.DOTALL)
-    words = [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in rows]
-    return {word: word for word in words}
-
-
 def test_the_page_shows_canaries_by_their_strongest_attack_and_a_refuted_claim(guessed: list[Record]) -> None:
-    page = render(guessed)
+    page = Page(guessed).html()
     for words in ("Canaries, TPR at 1 % FPR", "ε at least", "ROC curves, each row under its strongest attack"):
         assert words in page
     run = next(
-        r for r in guessed if r.config.attack.id == "audit_one_run" and r.config.defense.parameters == {"sigma": 1}
+        r for r in guessed if (r.config.attack.id, r.config.defense.parameters) == ("audit_one_run", {"sigma": 1})
     )
     bound = run.metric("epsilon_lower").value
     assert f"audit: ε ≥ {bound:.2f}, which refutes the claim" in page
     assert page.count("which refutes the claim") == 2, "both settings of dp; what claims nothing is not refuted"
-    row = next(row for row in page_rows(page) if "dp sigma = 1" in row and "audit_one_run" in row)
+    rows = re.findall(r'<tr class="\w+">.*?</tr>', re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL), re.DOTALL)
+    words = [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in rows]
+    row = next(row for row in words if "dp sigma = 1" in row and "audit_one_run" in row)
     assert f"{bound:.2f} 95 %, one-sided" in row
 
 
@@ -258,7 +229,7 @@ def test_the_page_shows_budgets_flags_tuning_and_perceptual_figures(searched: li
     tuned = Tuned(variants=[{"layer": "<i>x</i>"}], scores=[1.0], chosen=0)
     first = searched[0].model_copy(update={"flags": flags, "tuned": tuned})
     second = searched[1].model_copy(update={"flags": more})
-    page = render([first, second, *searched[2:]])
+    page = Page([first, second, *searched[2:]]).html()
     assert "What each attack reaches with how many gradient evaluations" in page
     assert "LPIPS 0.250" in page and "Feat-MSE 1.500" in page and "worst tenth" in page
     assert "oracle gap \u00d72</span>" in page and "layer=&lt;i&gt;x&lt;/i&gt;" in page

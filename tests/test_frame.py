@@ -16,11 +16,9 @@ from ppbench.report.claims import Checked, check
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.page.boards import boards
-from ppbench.report.page.cost_rows import costs
-from ppbench.report.page.costs import no_times
-from ppbench.report.page.entries import Board
+from ppbench.report.page.costs import costs, no_times
 from ppbench.report.page.evaluations import judged, said
-from ppbench.report.page.overview import overviews
+from ppbench.report.page.overview import Overview, overviews
 from ppbench.report.page.table import COLUMNS, no_claims, table
 from ppbench.report.page.worst import worst_rows
 from ppbench.report.verdict import lines, sentences, verdicts
@@ -31,22 +29,19 @@ from ppbench.testing.worst import worst_figures
 Make = Callable[..., Record]
 
 
-def configured(record: Record, **changes: Any) -> Record:
-    """Return the record with other fields of its configuration, under the name that goes with them."""
-    config = CellConfig.model_validate(record.config.model_dump(by_alias=True) | changes)
-    return record.model_copy(update={"config": config, "cell_id": config.cell_id()})
-
-
 def probes(fabricate: Make, controls: bool = True) -> list[Record]:
     """Return `dp` under two probes, which the same attack rebuilds to 9 and to 31 dB; controls that hold under both."""
-    levels = [("dp", 0.1, {"gradient": 9.0, "local": 31.0})]
-    levels += [("none", None, dict.fromkeys(("gradient", "local"), 35.0))] if controls else []
-    levels += [("full_noise", None, dict.fromkeys(("gradient", "local"), 6.0))] if controls else []
+    levels = [("dp", 0.1, 9.0, 31.0), ("none", None, 35.0, 35.0), ("full_noise", None, 6.0, 6.0)]
     return [
-        configured(fabricate(name, value, "dlg", "reconstruction", level, control="sigma"), probe=probe)
-        for name, value, by in levels
-        for probe, level in by.items()
+        fabricate(name, value, "dlg", "reconstruction", db, control="sigma", probe=probe)
+        for name, value, *by in (levels if controls else levels[:1])
+        for probe, db in zip(("gradient", "local"), by, strict=True)
     ]
+
+
+def glances(records: list[Record]) -> list[Overview]:
+    found = boards(records, no_claims)
+    return overviews(found, judged(records), costs(found, records, no_times))
 
 
 def orders(records: list[Record]) -> Iterator[list[Record]]:
@@ -145,21 +140,22 @@ def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabr
 def test_one_probe_is_named_where_it_is_not_the_plain_one(fabricate: Make) -> None:
     plain, local = probes(fabricate, controls=False)
     assert sentences("dp", [plain])[0].startswith("dp at") and sentences("dp", [local])[0].startswith("[probe local] ")
-    rounds = configured(plain, probe_rounds=2)
+    rounds = fabricate("dp", 0.1, "dlg", "reconstruction", 9.0, control="sigma", probe_rounds=2)
     assert sentences("dp", [rounds])[0].startswith("[probe gradient, 2 rounds] ")
 
 
 def test_at_a_glance_judges_each_probe_for_itself(fabricate: Make) -> None:
     for records in orders(probes(fabricate)):
-        found, evaluations = boards(records, no_claims), judged(records)
-        tables = overviews(found, evaluations, costs(found, records, no_times))
-        verdicts = {t.about.rpartition(", ")[2]: [r.verdict for r in t.rows if r.defense == "dp"] for t in tables}
+        tables = glances(records)
+        verdicts = {
+            t.about.rpartition(", ")[2]: [r.verdict for r in t.rows if r.entry.defense.id == "dp"] for t in tables
+        }
         assert verdicts == {"probe gradient": ["hides images from plain attacks"], "probe local": ["falls to dlg"]}
 
 
 def test_a_control_that_falls_under_one_probe_vouches_for_no_other(fabricate: Make) -> None:
     some = [r for r in probes(fabricate) if (r.config.defense.id, r.config.probe) != ("none", "local")]
-    stands = configured(fabricate("none", None, "dlg", "reconstruction", 9.0), probe="local")
+    stands = fabricate("none", None, "dlg", "reconstruction", 9.0, probe="local")
     (one,) = judged([*some, stands])
     assert not one.reliable
     assert "[server/1, probe local] The best attack (dlg) does NOT break" in one.checks[0].sentence
@@ -169,18 +165,18 @@ def test_a_control_that_falls_under_one_probe_vouches_for_no_other(fabricate: Ma
 
 def test_evaluations_that_differ_in_what_their_words_leave_out_say_so(fabricate: Make) -> None:
     one = fabricate("dp", 0.1, "dlg", "reconstruction", 9.0, control="sigma")
-    two = configured(one, federation=one.config.federation.model_dump() | {"lr": 0.2})
+    federation = one.config.federation.model_dump() | {"lr": 0.2}
+    two = fabricate("dp", 0.1, "dlg", "reconstruction", 9.0, control="sigma", federation=federation)
     assert [e.about.rpartition(", ")[2] for e in judged([one, two])] == ["lr=0.1", "lr=0.2"]
 
 
 # -- two audits ------------------------------------------------------------------------------------------------------
 def audited(fabricate: Make, canaries: int, auc: float, references: int = 4) -> Record:
-    record = fabricate("dp", 0.1, "mia_loss", "membership", auc, control="sigma", stage="audit", threat="server/1")
-    changed = configured(record, audit={"references": references, "canaries": canaries})
-    if not canaries:
-        return changed
-    metric = changed.metric("auc").model_copy(update={"name": "canary_auc"})
-    return changed.model_copy(update={"metrics": [*changed.metrics, metric]})
+    audit = dict(references=references, canaries=canaries)
+    about = dict(control="sigma", stage="audit", threat="server/1", audit=audit)
+    record = fabricate("dp", 0.1, "mia_loss", "membership", auc, **about)
+    metric = record.metric("auc").model_copy(update={"name": "canary_auc"})
+    return record.model_copy(update={"metrics": [*record.metrics, metric]}) if canaries else record
 
 
 def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_their_headline(fabricate: Make) -> None:
@@ -194,28 +190,19 @@ def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_thei
             "[server/1, 80 canaries, 4 references",
         ]
     assert seen[0] == seen[1] == [(0, "auc", 1, 1), (80, "canary_auc", 1, 1)]
-
-
-def test_audits_of_other_references_are_boards_of_their_own(fabricate: Make) -> None:
-    records = [audited(fabricate, 80, 0.6, references) for references in (0, 16)]
-    assert [b.setting.references for b in boards(records, no_claims)] == [0, 16]
+    more = [audited(fabricate, 80, 0.6, references) for references in (0, 16)]
+    assert [b.setting.references for b in boards(more, no_claims)] == [0, 16]
 
 
 # -- one worst case --------------------------------------------------------------------------------------------------
 def split(fabricate: Make) -> list[Record]:
     """Return two attacks, each of which rebuilds another half of the victims to 30 dB, beside an undefended model."""
-
-    def half(attack: str, even: bool, knows: bool) -> Record:
-        record = fabricate("spn", 0.1, attack, "reconstruction", 9.0, control="alpha2", adaptive=knows)
-        victims = [
-            v.model_copy(update={"psnr": 30.0 if (n % 2 == 0) == even else 9.0}) for n, v in enumerate(record.victims)
-        ]
-        from ppbench.records.aggregate import aggregate
-
-        return record.model_copy(update={"victims": victims, "metrics": aggregate(victims, classes=10, seed=0)})
-
-    controls = [fabricate(n, None, "dlg", "reconstruction", db) for n, db in (("none", 35.0), ("full_noise", 6.0))]
-    return [*controls, half("dlg", True, False), half("adaptive_spn", False, True)]
+    found = [fabricate(n, None, "dlg", "reconstruction", db) for n, db in (("none", 35.0), ("full_noise", 6.0))]
+    for attack, rest, knows in (("dlg", 0, False), ("adaptive_spn", 1, True)):
+        scores = [s.model_copy(update={"psnr": 30.0 if n % 2 == rest else 9.0}) for n, s in enumerate(found[0].victims)]
+        more = dict(control="alpha2", adaptive=knows, scores=scores)
+        found.append(fabricate("spn", 0.1, attack, "reconstruction", **more))
+    return found
 
 
 def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabricate: Make) -> None:
@@ -246,9 +233,8 @@ def test_a_worst_case_is_no_record_and_takes_no_false_name(fabricate: Make) -> N
 def test_names_of_attacks_are_never_parsed(fabricate: Make) -> None:
     evil = fabricate("dp", 0.1, "portfolio (x)", "reconstruction", 35.0, control="sigma")
     controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
-    found, evaluations = boards([*controls, evil], no_claims), judged([*controls, evil])
-    (glance,) = overviews(found, evaluations, costs(found, [*controls, evil], no_times))
-    assert [row.verdict for row in glance.rows if row.defense == "dp"] == ["falls to portfolio (x)"]
+    (glance,) = glances([*controls, evil])
+    assert [row.verdict for row in glance.rows if row.entry.defense.id == "dp"] == ["falls to portfolio (x)"]
     sources = [Path(__file__).parents[1] / "ppbench" / where for where in ("leaderboard", "verdict", "report")]
     assert not [p for where in sources for p in where.rglob("*.py") if 'removeprefix("portfolio' in p.read_text()]
 
@@ -267,9 +253,8 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     records = [*controls, known, failed]
     told = [s for s in sentences("dp", records) if "sigma=0.5" in s]
     assert len(told) == 1 and "whether pixels are hidden is undecided, no attack on it gave a figure" in told[0]
-    found: list[Board] = boards(records, no_claims)
-    (glance,) = overviews(found, judged(records), costs(found, records, no_times))
-    assert [row.verdict for row in glance.rows if row.defense == "dp"] == [
+    (glance,) = glances(records)
+    assert [row.verdict for row in glance.rows if row.entry.defense.id == "dp"] == [
         "holds here" if level < 20 else "undecided"
     ], "a value that hides vouches for itself; that all values fall is not known"
 

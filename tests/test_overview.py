@@ -18,10 +18,9 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store, marker_bytes
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards
-from ppbench.report.page.cost_rows import costs
-from ppbench.report.page.costs import no_times
+from ppbench.report.page.costs import costs, no_times
 from ppbench.report.page.evaluations import judged, said
-from ppbench.report.page.html import render
+from ppbench.report.page.html import Page
 from ppbench.report.page.overview import Overview, overviews
 from ppbench.report.page.standing import Standing
 from ppbench.report.page.table import no_claims
@@ -33,14 +32,20 @@ def controls(make: Make, **about: object) -> list[Record]:
     return [make(d, None, "dlg", "reconstruction", db, **about) for d, db in (("none", 35.0), ("full_noise", 6.0))]
 
 
-def tables(records: Sequence[Record], sound: bool = True) -> list[Overview]:
-    found = boards(records, no_claims, sound)
-    return overviews(found, judged(records, sound), costs(found, records, no_times))
+def tables(records: Sequence[Record]) -> list[Overview]:
+    found = boards(records, no_claims)
+    return overviews(found, judged(records), costs(found, records, no_times))
 
 
 def row(records: Sequence[Record], defense: str = "dp") -> Standing:
     (table,) = tables(records)
-    return next(one for one in table.rows if one.defense == defense)
+    return next(one for one in table.rows if one.entry.defense.id == defense)
+
+
+def head(records: list[Record]) -> str:
+    """Return the part of a page of several defenses in which they are told at a glance."""
+    page = unescape(Page(records, said=said(judged(records))).html())
+    return page[page.index("At a glance") : page.index("<nav")]
 
 
 def grid(make: Make, *values: tuple[float, float, float], **about: object) -> list[Record]:
@@ -86,10 +91,9 @@ def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate
 
 
 def test_what_only_plain_attacks_stand_for_is_marked(fabricate: Make) -> None:
-    found = row(controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93), adaptive=False))
-    assert found.verdict == "hides images from plain attacks"
-    page = render([*controls(fabricate), *grid(fabricate, (0.1, 8.0, 0.93), adaptive=False), *other(fabricate)])
-    assert "plain attacks only" in page[page.index("At a glance") : page.index("<nav")]
+    records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93), adaptive=False)
+    assert row(records).verdict == "hides images from plain attacks"
+    assert "plain attacks only" in head([*records, *other(fabricate)])
 
 
 def test_where_an_attack_failed_what_is_hidden_is_undecided(fabricate: Make) -> None:
@@ -115,7 +119,7 @@ def test_what_else_is_given_away_at_that_value_is_said(
     records.append(fabricate("dp", 0.0, "mia_loss", "membership", 0.9, **about | {"accuracy": 0.95}))
     assert row(records).verdict == verdict
     (table,) = tables(records)
-    assert table.labels and table.members and not table.canaries and not table.outputs
+    assert [table.tells(what) for what in ("labels", "members", "canaries", "outputs")] == [True, True, False, False]
 
 
 def test_a_refuted_epsilon_is_the_verdict(fabricate: Make) -> None:
@@ -124,8 +128,7 @@ def test_a_refuted_epsilon_is_the_verdict(fabricate: Make) -> None:
     bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
     audit = audit.model_copy(update={"metrics": [*audit.metrics, bound]})
     assert row([*controls(fabricate), told, audit]).verdict == "epsilon refuted by audit"
-    page = render([*controls(fabricate), told, audit, *other(fabricate)])
-    assert "audit: ≥ 3.00, refuted" in page[page.index("At a glance") : page.index("<nav")]
+    assert "audit: ≥ 3.00, refuted" in head([*controls(fabricate), told, audit, *other(fabricate)])
 
 
 @pytest.mark.parametrize(
@@ -154,9 +157,8 @@ def test_rows_of_tables_fall_when_half_are_within_a_tenth(fabricate: Make) -> No
 
 
 def test_a_role_that_falls_takes_the_control_value_with_it(fabricate: Make) -> None:
-    quiet, loud = (grid(fabricate, (0.1, db, 0.93))[0] for db in (8.0, 30.0))
-    config = loud.config.model_copy(update={"role": "pilot"})
-    found = row([*controls(fabricate), quiet, loud.model_copy(update={"config": config, "cell_id": config.cell_id()})])
+    quiet, loud = grid(fabricate, (0.1, 8.0, 0.93)), grid(fabricate, (0.1, 30.0, 0.93), role="pilot")
+    found = row([*controls(fabricate), *quiet, *loud])
     assert found.verdict == "falls to strong" and len(found.grid) == 1
 
 
@@ -166,15 +168,11 @@ def other(make: Make) -> list[Record]:
 
 def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate: Make) -> None:
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93))
-
-    def page(some: list[Record]) -> str:
-        return unescape(render(some, said=said(judged(some))))
-
+    alone = unescape(Page(records, said=said(judged(records))).html())
     sentence = "dp at sigma=0.1 hides the median image from every attack tried here"
-    alone, both = page(records), page(records + other(fabricate))
     assert sentence in alone[: alone.index("<nav")] and "At a glance" not in alone
-    assert sentence not in both[: both.index("<nav")] and sentence in both[both.index('id="defense-dp"') :]
-    assert '<a href="#defense-dp">dp</a>' in both[both.index("At a glance") : both.index("<nav")]
+    both = head(records + other(fabricate))
+    assert sentence not in both and '<a href="#defense-dp">dp</a>' in both
 
 
 # -- what could not be read -------------------------------------------------------------------------------------------
@@ -203,19 +201,16 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(damaged: Store) -> N
         assert escape(sentence, quote=True).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in page
     assert "3 files could not be read" in page and "<b>out" not in page
     assert not up_to_date(damaged), "it is said each time"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert damaged.html_path in write_board(damaged), "as evaluations and sweeps do"
+    assert sorted(str(w.message) for w in caught) == sorted(written.problems)
 
 
 def test_the_command_warns_and_exits_with_1(damaged: Store) -> None:
     found = CliRunner().invoke(app, ["leaderboard", str(damaged.out)])
     assert found.exit_code == 1 and found.stderr.count("warning: ") == 3 and "Traceback" not in found.output
     assert str(damaged.csv_path) in found.stdout
-
-
-def test_evaluations_and_sweeps_warn(damaged: Store) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert damaged.html_path in write_board(damaged)
-    assert sorted(str(w.message) for w in caught) == sorted(rebuild(damaged).problems)
 
 
 def test_a_folder_without_a_whole_record_is_refused(damaged: Store) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +17,7 @@ from ppbench.records.store import Images
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
 from ppbench.report.page.evaluations import Said
-from ppbench.report.page.html import render
+from ppbench.report.page.html import Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -29,15 +27,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this ma
 Make = Callable[..., Record]
 EVIL = "<img src=x onerror=alert(1)>"
 WAIT_MS = 20_000
-
-
-def bench_page() -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / "bench_page.py"
-    spec = importlib.util.spec_from_file_location("bench_page", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +72,9 @@ def records_of(make: Make) -> list[Record]:
     """Return a board with both controls, a defense at three values and an evil one, and members of all of them."""
     flag = Flag(code=EVIL, severity="warning", detail=EVIL)
     found = []
-    for defense, value, top in (("none", None, 35.0), ("full_noise", None, 6.0)):
-        found.append(make(defense, value, "dlg", "reconstruction", top))
-        found.append(make(defense, value, "mia_loss", "membership", 0.9 if defense == "none" else 0.5))
+    for defense, top, asr in (("none", 35.0, 0.9), ("full_noise", 6.0, 0.5)):
+        found.append(make(defense, None, "dlg", "reconstruction", top))
+        found.append(make(defense, None, "mia_loss", "membership", asr))
     for value in (0.01, 0.1, 1.0):
         about = dict(control="alpha2", accuracy=round(0.95 - value / 10, 3))
         found.append(make("spn", value, "dlg", "reconstruction", 30 - 20 * value, error=value, **about))
@@ -107,14 +96,14 @@ def images_of(record: Record) -> Images | None:
 def page(fabricate: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     claim = Claim("accuracy", 0.9, "digits", "mlp", None, EVIL, setting=EVIL, note=EVIL)
     finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
-    text = render(
+    text = Page(
         records_of(fabricate),
         reliability=[EVIL],
         claims=lambda _: EVIL,
         images=images_of,
         said=[Said("spn", "", "spn hides nothing."), Said(EVIL, EVIL, EVIL)],
         outcomes=[Checked("spn", claim, EVIL, finding), Unchecked(EVIL, claim, EVIL)],
-    )
+    ).html()
     path = tmp_path_factory.mktemp("page") / "leaderboard.html"
     path.write_text(text, encoding="utf-8")
     return path
@@ -255,9 +244,13 @@ def test_a_phone_does_not_scroll_sideways(browser: Any, page: Path) -> None:
         assert float(tab.page.locator("#b1 figure.chart svg").first.bounding_box()["width"]) > 300
 
 
-def test_print_shows_plain_tables_and_drawings(browser: Any, page: Path) -> None:
-    with Tab(browser, page) as tab:
+def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(browser: Any, page: Path) -> None:
+    with Tab(browser, page, color_scheme="dark") as tab:
         tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
+        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn] svg").first
+        light = "rgb(230, 235, 241)"
+        assert figure.locator("text").first.evaluate("text => getComputedStyle(text).fill") == light
+        assert figure.locator(".tip path").first.evaluate("line => getComputedStyle(line).stroke") == light
         tab.page.emulate_media(media="print")
         assert tab.page.locator("#b1 .plain").is_visible() and not tab.page.locator(TABLE).is_visible()
         assert tab.page.locator("#b1 figure.chart svg").first.is_visible()
@@ -265,28 +258,17 @@ def test_print_shows_plain_tables_and_drawings(browser: Any, page: Path) -> None
         assert len(tab.page.pdf()) > 10_000
 
 
-def test_dark_pages_have_light_ink_in_figures(browser: Any, page: Path) -> None:
-    with Tab(browser, page, color_scheme="dark") as tab:
-        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn] svg").first
-        light = "rgb(230, 235, 241)"
-        assert figure.locator("text").first.evaluate("text => getComputedStyle(text).fill") == light
-        accuracy = figure.locator(".tip path").first
-        assert accuracy.evaluate("line => getComputedStyle(line).stroke") == light
-
-
-def test_five_hundred_rows_open_and_sort_at_once(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_hundred_rows_open_and_sort_and_those_that_nobody_sees_are_not_drawn(
+    browser: Any, bench_page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ppbench.report.page.drawings.BUDGET", 0)  # no drawings, which take longest
     path = tmp_path / "many.html"
-    path.write_text(render(list(bench_page().synthetic(500, kinds=("label",)))), encoding="utf-8")
+    path.write_text(Page(list(bench_page.synthetic(500, kinds=("label",)))).html(), encoding="utf-8")
     with Tab(browser, path) as tab:
         tab.page.evaluate("location.hash = '#cells'")
         tab.page.wait_for_selector("#cells .tabulator-row")
-        head = tab.page.locator("#cells [role=columnheader] button", has_text="Accuracy")
-        start = time.perf_counter()
-        head.click()
+        tab.page.locator("#cells [role=columnheader] button", has_text="Accuracy").click()
         tab.page.wait_for_selector("#cells [aria-sort=ascending]")
-        taken = time.perf_counter() - start
         drawn = tab.page.locator("#cells .tabulator-row").count()
-        assert 0 < drawn < 200, "rows that nobody sees are not drawn"
+        assert 0 < drawn < 200
         assert "500 rows" in tab.page.locator("#cells output").inner_text()
-        assert taken < 5, taken  # .1 s on an idle machine; the test machine may be busy

@@ -22,6 +22,7 @@ from ppbench.report.worst import worst_case
 from ppbench.run.cells import Group
 from ppbench.run.choice import attacks
 from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, make_task
 from ppbench.run.tuning import FIRST, rehearsal, tuned
 
@@ -59,19 +60,16 @@ def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabri
     assert worst_case([], "psnr_median") is None
 
 
-def test_oracles_and_broken_cells_are_left_out(fabricate: Make) -> None:
+def test_oracles_and_broken_cells_are_left_out_and_table_rows_go_by_their_error(fabricate: Make) -> None:
     sound = fabricate("spn", 0.1, "dlg", "reconstruction", 10.0)
     oracle = fabricate("spn", 0.1, "ig", "reconstruction", 50.0)
     attack = oracle.config.attack.model_copy(update={"oracle": True})
     oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
     broken = fabricate("spn", 0.1, "gifd", "reconstruction", 50.0, status="failed")
     assert worst_case([sound, oracle, broken], "psnr_median").leading is sound
-
-
-def test_table_rows_are_compared_by_their_error(fabricate: Make) -> None:
     near = fabricate("dp", 0.1, "analytic", "reconstruction", 5.0, error=0.01, shape=(16,))
     far = fabricate("dp", 0.1, "dlg", "reconstruction", 45.0, error=0.4, shape=(16,))
-    assert worst_case([far, near], "rmse_mean").leading is near
+    assert worst_case([far, near], "rmse_mean").leading is near, "table rows go by their error"
 
 
 @pytest.mark.parametrize(("knowing", "flagged"), [(10.0, True), (19.5, False), (30.0, False)])
@@ -117,7 +115,7 @@ def prepared() -> tuple[Task, Federation]:
 
 def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared: tuple[Task, Federation]) -> None:
     task, federation = prepared
-    trial = rehearsal(federation, task, configure(defense="none", clients=3, train=60, tuning=4), GROUP)
+    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
     ANSWERS.update({unit: trial.victims.truth(unit).x for unit in trial.victims.units})
     with pytest.warns(
         UserWarning, match="variant of attack 'told' failed on tuning victims: ZeroDivisionError: planted"
@@ -132,7 +130,7 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared: tupl
 def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared: tuple[Task, Federation]) -> None:
     task, federation = prepared
     before = [leaf.clone() for leaf in federation.parties.server.params.values()]
-    trial = rehearsal(federation, task, configure(defense="none", clients=3, train=60, tuning=4), GROUP)
+    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
     slots = [slot for unit in trial.victims.units for slot in unit]
     assert all(slot.probe >= FIRST for slot in slots) and len(slots) == 2
     held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}

@@ -54,9 +54,7 @@ def test_an_audit_that_another_process_finished_first_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The audit had its own copy of this code, without the branch for two writers."""
-    spec = SimpleNamespace(classes=10)
-    task = SimpleNamespace(plan=SimpleNamespace(spec=spec), test=SimpleNamespace(x=[0]))
-    trained = untrained(task, "it diverged").model_copy(update={"diverged": True})  # type: ignore[arg-type]
+    trained = untrained(10, 1, "it diverged").model_copy(update={"diverged": True})
     audit = SimpleNamespace(home=tmp_path, target_folder=tmp_path / "target")
     recorder = SimpleNamespace(federation=SimpleNamespace(save=fill))
 

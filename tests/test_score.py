@@ -63,12 +63,8 @@ def test_every_image_has_its_squared_error_and_that_of_the_better_blind_guess(vi
             assert score.blind == pytest.approx(blind) and score.oracle == pytest.approx(score.psnr)
     mean = victims.truth(victims.units[0]).x[0]
     assert scored(victims, lambda x: Guess(x), mean)[0].blind == 100
-
-
-def test_without_a_yardstick_nothing_beside_the_images_is_measured(victims: Victims) -> None:
-    guesses = [Guess(noisy(victims.truth(unit).x, 20)) for unit in victims.units]
-    result = score_images(victims, guesses, {}, {}, RANGE)
-    assert result.flags == () and all(v.blind is None and v.oracle is None for v in result.victims)
+    bare = score_images(victims, [Guess(noisy(victims.truth(unit).x, 20)) for unit in victims.units], {}, {}, RANGE)
+    assert bare.flags == () and all(v.blind is None and v.oracle is None for v in bare.victims)
 
 
 def test_the_oracle_chooses_one_result_for_the_whole_batch_the_best_in_the_mean(victims: Victims) -> None:
@@ -143,15 +139,8 @@ def test_more_budget_that_hurts_is_flagged_and_a_rising_path_is_not() -> None:
     assert "median 21.0 dB after 50 gradient evaluations, 20.0 dB at the end" in flag.detail
     assert codes([image(18.0 + i, path=[(10, 12.0), (50, 18.4 + i)]) for i in range(5)]) == {}
     assert codes([image(30.0)] * 4 + [image(5.0, path=[(10, 20.0)])]) == {}, "one of five says nothing about the median"
-
-
-def test_a_start_that_only_some_victims_have_had_is_no_peak() -> None:
-    scores = [
-        image(20.0, path=[(10, 30.0), (40, 10.0)]),
-        image(20.0, path=[(50, 19.0)]),
-        image(20.0, path=[(60, 19.0)]),
-    ]
-    assert codes(scores) == {}
+    paths = [(10, 30.0), (40, 10.0)], [(50, 19.0)], [(60, 19.0)]
+    assert codes([image(20.0, path=path) for path in paths]) == {}, "a start that only some have had is no peak"
 
 
 def test_a_guess_that_sees_nothing_and_does_as_well_is_flagged() -> None:
@@ -166,10 +155,7 @@ def test_a_guess_that_sees_nothing_and_does_as_well_is_flagged() -> None:
 def test_a_gap_between_the_attackers_and_the_oracles_choice_is_flagged() -> None:
     assert codes([image(15.0, oracle=18.5)] * 3) == {"oracle_gap": "warning"}
     assert codes([image(15.0, oracle=17.9)] * 3 + [image(15.0, oracle=40.0)]) == {}
-
-
-def test_scores_of_before_have_no_flags() -> None:
-    assert codes([image(3.0, blind=None, oracle=None)] * 3) == {}
+    assert codes([image(3.0, blind=None, oracle=None)] * 3) == {}, "scores of before"
 
 
 def evidence(simulate: Callable[[Tensor, Tensor], Params], observed: Tensor, **more: object) -> tuple[Evidence, Data]:

@@ -16,9 +16,8 @@ MOST = 2 * len(SHIFTS)
 def augmentations(x: Tensor, count: int) -> Tensor:
     """Return up to `count` >= 1 augmentations [A, Q, *shape] of records x [Q, *shape], the records themselves first.
 
-    Images [Q, C, H, W]: the image, its mirror image, then shifts by one pixel to the four sides and the four corners,
-    each followed by its mirror image; the border is repeated. A = min(count, 18). Anything else has no copy that means
-    the same: A = 1. Raises UsageError for a count below 1.
+    Images [Q, C, H, W]: the image and its shifts by `SHIFTS`, each followed by its mirror image; the border is
+    repeated. Anything else has no copy that means the same: A = 1. Raises UsageError for a count below 1.
     """
     if count < 1:
         raise UsageError(f"{count} augmentations were asked for; expected 1 (the record itself) or more.")

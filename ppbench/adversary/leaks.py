@@ -19,8 +19,7 @@ _OPAQUE = (type, types.ModuleType, str, bytes, int, float, bool, torch.dtype, to
 
 
 def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
-    """Return one line for each path from `root` to tensors that share storage, or a row of values, with one of
-    `secrets`.
+    """Return one line for each path from `root` to a tensor that shares storage, or a row of values, with a secret.
 
     root: a View, its evidence, a Challenge, an Attack. Rows of fewer than 4 values are not compared. A generator is
     reported too: with its state, draws made from it can be repeated.

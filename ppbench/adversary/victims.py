@@ -34,9 +34,8 @@ def digest(*tensors: Tensor, about: str = "") -> str:
 class Victims:
     """Probes and the truth about them.
 
-    data: every slot's batch of `batch` images, victims' and (for a client adversary) the adversary's own.  units: what
-    is asked about, in order: slots whose batches an observation mixes.  own: the adversary's batches by probe; empty
-    for server and eavesdropper.
+    data: every slot's batch of `batch` images, victims' and a client adversary's own.  units: what is asked about, in
+    order: slots whose batches an observation mixes.  own: a client adversary's batches by probe.
     """
 
     data: Mapping[Slot, Data]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Table
@@ -57,19 +57,15 @@ def defenses(records: Sequence[Record]) -> Table:
     """Return a table with the most that any cell of a defense gave away, over its grid and all attacks."""
     table = plain_table(("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"))
     for key, some in frame_of(records).by(("defense",)).items():
+        ends = sorted(r.utility.accuracy for r in some if r.utility.accuracy is not None)
         table.add_row(
             escape(key.defense),
-            _range(r.utility.accuracy for r in some if r.utility.accuracy is not None),
+            " to ".join(dict.fromkeys(f"{end:.1%}" for end in (*ends[:1], *ends[-1:]))),
             _images(some),
             *(_most(some, name) for name in ("label_accuracy", "asr", "canary_tpr_at_1pct_fpr")),
             str(len(some)),
         )
     return table
-
-
-def _range(values: Iterable[float]) -> str:
-    ends = sorted(values)
-    return " to ".join(dict.fromkeys(f"{end:.1%}" for end in (*ends[:1], *ends[-1:])))
 
 
 def _most(records: Sequence[Record], name: str) -> str:

@@ -23,9 +23,8 @@ STEPS = 60
 def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> float:
     """Return a bound on the probability of v or more right ones of r guesses on m examples under (epsilon, delta)-DP.
 
-    beta + 2 m delta alpha with beta = P(B >= v) and alpha = max over i in 1..v of P(v > B >= v - i) / i, B binomial
-    with r trials of probability 1 / (1 + e^-epsilon). Raises ValueError unless 0 <= v <= r <= m, epsilon >= 0 and
-    delta is in [0, 1].
+    beta + 2 m delta alpha with beta = P(B >= v) and alpha = max over i in 1..v of P(v > B >= v - i) / i, B ~
+    Binomial(r, 1 / (1 + e^-epsilon)). Raises ValueError for an argument out of range.
     """
     if not (0 <= v <= r <= m and epsilon >= 0 and 0 <= delta <= 1):
         raise ValueError(f"{v} right of {r} guesses on {m} examples at epsilon {epsilon}, delta {delta}: out of range")

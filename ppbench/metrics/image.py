@@ -62,11 +62,7 @@ def _relative(guess: Floats, truth: Floats, data_range: Range) -> float:
 
 
 def psnr(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> float | None:
-    """Return the peak signal-to-noise ratio of the clipped `guess` in dB, at most PSNR_CAP; None where it is not
-    finite.
-
-    20 log10(range) - 10 log10(MSE). Raises ValueError where the shapes differ.
-    """
+    """Return the PSNR of the clipped `guess` in dB, at most PSNR_CAP; None where it is not finite."""
     mse = _mse(*_pair(guess, truth), data_range)
     return None if mse is None else _decibel(mse)
 
@@ -89,10 +85,7 @@ def _decibel(mse: float) -> float:
 
 
 def image_figures(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> ImageFigures:
-    """Return all figures of one reconstruction [*shape], [C, H, W] for SSIM, of a finite `truth` in `data_range`.
-
-    Raises ValueError where the shapes differ.
-    """
+    """Return all figures of one reconstruction [*shape], [C, H, W] for SSIM; ValueError where the shapes differ."""
     raw, target = _pair(guess, truth)
     mse = _mse(raw, target, data_range)
     if mse is None:

@@ -57,10 +57,9 @@ class Network:
     model: nn.Module
 
     def compare(self, guess: Tensor, truth: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> list[Perceived]:
-        """Return the figures of every pair of reconstructions and originals [N, C, H, W], C 1 (repeated) or 3.
+        """Return the figures of every pair of reconstructions and originals [N, C, H, W], C 1 or 3 (else ValueError).
 
-        Reconstructions are clipped; one that is not finite is measured as mid-grey. Raises ValueError where shapes
-        differ, or are none that `measurable` accepts.
+        Reconstructions are clipped; one that is not finite is measured as mid-grey.
         """
         if guess.shape != truth.shape or guess.dim() != 4 or not measurable(tuple(guess.shape[1:])):
             raise ValueError(f"no perceptual figures of {tuple(guess.shape)} for images of {tuple(truth.shape)}")

@@ -56,15 +56,18 @@ def score_images(
         found = found[match(found, truth.x, data_range)]
         if own is not None:
             known.append((own, truth))
-        about = {
-            "at_truth": None if own is None or own.nuisance else _residual(own, truth, len(unit)),
-            "ratio": _ratio(plain[unit], truth, len(unit)) if unit in plain else None,
-        }
+        residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
+        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
         made = _unit_scores(guess, found, truth, data_range, mean)
         for index, score in enumerate(made):
             slot, place = unit[index // victims.batch], index % victims.batch
-            where = {"probe": slot.probe, "client": slot.client, "index": place, "cohort": len(unit) > 1}
-            scores.append(ImageScore.model_validate({**where, **about, **score}))
+            about: dict[str, Any] = {
+                "probe": slot.probe,
+                "client": slot.client,
+                "index": place,
+                "cohort": len(unit) > 1,
+            }
+            scores.append(ImageScore(**about, at_truth=residual, ratio=ratio, **score))
         pairs.append((found, truth.x))
     images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
     flags = _inexact(scores)
@@ -82,11 +85,6 @@ def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
     return (Flag(code="evidence_inexact", severity="info", detail=detail),)
 
 
-def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
-    """Return the discrepancy at the truth, or None where it is not finite."""
-    return _finite(at_truth(evidence, *_there(evidence, truth, units)))
-
-
 def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
     """Return the true x [U, B, *shape] and y [U, B, C] float64 where the evidence lies; the truth is on the CPU."""
     x, y = (part.unflatten(0, (units, -1)).to(evidence.device, torch.float64) for part in (truth.x, truth.y))
@@ -94,11 +92,7 @@ def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]
 
 
 def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
-    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases: gradient against perturbation (SPN, Sec. 5).
-
-    A bias gradient is the diagonal of the matrix that multiplies the input in the paper's linear system. None where
-    there are no such biases, or no perturbation.
-    """
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None without, or unperturbed."""
     simulated = plain.simulate(*_there(plain, truth, units))
     clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
     if not clean:
@@ -118,15 +112,7 @@ def answered(guess: Guess, truth: Data) -> Tensor:
 def _unit_scores(
     guess: Guess, found: Tensor, truth: Data, data_range: Range, mean: Tensor | None
 ) -> list[dict[str, Any]]:
-    """Return what the answer about one unit says of each of its images, by field of `ImageScore`.
-
-    Args:
-        guess: the answer.
-        found: its images [U * B, *shape], matched to the truth.
-        truth: the true ones.
-        data_range: smallest and largest value that an input may take.
-        mean: the public mean image; None: blind guesses and oracles are not measured.
-    """
+    """Return what a guess says of each image of a unit, by field of `ImageScore`; found: its images, matched."""
     hits: Sequence[bool | None] = [None] * len(truth.x)
     if guess.y is not None:
         hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
@@ -173,10 +159,7 @@ def _paths(guess: Guess, truth: Data, data_range: Range) -> list[tuple[int, list
 
 
 def _oracle(guess: Guess, found: Tensor, truth: Data, data_range: Range) -> list[float]:
-    """Return the PSNR of every image, had an oracle chosen among the answer and the reconstructions rejected for it.
-
-    It chooses as the attack must, one result for the whole unit: the one with the largest mean.
-    """
+    """Return the PSNR of every image, had an oracle chosen one result for the unit, rejected ones included."""
     mine = _decibels(found, truth, data_range)
     return max([mine, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import BROKEN_DB, ImageScore, image_metrics, rebuilt
@@ -24,10 +24,6 @@ attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a
 FAILED = 1e6  # relative error that a failed reconstruction of a table row counts as, where settings are tuned
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 class Reconstruction(Question):
     """What did a batch look like? Images are judged in decibels, rows of tables by their relative error."""
 
@@ -39,8 +35,8 @@ class Reconstruction(Question):
     chart = "budget"
     chapter = "uploads"
     distances = (
-        DistanceLaw("recon/1", "rmse_mean", _same, "relative RMSE"),
-        DistanceLaw("recon_unit/1", "rmse_unit_mean", _same, "relative RMSE, at most 1"),
+        DistanceLaw("recon/1", "rmse_mean", lambda error: error, "relative RMSE"),
+        DistanceLaw("recon_unit/1", "rmse_unit_mean", lambda error: error, "relative RMSE, at most 1"),
     )
     figures = (("rmse_mean", "Relative error"), ("share_rebuilt", "Within 10%"))
     rules = (

@@ -17,14 +17,8 @@ from ppbench.records.schema import Metric, Score
 def aggregate(victims: Sequence[Score], *, classes: int, seed: int, delta: float | None = None) -> list[Metric]:
     """Return a cell's metrics, each with n, a 95 % interval and its method; no victims: no metrics.
 
-    Args:
-        victims: the per-victim scores, all of one kind.
-        classes: number of classes C, for the chance level of labels.
-        seed: the cell's seed; every bootstrap draws from (seed, name of the metric).
-        delta: of the guarantee that the defense claims, for the lower bound on epsilon; None: it claims none.
-
-    Raises:
-        UsageError: scores of different kinds, or of a question that is not installed.
+    victims: the per-victim scores, all of one kind; classes, seed, delta: as of `Terms`. UsageError: scores of several
+    kinds, or of a question that is not installed.
     """
     kinds = sorted({victim.kind for victim in victims})
     if len(kinds) > 1:

@@ -18,7 +18,6 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Protocol
 
 from ppbench.base.errors import UsageError
 from ppbench.records.files import unwritable, write_atomic
@@ -38,23 +37,8 @@ _DAY = (1980, 1, 1, 0, 0, 0)  # the first that a zip can state
 _HEADER = 30  # bytes of a member's own header before its name
 
 
-class Files(Protocol):
-    """The files of results, by their names below the folder, with "/" between. path: of the folder or archive."""
-
-    path: Path
-
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names of the files in a folder of them, without the folder's, sorted."""
-
-    def holds(self, name: str) -> bool:
-        """Return whether there is such a file."""
-
-    def read(self, name: str) -> bytes:
-        """Return a file's bytes. Raises FileNotFoundError, or another OSError where it cannot be read."""
-
-
 class Folder:
-    """Results in a folder, which need not exist yet."""
+    """The files of results in a folder, which need not exist yet, by their names below it, with "/" between."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,8 +63,7 @@ class Archive:
     def __init__(self, path: Path) -> None:
         """Open an archive; nothing of it is unfolded yet.
 
-        Raises:
-            UsageError: it is no whole zip, or holds anything that `ppbench pack` would not have written.
+        Raises UsageError where it is no whole zip, or holds anything that `ppbench pack` would not have written.
         """
         self.path = path
         try:
@@ -132,6 +115,10 @@ class Archive:
         return data
 
 
+Files = Folder | Archive
+"""The files of results; path: of the folder or the archive."""
+
+
 def _refusal(member: zipfile.ZipInfo, before: set[str]) -> str:
     """Return why a member cannot be accepted beside those named `before`, "" where it can."""
     if MEMBER.fullmatch(member.orig_filename) is None:
@@ -164,11 +151,7 @@ def files_of(path: Path) -> Files:
 
 
 def pack(folder: Path, target: Path) -> list[str]:
-    """Write the archive of a results folder, whole or not at all.
-
-    Args:
-        folder: the results.
-        target: the archive; must not exist.
+    """Write the archive of a results folder to `target`, whole or not at all.
 
     Returns:
         The names of what was left out: what is drawn from the records, caches, files that are not ppbench's.

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ppbench.metrics.intervals import Estimate
-from ppbench.records.schema import CellConfig, Metric
+from ppbench.records.schema import CellConfig, Metric, Score, Utility
 
 
 @dataclass(frozen=True)
 class Terms:
     """What a cell's metrics depend on beside its scores.
 
-    Attributes:
-        classes: number of classes, for chance levels.
-        seed: the cell's; every bootstrap draws from (seed, name of the metric).
-        delta: of the guarantee that the defense claims; None: it claims none.
+    classes: their number, for chance levels; seed: the cell's, every bootstrap draws from (seed, name of the metric);
+    delta: of the guarantee that the defense claims, None: it claims none.
     """
 
     classes: int
@@ -64,11 +62,21 @@ class Figured(Protocol):
     @property
     def config(self) -> CellConfig:
         """The cell's configuration."""
-        ...
+
+    @property
+    def status(self) -> str:
+        """Whether it is complete, diverged or failed."""
+
+    @property
+    def utility(self) -> Utility:
+        """What the delivered model is good for."""
+
+    @property
+    def victims(self) -> Sequence[Score]:
+        """The victims' scores."""
 
     def metric(self, name: str) -> Metric | None:
         """Return the aggregate called `name`, or None."""
-        ...
 
 
 Some = TypeVar("Some", bound=Figured)
@@ -79,11 +87,8 @@ def best(records: Iterable[Some], name: str) -> Some | None:
 
     Oracles, which chose their answer by the truth, are left out.
     """
-    found = [
-        (leak(m), r)
-        for r in records
-        if (m := r.metric(name)) is not None and m.value is not None and not r.config.attack.oracle
-    ]
+    figures = [(r.metric(name), r) for r in records if not r.config.attack.oracle]
+    found = [(leak(m), r) for m, r in figures if m is not None and m.value is not None]
     most = max((leaked for leaked, _ in found), default=0.0)
     equal = [record for leaked, record in found if leaked == most]
     first = min((record.config.attack.id for record in equal), default="")

@@ -24,11 +24,9 @@ def _host() -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing
-    between.
+    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing between.
 
-    Raises:
-        Unwritable: no space left, or the folder cannot be written; no temporary file is left behind.
+    Raises Unwritable where no space is left or the folder cannot be written; no temporary file is left behind.
     """
     temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
     try:
@@ -49,15 +47,8 @@ def publish_folder(home: Path, prefix: str, write: Callable[[Path], None]) -> No
     """Make the folder `home` with what `write` puts into it: whole or not at all.
 
     Of two processes that make the same at once, the first one's stays: equal work gives equal files. What lies at
-    `home` before is taken for damaged, or it would have been used, and goes.
-
-    Args:
-        home: the folder; its parents are made.
-        prefix: how drafts in its parent are named, so that what a killed process leaves is known.
-        write: fills a folder; called once.
-
-    Raises:
-        Unwritable: no space left, or the folder cannot be written; no draft is left behind.
+    `home` before is taken for damaged, or it would have been used, and goes. prefix: of the names of drafts beside it.
+    Raises Unwritable where no space is left or the folder cannot be written; no draft is left behind.
     """
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +90,7 @@ def unwritable(path: Path, size: int, cause: OSError) -> Unwritable:
 
 
 def leftover(name: str) -> bool:
-    """Return whether `name` is a temporary file that `write_atomic` made for a results folder, here or
-    elsewhere.
-    """
+    """Return whether `name` is a temporary file that `write_atomic` made for a results folder, here or elsewhere."""
     return _TEMPORARY.fullmatch(name) is not None
 
 

@@ -20,10 +20,7 @@ SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
 
 
 def without_defaults(dumped: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Return `dumped` without the fields `later` at these values: names of older cells and trainings stay as they were.
-
-    Fields that came after the first records; a cell that does without them is the same cell.
-    """
+    """Return `dumped` without the fields `later` at these values, so that names of older cells and trainings stay."""
     return {name: value for name, value in dumped.items() if name not in later or value != later[name]}
 
 
@@ -164,14 +161,11 @@ class CellConfig(Strict):
 
 
 class Metric(Strict):
-    """One aggregate.
+    """One aggregate over n victims (images, labels, candidates).
 
-    Attributes:
-        value: null with `reason` where n cannot support it.
-        low, high: 95 % interval by `method`; null where no interval can be given, then `method` says why.
-        n: victims (images, labels, candidates) that it is about.
-        chance: what blind guessing gives, where that is defined.
-        realized_fpr: for TPR at a false-positive rate, the rate that was really reached.
+    value: null with `reason` where n cannot support it. low, high: 95 % interval by `method`; null where there is none,
+    then `method` says why. chance: what blind guessing gives, where that is defined. realized_fpr: for TPR at
+    a false-positive rate, the rate that was really reached.
     """
 
     name: str
@@ -254,8 +248,7 @@ class Record(Strict):
 def lean(record: Record) -> Record:
     """Return `record` with less memory for its scores and metrics: two thirds less for one of twenty victims.
 
-    pydantic keeps with each object a set of the fields that were given. Nobody asks for it here, so all of a class
-    share one that names them all; and equal keys, values and words of many scores need not be there twice.
+    pydantic keeps with each object a set of the fields that were given; here all of a class share one.
     """
     for one in (*record.victims, *record.metrics):
         object.__setattr__(one, "__pydantic_fields_set__", _fields(type(one)))
@@ -268,29 +261,7 @@ def _fields(model: type[Strict]) -> set[str]:
 
 
 __all__ = [
-    "SCHEMA",
-    "Artifact",
-    "AttackInfo",
-    "AuditInfo",
-    "CellConfig",
-    "Control",
-    "Cost",
-    "DataInfo",
-    "DefenseInfo",
-    "Environment",
-    "FederationInfo",
-    "Flag",
-    "Metric",
-    "ModelInfo",
-    "Played",
-    "Privacy",
-    "Record",
-    "Scalar",
-    "Score",
-    "Strict",
-    "ThreatModel",
-    "Tuned",
-    "Utility",
-    "Victim",
-    "lean",
-]
+    "SCHEMA", "Artifact", "AttackInfo", "AuditInfo", "CellConfig", "Control", "Cost", "DataInfo", "DefenseInfo",
+    "Environment", "FederationInfo", "Flag", "Metric", "ModelInfo", "Played", "Privacy", "Record", "Scalar", "Score",
+    "Strict", "ThreatModel", "Tuned", "Utility", "Victim", "lean",
+]  # fmt: skip

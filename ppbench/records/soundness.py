@@ -1,9 +1,4 @@
-"""What the harness's self-test gave where cells were computed; it lies beside the records that it vouches for.
-
-    OUT/selftest.json   which networks fell to which attacks, and by which code; of the last run that computed cells
-
-Nothing else is derived from it, and it is in no record: records are equal byte for byte where runs are.
-"""
+"""What the harness's self-test gave where cells were last computed: OUT/selftest.json, beside the records."""
 
 from __future__ import annotations
 
@@ -25,10 +20,7 @@ FALLEN = 0.5
 class Trial(Strict):
     """One undefended network under an attack that must break it.
 
-    Attributes:
-        model, attack: names of the plugins.
-        share: of its victims that were rebuilt above 20 dB.
-        error: what the attack raised, "" where it ran.
+    share: of its victims that were rebuilt above 20 dB; error: what the attack raised, "" where it ran.
     """
 
     model: str
@@ -48,13 +40,7 @@ class Trial(Strict):
 
 
 class Soundness(Strict):
-    """The outcome of a self-test.
-
-    Attributes:
-        ppbench, torch, python: versions.
-        code: digest over the sources, as in sources.json.
-        trials: at least one.
-    """
+    """The outcome of a self-test, with versions; code: digest over the sources, as in sources.json."""
 
     schema_: Literal["ppbench.selftest/1"] = Field(default="ppbench.selftest/1", alias="schema")
     ppbench: str
@@ -72,15 +58,12 @@ def save_soundness(out: Path, outcome: Soundness) -> None:
 def soundness_of(store: Store) -> Soundness | None:
     """Return what was kept in a folder; None where nothing was, as in folders that an older ppbench made.
 
-    Raises:
-        UsageError: the file cannot be read or holds something else.
+    Raises UsageError where the file cannot be read or holds something else.
     """
-    path = store.out / SELFTEST
     try:
         return Soundness.model_validate_json(store.files.read(SELFTEST), strict=True)
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as cause:
-        raise UsageError(
-            f"{path} holds no outcome of a self-test; delete it, and evaluate or sweep into the folder again."
-        ) from cause
+        advice = "delete it, and evaluate or sweep into the folder again"
+        raise UsageError(f"{store.out / SELFTEST} holds no outcome of a self-test; {advice}.") from cause

@@ -2,9 +2,7 @@
 
 Cells are named by versions and parameters, not by code: whoever works on a defense changes its code first and its
 version when it is released. So results that tests keep must not outlive a change, and who finds finished cells of other
-code is told.
-
-    OUT/sources.json    the digests of the code by which cells were computed here; not part of any result
+code is told: OUT/sources.json has the digests of the code by which cells were computed.
 """
 
 from __future__ import annotations
@@ -26,13 +24,8 @@ CODE = "sources.json"
 def tell_changed(out: Path, found: bool, computing: bool) -> None:
     """Warn where finished cells of `out` are of other code than today's, and note today's where cells are computed.
 
-    Args:
-        out: a folder of results.
-        found: whether finished cells of it are used.
-        computing: whether cells are about to be computed.
-
-    Raises:
-        UsageError: the note cannot be written.
+    found: whether finished cells of it are used; computing: whether cells are about to be computed. Raises UsageError
+    where the note cannot be written.
     """
     path, now = out / CODE, source_digest()
     try:
@@ -52,8 +45,7 @@ def tell_changed(out: Path, found: bool, computing: bool) -> None:
 def source_digest(more: tuple[Path, ...] = ()) -> str:
     """Return a hash, 12 hex digits, of the .py files of ppbench and of its plugins' top-level packages.
 
-    Args:
-        more: further files that results depend on, such as a suite's.
+    more: further files that results depend on, such as a suite's.
     """
     found = hashlib.sha256()
     for path in sorted({*_sources(), *more}):

@@ -7,10 +7,8 @@
     OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
     OUT/selftest.json                   what vouches for the harness, see `soundness.py`
 
-Every file is written to a temporary one in its folder, synced, renamed, and the folder synced. Equal records
-give equal bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions were left
-out: then nothing misses them, and nothing but `ppbench baseline accept` writes there. All of it travels as one file
-(`archive.py`), which is read as a folder is.
+Equal records give equal bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions
+were left out: then nothing misses them, and nothing but `ppbench baseline accept` writes there.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.version import __version__
 from ppbench.records.archive import files_of
 from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
-from ppbench.records.schema import Artifact, Record, Strict, lean
-from ppbench.records.versions import by_newer, newer
+from ppbench.records.schema import SCHEMA, Artifact, Record, Strict, lean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +43,7 @@ TIMES = "times"
 RESULTS_SCHEMA = "ppbench.results/1"
 LEFT_OUT = "reconstructions"
 _CELL = re.compile(r"[0-9a-f]{32}")
+_VERSION = re.compile(r"\d[\w.+]{0,30}")
 
 
 class Timing(Strict):
@@ -56,9 +54,7 @@ class Timing(Strict):
 
 @dataclass(frozen=True)
 class Images:
-    """A cell's reconstructions and originals, matched: both [n, *shape] float32; guess may hold non-finite
-    values.
-    """
+    """A cell's reconstructions and originals, matched: both [n, *shape] float32; guess may hold non-finite values."""
 
     guess: NDArray[np.float32]
     truth: NDArray[np.float32]
@@ -79,32 +75,18 @@ def marker_bytes(bare: bool = False) -> bytes:
 class Store:
     """The output folder of a sweep, or an archive of one, which can only be read. Making a Store writes nothing.
 
-    files: what lies there, by name, whether it is a folder or an archive.
+    files: what lies there, by name; csv_path, html_path: where the board goes, derived from the records.
     bare: whether the folder is an accepted baseline, whose reconstructions were left out on purpose.
     """
 
     def __init__(self, out: Path) -> None:
-        """Open `out`, which need not exist yet.
-
-        Raises:
-            UsageError: `out` is a file that is no archive, or holds files but not our marker, or a marker that is
-                not ours to read.
-        """
+        """Open `out`, which need not exist yet. Raises UsageError where it is there and not ours to read."""
         self.out = Path(out)
         self.files = files_of(self.out)
         self.folder = self.out / "records"
+        self.csv_path, self.html_path = self.out / "leaderboard.csv", self.out / "leaderboard.html"
         self.bare = False
         self._check()
-
-    @property
-    def csv_path(self) -> Path:
-        """Where the leaderboard's table goes; derived from the records."""
-        return self.out / "leaderboard.csv"
-
-    @property
-    def html_path(self) -> Path:
-        """Where the leaderboard's page goes; derived from the records."""
-        return self.out / "leaderboard.html"
 
     def _check(self) -> None:
         if not self.out.exists():
@@ -127,15 +109,14 @@ class Store:
         if schema != RESULTS_SCHEMA:
             raise UsageError(
                 f"{self.out} holds results of schema {schema!r}, and this ppbench reads {RESULTS_SCHEMA!r}; "
-                f"{newer(schema, RESULTS_SCHEMA, about.get('version')) or 'give another folder.'}"
+                f"{_newer(schema, RESULTS_SCHEMA, about.get('version')) or 'give another folder.'}"
             )
         self.bare = left_out == [LEFT_OUT]
 
     def prepare(self) -> None:
         """Make the folder and its marker, and sweep what killed runs of this machine left behind.
 
-        Raises:
-            UsageError: the folder cannot be made or written, or is an accepted baseline, or an archive.
+        Raises UsageError where it cannot be made or written, or is an accepted baseline, or an archive.
         """
         if self.out.is_file():
             raise UsageError(f"{self.out} is an archive, which can only be read; give another --out.")
@@ -165,11 +146,7 @@ class Store:
         return [stem for stem in stems if _CELL.fullmatch(stem)]
 
     def finished(self, cell_id: str) -> bool:
-        """Return whether the cell has a result, complete or diverged; a failed one is worth another try.
-
-        Raises:
-            UsageError: its record is corrupt.
-        """
+        """Return whether the cell has a result, complete or diverged; a failed one is worth another try."""
         return self.has(cell_id) and self.load(cell_id).status != "failed"
 
     def save(
@@ -180,8 +157,7 @@ class Store:
         Args:
             record: the cell; its artifacts are replaced by what is written here.
             seconds: how long the attack took.
-            tensors: "guess" and "truth", matched images [n, *shape] on the CPU, kept as float32; for the
-                strips.
+            tensors: "guess" and "truth", matched images [n, *shape] on the CPU, kept as float32.
 
         Raises:
             UsageError: the disk is full or cannot be written; then a cell that was not there leaves nothing.
@@ -208,11 +184,7 @@ class Store:
         return record
 
     def load(self, cell_id: str) -> Record:
-        """Return one record.
-
-        Raises:
-            UsageError: it is not there, cannot be read, or is not a record of the current schema.
-        """
+        """Return one record. Raises UsageError where it cannot be read or is no record of the current schema."""
         path, data = self.folder / f"{cell_id}.json", b""
         try:
             data = self.files.read(f"records/{cell_id}.json")
@@ -222,7 +194,7 @@ class Store:
         except OSError as cause:
             raise UsageError(f"{path} cannot be read ({cause.strerror}).") from cause
         except ValidationError as cause:
-            if why := by_newer(data):
+            if why := _by_newer(data):
                 raise UsageError(f"{path} {why}") from cause
             first = cause.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the whole file"
@@ -238,10 +210,7 @@ class Store:
         return [self.load(cell_id) for cell_id in self.ids()]
 
     def readable(self) -> tuple[list[Record], list[str]]:
-        """Return the records that can be read, in the order of the cells' names, and a sentence for each that cannot.
-
-        For what must go on past a damaged file and say so: `verify`, `compare`, the board.
-        """
+        """Return the records that can be read, in the order of the cells' names, and a sentence for each other."""
         found: list[Record] = []
         problems: list[str] = []
         for cell_id in self.ids():
@@ -254,11 +223,8 @@ class Store:
     def images(self, record: Record) -> Images | None:
         """Return a record's reconstructions, or None where it has none; a baseline's were left out.
 
-        The path is made from the cell's name, never from the record: a record is data and may come from
-        anyone.
-
-        Raises:
-            UsageError: the file is missing or is not a pair of equally shaped float32 tensors.
+        The path is made from the cell's name, never from the record: a record is data and may come from anyone.
+        Raises UsageError where the file is missing or is not a pair of equally shaped float32 tensors.
         """
         if self.bare or not record.artifacts:
             return None
@@ -286,11 +252,29 @@ def _artifact(name: str, data: bytes) -> Artifact:
 
 
 def results(path: Path) -> Store:
-    """Return the store of a folder or an archive that is there.
-
-    Raises:
-        UsageError: it is not there, or is none of ppbench's.
-    """
+    """Return the store of a folder or an archive; raises UsageError where none is there, or none of ppbench's."""
     if not path.exists():
         raise UsageError(f"{path} is no folder and no archive of results; give the --out of an evaluation.")
     return Store(path)
+
+
+# -- what a newer ppbench wrote: nobody should delete what an upgrade can read ----------------------------------------
+def _newer(stated: object, known: str, version: object) -> str:
+    """Return what to do about a schema with a higher number than `known`, "" where `stated` is no such thing."""
+    family, _, number = known.rpartition("/")
+    head, _, later = stated.rpartition("/") if isinstance(stated, str) else ("", "", "")
+    if head != family or not later.isascii() or not later.isdigit() or int(later[:9]) <= int(number):
+        return ""
+    told = isinstance(version, str) and _VERSION.fullmatch(version)
+    return f"a newer ppbench wrote it: install ppbench{'>=' + str(version) if told else ' in its latest version'}."
+
+
+def _by_newer(data: bytes) -> str:
+    """Return what to say of a record that a newer ppbench wrote, "" of one that is damaged. Nothing is deleted."""
+    try:
+        about = json.loads(data)
+        schema, version = about["config"]["schema"], about.get("environment", {}).get("ppbench")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return ""
+    advice = _newer(schema, SCHEMA, version)
+    return f"is a record of schema {schema!r}, and this ppbench reads {SCHEMA!r}; {advice}" if advice else ""

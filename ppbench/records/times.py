@@ -1,9 +1,6 @@
-"""How long a client takes beside an undefended one: measured, so it lies beside the records and is in none of them.
+"""How long a client takes beside an undefended one: OUT/times/<training>.json, one file a training.
 
-    OUT/times/<training>.json   of one training: a defense, data, network, federation and seed
-
-Records are equal byte for byte where runs are; a time never is. Nothing is recomputed from these files and nothing
-depends on them: without them the page says that no time was measured.
+Records are equal byte for byte where runs are; a time never is, so it is in none of them, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -23,11 +20,8 @@ from ppbench.records.store import TIMES, canonical
 class ClientTime(Strict):
     """A client's part of a round (prepare, compute, reply) in wall-clock time, in pairs with an undefended client.
 
-    Attributes:
-        ratio: median over the pairs; low, high: its interval of 95 % or more, null of fewer than six pairs.
-        pairs: how many.
-        seconds, undefended_seconds: medians of the two.
-        machine, threads: where; the GPU's name where one was used.
+    ratio: median over the pairs; low, high: its interval of 95 % or more, null of fewer than six pairs; seconds,
+    undefended_seconds: medians of the two; machine: the GPU's name where one was used.
     """
 
     ratio: float
@@ -46,14 +40,7 @@ def training_id(
     parts: tuple[DataInfo, ModelInfo, FederationInfo],
     seed: int,
 ) -> str:
-    """Return the name of a training: a hash of everything that determines it.
-
-    Args:
-        ppbench: version of the program.
-        defense: its name, version and parameters.
-        parts: data, network and federation.
-        seed: the master seed.
-    """
+    """Return the name of a training: a hash of all that determines it, the version of ppbench among it."""
     about = [ppbench, *defense, seed, *(part.model_dump(mode="json") for part in parts)]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -79,8 +66,7 @@ def save_time(out: Path, training: str, found: ClientTime) -> None:
 def time_of(out: Path, record: Record) -> ClientTime | None:
     """Return what was measured in a record's training, or None where nothing was.
 
-    Raises:
-        UsageError: the file cannot be read or holds something else.
+    Raises UsageError where the file cannot be read or holds something else.
     """
     path = out / TIMES / f"{training_of(record)}.json"
     try:

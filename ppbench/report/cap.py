@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from ppbench.questions.base import DistanceLaw, question_for
-from ppbench.records.schema import CellConfig, Metric, Record, Utility
-from ppbench.report.frame import GRID, SETTING, Key, frame_of
+from ppbench.questions.base import DistanceLaw, question_for, question_of
+from ppbench.records.figure import Figured
+from ppbench.records.schema import Metric, Record
+from ppbench.report.controls import value
+from ppbench.report.frame import EVALUATION, GRID, SERIES, SETTING, Key, frame_of
 from ppbench.report.worst import Measured
 
 DistanceName = str
@@ -35,11 +36,8 @@ class Distance:
 class PpcPoint:
     """One setting of the privacy-preserving characteristic.
 
-    Attributes:
-        control: value of the control parameter.
-        ratio: median ||B|| / ||E|| of gradient to perturbation, None where it is not known.
-        accuracy, accuracy_low, accuracy_high: of the delivered model, with its 95 % interval.
-        distance: of the attack at this setting.
+    control: value of the control parameter; ratio: median ||B|| / ||E|| of gradient to perturbation, None where it is
+    not known; accuracy: of the delivered model, with its 95 % interval; distance: of the attack.
     """
 
     control: float
@@ -56,45 +54,30 @@ class PpcPoint:
 
 @dataclass(frozen=True)
 class Cap:
-    """A CAP.
+    """A CAP over n settings; value: None with `reason` where it cannot be given.
 
-    Attributes:
-        distance: which distance it averages.
-        value: None with `reason` where it cannot be given.
-        low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative
-            bracket.
-        corrected: with accuracy replaced by (acc - chance) / (acc_none - chance), clipped to [0, 1]; None
-            without an undefended accuracy above chance.
-        n: settings of the grid.
-        reason: why there is no value.
+    low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative bracket.
+    corrected: with accuracy replaced by `corrected_accuracy`; None without an undefended accuracy above chance.
     """
 
     distance: DistanceName
-    value: float | None
-    low: float | None
-    high: float | None
-    corrected: float | None
     n: int
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    corrected: float | None = None
     reason: str | None = None
 
 
 def cap_value(accuracies: Sequence[float], distances: Sequence[float]) -> float:
-    """Return the mean of accuracy x distance over a control grid (Eq. 1); unbounded where distances are.
-
-    Raises:
-        ValueError: an empty grid, or unequal lengths.
-    """
+    """Return the mean of accuracy x distance over a control grid (Eq. 1); ValueError where it is empty or uneven."""
     if not accuracies or len(accuracies) != len(distances):
         raise ValueError("CAP needs one distance for each accuracy, and at least one of them")
     return math.fsum(a * d for a, d in zip(accuracies, distances, strict=True)) / len(accuracies)
 
 
 def corrected_accuracy(accuracy: float, chance: float, undefended: float) -> float:
-    """Return (accuracy - chance) / (undefended - chance), clipped to [0, 1].
-
-    Raises:
-        ValueError: the undefended model is no better than chance, so there is nothing to calibrate with.
-    """
+    """Return (accuracy - chance) / (undefended - chance), clipped to [0, 1]; ValueError where undefended is chance."""
     if undefended <= chance:
         raise ValueError(f"undefended accuracy {undefended:g} is not above chance {chance:g}")
     return min(max((accuracy - chance) / (undefended - chance), 0.0), 1.0)
@@ -104,115 +87,89 @@ def distance_of(metric: Metric, law: DistanceLaw) -> Distance | None:
     """Return the distance that `metric` (the law's) gives, or None where its value is null."""
     if metric.value is None:
         return None
-    ends = [None if end is None else float(law.of(end)) for end in (metric.low, metric.high)]
-    known = sorted(end for end in ends if end is not None)
-    low, high = (known[0], known[1]) if len(known) == 2 else (None, None)
+    known = sorted(float(law.of(end)) for end in (metric.low, metric.high) if end is not None)
+    low, high = known if len(known) == 2 else (None, None)
     return Distance(law.name, float(law.of(metric.value)), low, high)
 
 
-class Point(Protocol):
-    """One setting of a grid: a cell, or the worst case over several."""
-
-    @property
-    def config(self) -> CellConfig:
-        """Its configuration."""
-        ...
-
-    @property
-    def utility(self) -> Utility:
-        """What the delivered model is good for."""
-        ...
-
-    @property
-    def status(self) -> str:
-        """Whether it is complete, diverged or failed."""
-        ...
-
-    def metric(self, name: str) -> Metric | None:
-        """Return the aggregate called `name`."""
-        ...
-
-
-def record_distance(record: Point, name: DistanceName | None = None) -> Distance | None:
+def record_distance(record: Figured, name: DistanceName | None = None) -> Distance | None:
     """Return a record's distance, by default the main one of its question; None where it has none."""
     law = question_for(record).distance(name)
     metric = None if law is None else record.metric(law.metric)
     return None if law is None or metric is None else distance_of(metric, law)
 
 
-def ppc_point(record: Point, name: DistanceName | None = None) -> PpcPoint | None:
+def ppc_point(record: Figured, name: DistanceName | None = None) -> PpcPoint | None:
     """Return a record's point of the PPC, or None where control, accuracy or distance is missing."""
     control, distance, utility = record.config.defense.control, record_distance(record, name), record.utility
     if record.status != "complete" or control is None or distance is None or utility.accuracy is None:
         return None
-    ratio = record.metric("ratio_median")
-    return PpcPoint(
-        control.value,
-        None if ratio is None else ratio.value,
-        utility.accuracy,
-        utility.low,
-        utility.high,
-        distance,
-    )
+    ratio = value(record, "ratio_median")
+    return PpcPoint(control.value, ratio, utility.accuracy, utility.low, utility.high, distance)
 
 
-def series_cap(records: Sequence[Point], undefended: float | None, name: DistanceName | None = None) -> Cap:
+def series_cap(records: Sequence[Figured], undefended: float | None, name: DistanceName | None = None) -> Cap:
     """Return the CAP of one series: cells that differ in the control value alone.
 
     A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes the
-    CAP null: it would otherwise be the mean over a grid of its own.
-
-    Args:
-        records: one a control value.
-        undefended: accuracy of `none` in the same federation, for the chance-corrected CAP; None if not
-            there.
-        name: which distance; by default the main one of its question.
+    CAP null: it would otherwise be the mean over a grid of its own. undefended: accuracy of `none` in the same
+    federation, for the chance-corrected CAP; name: which distance, by default the main one of its question.
     """
-    n, law = len(records), question_for(records[0]).distance(name)
-    if law is None:
-        return Cap("", None, None, None, None, n, f"no distance is known of {question_for(records[0]).title}")
-    name = law.name
+    n, question = len(records), question_for(records[0])
+    if (law := question.distance(name)) is None:
+        return Cap("", n, reason=f"no distance is known of {question.title}")
     if records[0].config.defense.control is None or n < 2:
-        return Cap(name, None, None, None, None, n, "a CAP needs at least two values of a control parameter")
-    points = [ppc_point(record, name) for record in records if record.status != "diverged"]
+        return Cap(law.name, n, reason="a CAP needs at least two values of a control parameter")
+    points = [ppc_point(record, law.name) for record in records if record.status != "diverged"]
     known = [point for point in points if point is not None]
     if len(known) < len(points):
-        missing = len(points) - len(known)
-        return Cap(name, None, None, None, None, n, f"{missing} of {n} settings have no accuracy or no distance")
-    scale, corrected = len(known) / n, None
+        missing = f"{len(points) - len(known)} of {n} settings"
+        return Cap(law.name, n, reason=f"{missing} have no accuracy or no distance")
     if not known:
-        return Cap(name, 0.0, None, None, None, n)
-    distances = [point.distance.value for point in known]
-    chance = records[0].utility.chance
+        return Cap(law.name, n, 0.0)
+    scale, corrected, chance = len(known) / n, None, records[0].utility.chance
+    accuracies, distances = [p.accuracy for p in known], [p.distance.value for p in known]
     if undefended is not None and undefended > chance:
-        calibrated = [corrected_accuracy(point.accuracy, chance, undefended) for point in known]
-        corrected = cap_value(calibrated, distances) * scale
-    low, high = (None if end is None else end * scale for end in _bracket(known))
-    return Cap(name, cap_value([p.accuracy for p in known], distances) * scale, low, high, corrected, n)
+        corrected = cap_value([corrected_accuracy(a, chance, undefended) for a in accuracies], distances) * scale
+    low = _end(((p.accuracy_low, p.distance.low) for p in known), scale)
+    high = _end(((p.accuracy_high, p.distance.high) for p in known), scale)
+    low, high = (low, high) if low is not None and high is not None else (None, None)
+    return Cap(law.name, n, cap_value(accuracies, distances) * scale, low, high, corrected)
 
 
-def _bracket(points: Iterable[PpcPoint]) -> tuple[float | None, float | None]:
-    """Return CAP with everything at its lower, and at its upper end; None where a point has no interval."""
-    lows: list[tuple[float, float]] = []
-    highs: list[tuple[float, float]] = []
-    for point in points:
-        if point.accuracy_low is None or point.accuracy_high is None:
-            return None, None
-        if point.distance.low is None or point.distance.high is None:
-            return None, None
-        lows.append((point.accuracy_low, point.distance.low))
-        highs.append((point.accuracy_high, point.distance.high))
-    low, high = (cap_value([a for a, _ in side], [d for _, d in side]) for side in (lows, highs))
-    return low, high
+def _end(ends: Iterable[tuple[float | None, float | None]], scale: float) -> float | None:
+    """Return CAP with everything at one end of its interval; None where a point has no interval."""
+    known = [(a, d) for a, d in ends]
+    accuracies, distances = ([a for a, _ in known if a is not None], [d for _, d in known if d is not None])
+    whole = len(accuracies) == len(distances) == len(known)
+    return cap_value(accuracies, distances) * scale if whole else None
+
+
+@dataclass(frozen=True)
+class SeriesCap:
+    """The CAP of one series. unit: the same with the question's second distance, if it has one: "recon_unit/1"."""
+
+    main: Cap
+    unit: Cap | None
+
+
+def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
+    """Return the CAP of the series of every record, by the record's `cell_id`."""
+    found: dict[str, SeriesCap] = {}
+    for evaluation in frame_of(records).by(EVALUATION).values():
+        whole = next((r for r in evaluation if r.config.defense.id == "none" and r.status == "complete"), None)
+        plain = None if whole is None else whole.utility.accuracy
+        for key, members in evaluation.by(SERIES).items():
+            others = question_of(key.asked).distances[1:]
+            unit = series_cap(members, plain, others[0].name) if others else None
+            found |= dict.fromkeys((r.cell_id for r in members), SeriesCap(series_cap(members, plain), unit))
+    return found
 
 
 def worst_caps(records: Sequence[Record]) -> list[tuple[Key, Cap, list[Measured]]]:
-    """Return the CAP of each grid of worst cases, with the worst case of each control value.
+    """Return the CAP of each grid of worst cases, with the worst case of each control value; of one kind of attack.
 
     A setting that diverged counts with 0, and one without a figure makes the CAP null, as in the CAP of one attack.
-
-    Args:
-        records: cells of one kind of attack.
     """
     found = []
     for key, grid in frame_of(records).by(GRID).items():

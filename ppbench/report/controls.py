@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -13,8 +13,8 @@ from scipy import stats
 from ppbench.metrics.intervals import LEVEL, proportion
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.image_metrics import rebuilt
-from ppbench.records.figure import Figured, best
-from ppbench.records.schema import Metric, Record, Victim
+from ppbench.records.figure import Figured, best, metric_of
+from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import Soundness
 
 CONTROLS = ("none", "full_noise")
@@ -42,15 +42,6 @@ def check_harness(outcome: Soundness | None) -> Check:
     return Check("harness", False, f"HARNESS FAULT: {'; '.join(standing)}. Nothing here may be concluded.")
 
 
-class Scored(Figured, Protocol):
-    """What has the scores of victims, too."""
-
-    @property
-    def victims(self) -> Sequence[Victim]:
-        """The victims' scores."""
-        ...
-
-
 def probe_words(probe: str, rounds: int) -> str:
     """Return what a probed client did in words: "probe gradient", "probe local, 2 rounds"."""
     return f"probe {probe}" + (f", {rounds} rounds" if rounds > 1 else "")
@@ -65,7 +56,7 @@ def value(record: Figured | None, name: str) -> float | None:
 def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
     """Return a metric's interval at the level of `cells` figures of which it is the largest (Bonferroni), or None.
 
-    The distances of the 95 % interval's ends are stretched as a normal law's would be.
+    The distances of the ends of the 95 % interval are stretched as a normal law's would be.
     """
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return None
@@ -91,34 +82,24 @@ def rebuilding(record: Figured) -> str:
     return question_of("reconstruction").headline(record.config)
 
 
-def rebuilt_share(record: Scored) -> Metric | None:
+def rebuilt_share(record: Figured) -> Metric | None:
     """Return the share of a reconstruction's victims that are rebuilt, with its interval; None without victims."""
     units: dict[tuple[int, ...], list[bool]] = {}
     for victim in record.victims if question_for(record).inputs else ():
         units.setdefault(victim.unit, []).append(rebuilt(victim, is_image(record)))
     if not units:
         return None
-    found = proportion([np.array(unit) for unit in units.values()])
-    return Metric(
-        name="share_rebuilt",
-        value=found.value,
-        low=found.interval.low,
-        high=found.interval.high,
-        method=found.interval.method,
-        n=found.n,
-        higher_is_safer=False,
-    )
+    return metric_of("share_rebuilt", proportion([np.array(unit) for unit in units.values()]), safer=False)
 
 
 def check_controls(records: Sequence[Record]) -> list[Check]:
     """Return what the controls say about the attacks that gave `records` (one data set, model and threat model).
 
-    `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: at least half of
-    the victims rebuilt above 20 dB (table rows: within a tenth of their norm); or, where only labels were attacked, at
-    least half of them recovered; or, where only membership was asked, its members must be found better than by chance.
-    Each adversary's attacks are judged for themselves, and each probe's. A cell of `full_noise` above chance at a level
-    of .01 over all its cells together is an alarm. Extraction tells neither: an undefended model is there to be read,
-    and so is one trained on noise.
+    `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: half of the victims
+    rebuilt; or, where only labels were attacked, half of them recovered; or, where only membership was asked, members
+    found better than by chance. Each adversary's attacks are judged for themselves, and each probe's. A cell of
+    `full_noise` above chance at a level of .01 over all its cells together is an alarm. Extraction tells neither: an
+    undefended model is there to be read, and so is one trained on noise.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
     noise = [r for r in noise if question_for(r).noise]
@@ -169,21 +150,27 @@ def _none(records: Sequence[Record]) -> Check:
 
 
 def _members(undefended: Sequence[Record]) -> Check:
-    """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells."""
+    """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells.
+
+    Where all that was asked is audits with canaries, by these.
+    """
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
     if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).figures]):
         return _others(others)
-    if all(r.config.stage == "audit" for r in members) and any(r.metric("canary_auc") for r in members):
-        return _canaries([r for r in members if r.metric("canary_auc")])
-    strongest = best(members, "asr")
-    metric = strongest.metric("asr") if strongest is not None else None
+    name, what = "asr", "members of"
+    if all(r.config.stage == "audit" for r in members) and (found := [r for r in members if r.metric("canary_auc")]):
+        members, name, what = found, "canary_auc", "canaries in"
+    strongest = best(members, name)
+    metric = strongest.metric(name) if strongest is not None else None
     if strongest is None or metric is None or metric.low is None or metric.high is None:
         return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
-    ok = above_chance(strongest, "asr", len(members))
-    text = f"{strongest.config.attack.id}: ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
+    ok = above_chance(strongest, name, len(members))
+    told = f"ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
+    told = told if name == "asr" else f"AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
     verb = "finds" if ok else "is NOT shown to find"
-    return Check("none", ok, f"The best attack {verb} members of the undefended model ({text}).")
+    text = f"The best attack {verb} {what} the undefended model ({strongest.config.attack.id}: {told})."
+    return Check("none", ok, text)
 
 
 def _others(undefended: Sequence[Record]) -> Check:
@@ -193,18 +180,6 @@ def _others(undefended: Sequence[Record]) -> Check:
     verb = "finds" if broken else "is NOT shown to find"
     titles = ", ".join(sorted({question_for(r).title for r in broken or undefended}))
     return Check("none", bool(broken), f"The best attack {verb} what was asked of the undefended model ({titles}).")
-
-
-def _canaries(members: Sequence[Record]) -> Check:
-    """Judge `none` by the canaries of its audit, where nothing else was asked."""
-    top = best(members, "canary_auc")
-    metric = top.metric("canary_auc") if top is not None else None
-    if top is None or metric is None or metric.low is None or metric.high is None:
-        return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
-    ok = above_chance(top, "canary_auc", len(members))
-    verb = "finds" if ok else "is NOT shown to find"
-    text = f"{top.config.attack.id}: AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
-    return Check("none", ok, f"The best attack {verb} canaries in the undefended model ({text}).")
 
 
 def _full_noise(records: Sequence[Record]) -> Check:

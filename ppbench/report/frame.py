@@ -1,17 +1,16 @@
 """Records in, one table out: a row a cell, and the one key of what may be compared with what.
 
-Whatever makes two cells incomparable is a field of `Key`, or stands in `NOT_DISTINGUISHING` with the reason; a test
-walks the configuration of a record and finds nothing else. All groups that the report makes (boards, their rows,
-sentences, series along a control value, trainings, the reach of controls) are the projections below; no other module
-makes one.
+Whatever makes two cells incomparable is a field of `Key`, or stands in `NOT_DISTINGUISHING` with the reason. All groups
+that the report makes (boards, their rows, sentences, series along a control value, trainings, the reach of controls)
+are the projections below; no other module makes one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Final, overload
+from typing import Final
 
 from ppbench.questions.base import question_of
 from ppbench.records.schema import CellConfig, Record, Scalar
@@ -29,30 +28,18 @@ NOT_DISTINGUISHING: Final = {
 class Key:
     """What a cell is of. Fields that a projection leaves out are blank: the default.
 
-    A field that older records lack has the default of the records' schema (no public split, no tuning, probe
-    "gradient", one round, role "", no digest of a suite, no audit), which is what they were computed with.
+    A field that older records lack has the default of the records' schema, which is what they were computed with.
 
     Attributes:
-        suite, suite_digest: who asked, as "digits-quick/1", and the hash of what its cells share.
         digest, train, test, public: digest of the data, and how many examples each part has.
-        architecture: the whole `ModelInfo`, as JSON with sorted options.
-        federation: the whole `FederationInfo`, as JSON.
-        seed: the master seed.
+        architecture, federation: the whole `ModelInfo` and `FederationInfo`, as JSON.
         defense, version, parameters: the defense, and its parameters but the control parameter, as JSON.
-        control, value: the control parameter and its value; "" and None without one.
-        role: the part that the victims played, "" where all do the same.
         kind: the board that the cell is for, its question or the one whose board it shares.
-        threat, auxiliary: whose view is attacked, and what else is known to it.
-        stage, batch: which model, and examples in a victim's batch.
-        probe, probe_rounds: what a probed client did with the batch, and how often.
-        references, canaries: of an audit; None where there was none.
         asked, attack, attack_version, settings: what kind of attack, which, and its parameters (a budget) as JSON.
         knows, informed, oracle: whether the attack counts as adaptive, whether the threat model says that it knows the
             defense, and whether it chose its answer by the truth.
-        follows: the attack whose reconstructions it uses, "" for none.
-        tuning, victims: images that settings were tried on; victims, candidates or queries asked about.
-        perceptual: the network of LPIPS and feature errors.
         data: the name of the data, for words only: it distinguishes nothing.
+        others: as of `CellConfig`.
     """
 
     suite: str = ""
@@ -156,33 +143,33 @@ def network(model: str, options: Mapping[str, Scalar]) -> str:
     return f"{model} ({told})" if told else model
 
 
+SAME: Final = (
+    "suite", "suite_digest", "seed", "role", "stage", "probe", "probe_rounds", "tuning", "victims", "perceptual",
+)  # fmt: skip
+"""Fields of a configuration that the key has under the same name."""
+
+
 def key_of(config: CellConfig) -> Key:
     """Return the key of a cell."""
     defense, control, attack, data = config.defense, config.defense.control, config.attack, config.data
     rest = {k: v for k, v in defense.parameters.items() if control is None or k != control.name}
     return Key(
-        suite=config.suite,
-        suite_digest=config.suite_digest,
+        **{name: getattr(config, name) for name in SAME},
         digest=data.sha256,
         train=data.train,
         test=data.test,
         public=data.public,
         architecture=json.dumps(config.model.model_dump(), sort_keys=True),
         federation=config.federation.model_dump_json(),
-        seed=config.seed,
         defense=defense.id,
         version=defense.version,
         parameters=json.dumps(rest, sort_keys=True),
         control="" if control is None else control.name,
         value=None if control is None else control.value,
-        role=config.role,
         kind=question_of(attack.kind).board or attack.kind,
         threat=config.threat_model.id,
         auxiliary=config.threat_model.auxiliary,
-        stage=config.stage,
         batch=config.batch_size,
-        probe=config.probe,
-        probe_rounds=config.probe_rounds,
         references=None if config.audit is None else config.audit.references,
         canaries=None if config.audit is None else config.audit.canaries,
         asked=attack.kind,
@@ -193,42 +180,25 @@ def key_of(config: CellConfig) -> Key:
         informed=config.threat_model.knows_defense,
         oracle=attack.oracle,
         follows=attack.follows or "",
-        tuning=config.tuning,
-        victims=config.victims,
-        perceptual=config.perceptual,
         data=data.name,
     )
 
 
-class Frame(Sequence[Record]):
-    """Records with their keys and worst cases, each made once; a sequence, so that it may stand for its records.
+class Frame(tuple[Record, ...]):
+    """Records with their keys and worst cases, each made once.
 
     Groups of a frame share what was made. Records must not change while a frame holds them.
     """
 
-    def __init__(self, records: Iterable[Record], parent: Frame | None = None) -> None:
+    _keys: dict[int, tuple[Record, Key]]
+    _worst: dict[tuple[str, frozenset[int]], tuple[list[Record], WorstCase | None]]
+
+    def __new__(cls, records: Iterable[Record], parent: Frame | None = None) -> Frame:
         """Hold `records`; parent: the frame that they are of."""
-        self._records = tuple(records)
-        self._keys: dict[int, tuple[Record, Key]] = {} if parent is None else parent._keys
-        self._worst: dict[tuple[str, frozenset[int]], tuple[list[Record], WorstCase | None]] = (
-            {} if parent is None else parent._worst
-        )
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> Frame: ...
-    def __getitem__(self, index: int | slice) -> Record | Frame:
-        """Return one record, or a frame of some."""
-        return Frame(self._records[index], self) if isinstance(index, slice) else self._records[index]
-
-    def __len__(self) -> int:
-        """Return the number of records."""
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[Record]:
-        """Go through the records in their order."""
-        return iter(self._records)
+        made = super().__new__(cls, records)
+        made._keys = {} if parent is None else parent._keys
+        made._worst = {} if parent is None else parent._worst
+        return made
 
     def of(self, records: Iterable[Record]) -> Frame:
         """Return a frame of some records of this one."""

@@ -30,11 +30,8 @@ OF_ONE_ATTACK = (
 class WorstCase:
     """What the attacks on one setting found together.
 
-    Attributes:
-        leading: the cell whose figure leaks most. Where it is best on every victim it is the worst case itself; images
-            are shown from there.
-        victims: of reconstructions each victim's score by the attack that rebuilt it best; else the leading cell's.
-        winners: of reconstructions the cell that each of `victims` is from; empty for other kinds.
+    leading: the cell whose figure leaks most; victims: of reconstructions each victim's score by the attack that
+    rebuilt it best, else the leading cell's; winners: of reconstructions the cell that each of `victims` is from.
     """
 
     leading: Record
@@ -96,15 +93,12 @@ class WorstCase:
         return self.leading.privacy
 
     def metric(self, name: str) -> Metric | None:
-        """Return the aggregate called `name` over `victims`, made when it is first asked for; None where there is none.
-
-        Of a portfolio there is none of `OF_ONE_ATTACK`.
-        """
+        """Return the aggregate called `name` over `victims`, made when it is first asked for, or None."""
         if self.alone:
             return self.leading.metric(name)
         if name not in self._known:
-            make = self._metrics.get(name)
-            self._known[name] = None if make is None or name in OF_ONE_ATTACK else make()
+            make = None if name in OF_ONE_ATTACK else self._metrics.get(name)
+            self._known[name] = None if make is None else make()
         return self._known[name]
 
     @cached_property
@@ -120,9 +114,8 @@ Measured = Record | WorstCase
 def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     """Return the worst case over cells of one setting, or None where none has a figure.
 
-    Where there are reconstructions, each victim counts by the attack that rebuilt it best, by decibels of images and by
-    the error of table rows; where some attacks asked about more victims than others, each by those that were run on it.
-    Of other kinds it is the cell whose `metric` leaks most. Oracles and cells that are not complete are left out.
+    Where there are reconstructions, each victim counts by the attack that rebuilt it best of those that were run on it,
+    by decibels of images and by the error of table rows. Of other kinds it is the cell whose `metric` leaks most.
     """
     told = contenders(records)
     if told and question_for(told[0]).inputs:
@@ -148,14 +141,12 @@ def _portfolio(cells: Sequence[Record]) -> WorstCase | None:
         return None
     everyone = [
         (record, {v.place: v for v in record.victims}) for record in (first, *cells)
-    ]  # of equals the first one's counts
-    victims, winners = [], []
+    ]  # of equals the first one's
+    winners: list[tuple[Record, Score]] = []
     for place in sorted({place for _, own in everyone for place in own}):
         some = [(record, own[place]) for record, own in everyone if place in own]
-        winner, top = max(some, key=lambda pair: _leak(pair[1], first))
-        victims.append(top)
-        winners.append(winner)
-    return WorstCase(first, tuple(victims), tuple(winners))
+        winners.append(max(some, key=lambda pair: _leak(pair[1], first)))
+    return WorstCase(first, tuple(score for _, score in winners), tuple(record for record, _ in winners))
 
 
 def _leak(score: Any, record: Record) -> float:

@@ -114,10 +114,10 @@ def check_attack(
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask an attack for all properties of its kind (`properties_of`); it need not be installed, its question must be.
+    """Ask an attack for all properties of its kind (`properties_of`); return what was found of each, in each duel.
 
-    Against no defense and against each of its `targets` that is installed, in small federations on digits. Takes some
-    ten seconds for each, most of them the attack's own.
+    Against no defense and against each of its `targets` that is installed, in small federations on digits: some ten
+    seconds each, most of them the attack's own. It need not be installed, its question must be.
 
     Args:
         attack: the class, for its default parameters, or an instance.
@@ -125,9 +125,6 @@ def check_attack(
         decibels: median PSNR that a reconstruction attack must reach on undefended gradients of single images.
         only: names of the properties to ask; all by default.
         skip: properties that this attack breaks on purpose, with the reason.
-
-    Returns:
-        What was found of each property, in each duel.
 
     Raises:
         AssertionError: a line for each property that fails: its name, what was seen and what is right.

@@ -22,14 +22,11 @@ class Request:
     """What `@pytest.mark.ppbench(...)` says.
 
     Attributes:
-        defense: the name of an installed defense.
-        suite: a shipped suite, or a TOML file.
-        preset: one of its presets.
+        defense, suite, preset: an installed defense, a shipped suite or a TOML file, and one of its presets.
         only: filters of cells beside the defense, as {"stage": ("init",)}; see `ppbench sweep --only`.
         at: the control value that the limits on asr, psnr and labels are about; None: every one of the grid.
-        max_asr: of every membership attack.
+        max_asr, max_labels: of every membership attack, and the share of labels recovered.
         max_psnr: in dB, of the median victim, each by the attack that rebuilds it best.
-        max_labels: share of labels recovered.
         min_cap: CAP ("recon/1") of these worst cases over the control grid.
     """
 
@@ -77,25 +74,17 @@ def request_of(given: Mapping[str, Any]) -> Request:
             f"pytest.mark.ppbench: only={only!r} cannot be used; give filters as {{'stage': ['init']}}, and the "
             "defense as defense=..."
         )
-    words = tuple((key, (v,) if isinstance(v, str) else tuple(map(_word, v))) for key, v in sorted(only.items()))
-    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": words})
-
-
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    words = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
+    told = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in words.items())
+    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": told})
 
 
 @dataclass(frozen=True)
 class Results:
     """What the fixture `ppbench` gives a marked test: the sweep that its marker asks for, judged.
 
-    Attributes:
-        request: what was asked.
-        swept: suite, records (controls included), checks and verdict of the sweep.
-        records: the defense's own cells.
-        worst: its worst figures, by name: "asr", "psnr", "labels", "cap".
-        judged: the request's limits beside them.
-        baseline: folder of accepted results, None where none was given.
+    records: the defense's own cells; worst: their worst figures, by name ("asr", "psnr", "labels", "cap"); judged: the
+    request's limits beside them; baseline: folder of accepted results, None where none was given.
     """
 
     request: Request
@@ -161,10 +150,8 @@ class Results:
 def run(request: Request, home: Path, workers: int | None = None) -> Results:
     """Sweep what `request` asks for, or find it swept by the same code, and judge it.
 
-    Args:
-        request: what is asked.
-        home: folder that keeps results, one folder a suite and state of the code; those of older code are deleted.
-        workers: processes; by default one a core; 1 is this process.
+    `home` keeps results, one folder a suite and state of the code; those of older code are deleted. workers: processes;
+    by default one a core; 1 is this process.
 
     Raises:
         UsageError: something in the request cannot be used.

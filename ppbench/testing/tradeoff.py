@@ -63,7 +63,7 @@ def off_level_equals_none(trial: Trial) -> Iterator[str]:
 
 
 def _weights(defense: Defense, plan: Plan, start: Params) -> Params:
-    run = Federation(defense, plan, dealt(digits(), [SHARD] * plan.clients), Seeds(0))
+    run = Federation(defense, plan, dealt([SHARD] * plan.clients), Seeds(0))
     run.start(start)
     run.run(2)
     return run.parties.server.params

@@ -62,16 +62,21 @@ class World:
         """True labels, unit by unit."""
         return [self.victims.truth(unit).y.argmax(1).tolist() for unit in self.victims.units]
 
+    def answers(self, attack: Attack, seed: int = 0) -> list[Guess]:
+        """Return an attack's guesses."""
+        return list(attack.run(self.view, self.challenges, seeded(seed)))
+
+    def seen(self, view: View) -> World:
+        """Return the same questions, asked of another view."""
+        return replace(self, view=view)
+
 
 @dataclass(frozen=True)
 class Duel:
-    """An attack under test, against one defense.
+    """An attack under test, against one defense, whose uploads or iterates it gets; `none` for what it must find.
 
-    Attributes:
-        attack: at the parameters to be tested.
-        defense: whose uploads, or iterates, it gets; `none` for what it must find.
-        decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8.
-        pictures: what the victims' images are replaced by there; None: digits.
+    decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8; pictures: what the victims'
+    images are replaced by there; None: digits.
     """
 
     attack: Attack
@@ -164,23 +169,23 @@ def mute(duel: Duel, count: int, batch: int = 1) -> World:
             noise = 1e-3 * torch.randn(tensor.shape, generator=g, dtype=torch.float64)
             return noise.to(tensor.dtype) if tensor.is_floating_point() else (RING * noise).to(tensor.dtype)
 
-        return replace(world, view=_rewritten(world.view, lambda message: tree_map(draw, message)))
+        return world.seen(_rewritten(world.view, lambda message: tree_map(draw, message)))
     world = replace(duel, defense=load("defenses", "full_noise")()).probe(count, batch)
     context = world.run.context("null", 1, 0, 0)
 
     def sent(message: Tree) -> Tree:
         return defense.upload(context, (), message.params) if isinstance(message, Update) else message
 
-    return replace(world, view=replace(_rewritten(world.view, sent), defense=defense))
+    return world.seen(replace(_rewritten(world.view, sent), defense=defense))
 
 
-def malformed(world: World, guesses: Sequence[Guess], kind: str) -> Iterator[str]:
+def malformed(world: World, guesses: Sequence[Guess], attack: Attack) -> Iterator[str]:
     """Yield what is wrong with guesses: one a challenge, of the documented shapes and dtypes, without history."""
     if len(guesses) != len(world.challenges):
         yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one a challenge, in order"
         return
     for asked, guess in zip(world.challenges, guesses, strict=True):
-        yield from question_of(kind).malformed(guess, asked, world.view.plan)
+        yield from question_of(attack.kind).malformed(guess, asked, world.view.plan)
         if not isinstance(guess.evaluations, int) or guess.evaluations < 0:
             yield f"evaluations is {guess.evaluations!r}; it must be a whole number from 0"
         if not (guess.confidence is None or isinstance(guess.confidence, float)):

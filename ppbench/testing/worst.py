@@ -62,11 +62,8 @@ def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[st
     """Return the worst figures of one defense's cells, by name; those that no cell gives are left out.
 
     asr: of membership attacks.  psnr: median dB, each victim by the attack that rebuilds it best.  labels: share of
-    labels recovered.  cap: "recon/1" of the same worst cases, over the whole grid.
-
-    Args:
-        records: cells of one defense; oracles and cells that are not complete are left out.
-        at: the control value that asr, psnr and labels are read at; all of them by default.
+    labels recovered.  cap: "recon/1" of the same worst cases, over the whole grid; the others at the control value
+    `at`, by default over all. Oracles and cells that are not complete are left out.
     """
     frame = frame_of(records)
     here = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]

@@ -1,9 +1,8 @@
-"""Inputs read off the gradient of a first linear layer, by algebra instead of search.
+"""Inputs read off the gradient of a first linear layer z = W x + b, by algebra instead of search.
 
-Let z = W x + b be the first layer and s ANY scalar of the network: the loss, or a surrogate such as PBPFL's. Then
-ds/dW = sum_n d_n x_n^T and ds/db = sum_n d_n with d_n = ds/dz_n. One example: row i of ds/dW is x times entry i of
-ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has it alone in its row (Boenisch
-et al. 2023).
+For ANY scalar s of the network ds/dW = sum_n d_n x_n^T and ds/db = sum_n d_n with d_n = ds/dz_n. One example: row i of
+ds/dW is x times entry i of ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has it
+alone in its row (Boenisch et al. 2023).
 """
 
 from __future__ import annotations
@@ -31,17 +30,13 @@ class AnalyticInversion(Attack):
     """Analytic inversion of a first `nn.Linear` on the flattened input.
 
     From an observation that is the gradient of some scalar of the network it finds:
-    - one example, layer with biases: x by weighted least squares over all units, exact up to rounding. Noise is
-      averaged over the units; entries that were not sent (`Evidence.weight` 0) or are not finite are left out.
+    - one example, layer with biases: x by weighted least squares over all units, exact up to rounding; hidden entries
+      (`Evidence.weight` 0) and those not finite are left out.
     - one example, no biases: x up to its scale is the leading right singular vector; sign from the data range, scale by
-      a search in one dimension for the smallest mismatch of the evidence, label by trying.
-    - a batch, biases and ReLU: exactly each example that fires at least two units alone (their rows, divided by the
-      bias gradient, are copies); the rest of the batch gets the mean of the remaining rows.
-    Batches without biases, or where rows agree on an image no better than noise would, get a start image; under smooth
-    activations only the mean is found. A batch has no confidence; one example has its relative mismatch.
-
-    Attributes:
-        budget: gradient evaluations a victim for labels and scale.
+      a search for the smallest mismatch of the evidence, label by trying; `budget` limits these evaluations.
+    - a batch, biases and ReLU: exactly each example that fires at least two units alone (their rows over the bias
+      gradient are copies); the rest of the batch gets the mean of the remaining rows.
+    Else, and where rows agree on an image no better than noise would, the answer is a start image.
     """
 
     name: ClassVar[str] = "analytic"

@@ -76,11 +76,9 @@ def match_gradients(
         evidences: V usable pieces of evidence (see `usable`); those that share `simulate` run in one batch.
         starts: where to begin, and whether labels are unknown.
         plan: the public plan.
-        budget: [V] gradient evaluations allowed.
-        stop: [V] value of the minimized function at which a victim is done.
+        budget, stop: [V] gradient evaluations allowed, and the value at which a victim is done.
         unit: [V] what D is divided by; None for `Evidence.scale()`: the function is then the relative mismatch.
-        prior: penalty on the images, added as it is.
-        settings: of the optimizer.
+        prior, settings: penalty on the images, added as it is; of the optimizer.
     """
     if unit is None:
         unit = torch.stack([e.scale().double() for e in evidences])

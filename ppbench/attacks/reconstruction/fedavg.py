@@ -1,8 +1,7 @@
 """FedAvg inversion: images from what local training made of them, by simulating that training (Geiping et al. 2020).
 
-The attack trains on its guess as clients do, differentiates through all steps, and matches the result. Where a client's
-images fill several local batches, their order is unknown (Dimitrov et al. 2022): it is relaxed to weights of the images
-in each step, searched together with them, rounded to the nearest order, and fixed for a last search.
+Where a client's images fill several local batches, their order is unknown (Dimitrov et al. 2022): it is relaxed to
+weights of the images in each step, searched with them, rounded to the nearest order, and fixed for a last search.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ RELAXED = 0.7
 class FedAvgInversion(DLG):
     """Images from an update of several local steps, by differentiating through a simulation of these steps.
 
-    On gradients, and on a single local step, it is iDLG. Under Adam, which sends hardly more than signs, it looks for
-    images whose gradient has these signs; `tv` is the weight of their total variation, which signs leave open. An
-    evaluation costs as many gradients as there are local steps.
+    On gradients, and a single local step, it is iDLG. Under Adam it looks for images whose gradient has the signs seen,
+    with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps.
     """
 
     name: ClassVar[str] = "fedavg_inversion"

@@ -101,10 +101,6 @@ class GIFD(IG):
         steps = min(self.steps, max(LEAST, EPOCHS * len(images) // Training.batch))
         return trained(images, view.plan.data_range, Training(steps=steps, seed=self.seed))
 
-    def ceiling(self, view: View) -> float:
-        """Return the median PSNR in decibels of held-out public images that the generator encodes and decodes."""
-        return self.prior(view).ceiling
-
     def parameters(self) -> dict[str, Scalar]:
         """Return the fields, a generator file by its digest (UsageError where it cannot be read)."""
         return {**super().parameters(), **({"generator": digest(Path(self.generator))} if self.generator else {})}

@@ -1,8 +1,7 @@
 """GradInversion (Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov, CVPR 2021), without its batch-norm statistics.
 
-Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds by Adam. The seeds of one victim are
-searched side by side; each is drawn to their mean after registration, small shifts that lay them over one another.
-Networks here have no running statistics, hence no prior on them.
+Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds of a victim by Adam; each is drawn to their
+mean after registration, small shifts that lay them over one another.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ class Consistency:
 
 
 def registered_mean(seeds: Tensor) -> Tensor:
-    """Return the mean of images [R, N, *shape], each shifted onto the plain mean first: [N, *shape].
-
-    By whole pixels, `REACH` at most, cyclic, to the largest correlation; inputs without a grid are not shifted.
-    """
+    """Return the mean [N, *shape] of images [R, N, *shape], each shifted by whole pixels onto the plain mean first."""
     mean = seeds.mean(0)
     if seeds.dim() != 5:
         return mean
@@ -66,9 +62,8 @@ def registered_mean(seeds: Tensor) -> Tensor:
 class GradInversion(Inversion):
     """Squared distance of gradients, total variation, norm and consistency of several seeds, by Adam.
 
-    Attributes (and those of `Inversion`):
-        norm: weight of the mean squared distance of pixels to grey, in units of the data's range.
-        group: weight of the mean squared distance of a victim's seeds to their registered mean, likewise.
+    norm: weight of the mean squared distance of pixels to grey, in units of the data's range; group: of that of a
+    victim's seeds to their registered mean.
     """
 
     name: ClassVar[str] = "gradinversion"

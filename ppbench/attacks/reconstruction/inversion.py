@@ -30,8 +30,7 @@ class Inversion(ImageSearch):
         tries: starts a victim; they share the budget, and the best by its own mismatch counts.
         lr: learning rate, in units of the data's range.
         tv: weight of the total variation, mean |dx| + |dy| over pixels in units of the data's range.
-        fading: whether priors are weighed relative to the mismatch: they guide the search, and vanish where the
-            observation is explained. A fixed weight that helps on one network outweighs the data on another.
+        fading: whether priors are weighed relative to the mismatch: they guide the search, and vanish in the end.
         slots: rows that are evaluated together, at most, but all of a victim's.
         compile: whether the objective goes through torch.compile: slow to warm up, and no faster on a LeNet.
     """

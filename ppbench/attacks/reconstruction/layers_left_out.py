@@ -36,8 +36,7 @@ FEWEST = 8
 class IGLayers(IG):
     """Inverting gradients with one layer left out, or only the first or last ones matched, each victim by what fits.
 
-    Labels of single images are tried out (one evaluation a class, out of the budget) instead of read off the head. At
-    most `hypotheses` are tried.
+    At most `hypotheses` are tried. Labels of single images are tried out too, instead of read off the head.
     """
 
     name: ClassVar[str] = "ig_layers"
@@ -61,9 +60,7 @@ class IGLayers(IG):
             raise UsageError(f"Attack {self.name!r}: tries={self.tries} cannot be used; hypotheses are its starts: 1.")
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims of one block; those with entries of exactly 0 have one hypothesis more, and go
-        apart.
-        """
+        """Return the guesses for victims of one block; entries of exactly 0 are one hypothesis more: those go apart."""
         zeros = [hidden([known(v)]) for v in victims]
         found: dict[int, Guess] = {}
         for kind in sorted(set(zeros)):

@@ -1,8 +1,8 @@
 """The likelihood of the observation under the public noise law (Balunovic, Dimitrov, Staab and Vechev, ICLR 2022).
 
-Minimize -log p(observed | simulated) - log p(x) by Adam. Gaussian noise of deviation s, which may differ from tensor to
-tensor, gives sum (o - g)^2 / 2 s^2, Laplace noise sum sqrt(2) |o - g| / s; entries that a message visibly lacks carry
-no weight. The prior is a Laplace law of the image's gradient. Without a noise law it is plain gradient matching.
+Minimize -log p(observed | simulated) - log p(x) by Adam: sum (o - g)^2 / 2 s^2 under Gaussian noise of deviation s,
+sum sqrt(2) |o - g| / s under Laplace noise, and a Laplace prior on the image's gradient. Entries that a message visibly
+lacks carry no weight. Without a noise law it is plain gradient matching.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ class Supports(Protocol):
 class Likelihood(Inversion):
     """Maximum a-posteriori images under the public noise law and a prior on their gradients.
 
-    The negative log-likelihood is relative to what it is at the truth; the prior is multiplied by it (`fading`), so
-    that it guides the search far from the truth and has its own weight there. With P parameters and n pixels, tv
-    expects a mean |dx| + |dy| of 2 n / (P tv), the scale of the prior's Laplace law.
+    The negative log-likelihood is relative to what it is at the truth, and multiplies the prior (`fading`). With P
+    parameters and n pixels, tv expects a mean |dx| + |dy| of 2 n / (P tv), the scale of the prior's Laplace law.
     """
 
     name: ClassVar[str] = "likelihood"
@@ -60,10 +59,9 @@ class Likelihood(Inversion):
         return [self, *(replace(self, tv=factor * self.tv) for factor in (0.3, 3.0, 10.0))]
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence with the noise law and what is visible of each message.
+        """Return the plain evidence with the noise law, its own first, and what is visible of each message.
 
-        A mean of U uploads has 1 / sqrt(U) of the noise; where a weight change is taken for a gradient, the law is
-        divided as that is. A law that the evidence itself states comes first.
+        A mean of U uploads has 1 / sqrt(U) of the noise; a weight change taken for a gradient divides it too.
         """
         law, found = view.defense.noise(view.plan), []
         divisor = as_gradient(view.plan, min((e.round for e in view.exchanges()), default=1))

@@ -24,9 +24,8 @@ CERTAIN = 30.0
 class LocalTraining(Mappable):
     """What clients upload after local training on guessed images, differentiable in these.
 
-    params: the weights that training starts from.  plan: `plan.local` says how clients train, by SGD with or without
-    momentum, at `rate`.  once: the simulation of one gradient at `params`.  divisor: what the weight change is divided
-    by, so that it is of the size of a gradient.
+    plan.local says how clients train from `params`, by SGD with or without momentum, at `rate`; once: the simulation of
+    one gradient at `params`; divisor: what the weight change is divided by, so that it is of the size of a gradient.
     """
 
     plan: Plan
@@ -39,11 +38,9 @@ class LocalTraining(Mappable):
         return LocalTraining, self.plan, self.rate, self.divisor
 
     def __call__(self, x: Tensor, y: Tensor, order: Tensor | None = None) -> Params:
-        """Return the mean over clients of start minus end, over `divisor`, for images [U, B, *shape] and labels [U, B,
-        C].
+        """Return the mean over clients of start minus end, over `divisor`, for x [U, B, *shape] and labels y [U, B, C].
 
-        order [U, T, B] logits: in step t image b has the weight softmax(order[u, t])[b]; None: the images fill the
-        local batches as they come, in each epoch alike.
+        order [U, T, B]: logits of the images' weights in each step; None: they fill the local batches as they come.
         """
         layout = Layout.of(self.params)
         start = layout.pack(self.params).to(x.dtype)
@@ -86,11 +83,7 @@ def reach(momentum: float, steps: int) -> float:
 
 
 def trained_evidence(view: View) -> list[Evidence]:
-    """Return the defense's plain evidence with the clients' whole local training as its simulation; under Adam see
-    `signed`.
-
-    Where clients upload gradients, or examples, it stays as it is.
-    """
+    """Return the plain evidence of weight changes with local training as its simulation; under Adam see `signed`."""
     local, found = view.plan.local, view.defense.evidence(view)
     if local.upload == "gradient":
         return found

@@ -90,9 +90,8 @@ def first_layer(plan: Plan) -> FirstLayer | None:
 def mean_image(rows: Rows) -> Tensor | None:
     """Return x [D] minimizing sum_ij seen_ij (dW_ij - db_i x_j)^2, or None where the rows agree no better than noise.
 
-    For one example the example, for a batch a mean of its examples. A pixel in which no row is seen gets the mean of
-    the others. Agreement is tested by the F-ratio of what x explains to what it leaves, with D and (H - 1) D degrees of
-    freedom.
+    One example, or a mean of a batch's; a pixel in which no row is seen gets the mean of the others. Agreement is
+    tested by the F-ratio of what x explains to what it leaves.
     """
     seen = rows.seen * rows.alive[:, None]
     if not bool((seen > 0).any()):
@@ -111,10 +110,9 @@ def mean_image(rows: Rows) -> Tensor | None:
 
 
 def direction(rows: Rows) -> Tensor | None:
-    """Return the direction [D] of one example, a unit vector without its sign, or None where there is only noise.
+    """Return the direction [D] of one example, without its sign, or None where there is only noise.
 
-    The leading right singular vector of dW = d x^T, by alternating weighted least squares from the largest row. Noise
-    of deviation s alone has no singular value much above s (sqrt(H) + sqrt(D)).
+    The leading right singular vector of dW = d x^T, by alternating weighted least squares from the largest row.
     """
     weight, seen = rows.weight / rows.weight.abs().max(), rows.seen
     x = weight[weight.norm(dim=1).argmax()]
@@ -144,8 +142,7 @@ class Recurring:
 
 
 def recurring_rows(rows: Rows, count: int, data_range: tuple[float, float]) -> Recurring:
-    """Return at most `count` images that recur among the rows dW_i / db_i and lie in the data range, most frequent
-    first.
+    """Return at most `count` images in the data range that recur among the rows dW_i / db_i, most frequent first.
 
     An image between others is dropped: with one output all units that the same examples fire show one mixture of them.
     """

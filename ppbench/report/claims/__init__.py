@@ -12,8 +12,8 @@ from ppbench.report.claims import use
 from ppbench.report.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
 from ppbench.report.claims.case import Case, Finding, Rule, Verdict
 from ppbench.report.claims.figures import KEY_OF, Benchmark, time_is_kept
-from ppbench.report.frame import Frame, Key, frame_of, network
-from ppbench.report.page.evaluations import about, evaluations
+from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network
+from ppbench.report.page.evaluations import about
 from ppbench.report.verdict.lines import labels_of, listed
 
 CAPS = ("cap_reconstruction", "cap_label", "cap_tracing")
@@ -87,7 +87,7 @@ def check(
     Of several evaluations those closest to the paper's setting count, and of these the one that is worst for the claim.
     """
     some = {record.cell_id: record for record in records}
-    groups = evaluations(frame_of(records).of(some[cell] for cell in sorted(some)))
+    groups = frame_of(records).of(some[cell] for cell in sorted(some)).by(EVALUATION)
     return [_one(name, claim, groups, benchmarks) for name in sorted(claimed) for claim in claimed[name]]
 
 
@@ -118,14 +118,11 @@ def _cases(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> Iterator[tup
     """Yield the evaluations that say something about the claim."""
     for key, records in sorted(((about(key), key.text()), records) for key, records in groups.items()):
         complete = [r for r in records if r.status != "failed"]
-        mine = [r for r in complete if r.config.defense.id == name and _when(claim, r.config)]
+        mine = [r for r in complete if r.config.defense.id == name]
+        mine = [r for r in mine if all(r.config.defense.parameters.get(k) == value for k, value in claim.when)]
         if mine and all(_shares(claim, mine[0].config, what) for what in REQUIRED.get(claim.metric, ())):
             none = [r for r in complete if r.config.defense.id == "none"]
             yield key, Case(claim, records.of(mine), records.of(none), records.of(complete))
-
-
-def _when(claim: Claim, config: CellConfig) -> bool:
-    return all(config.defense.parameters.get(name) == value for name, value in claim.when)
 
 
 def _shares(claim: Claim, config: CellConfig, what: str) -> bool:

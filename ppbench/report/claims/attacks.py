@@ -150,7 +150,9 @@ def calibrated(case: Case) -> Finding | str:
     cells = [r for r in cells if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
     if not cells:
         return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
-    grid = _papers_grid(case.mine[0].config.defense.id)
+    defense = case.mine[0].config.defense.id
+    grids = load("defenses", defense).grids if defense in plugins("defenses") else {}
+    grid = tuple(dict.fromkeys(grids.get("paper", ())))
     kept = [r for r in cells if r.config.defense.control is not None and r.config.defense.control.value in grid]
     every = worst_caps(kept)
     known = [found for found in every if found[1].value is not None]
@@ -173,12 +175,6 @@ def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
     most = max(every, key=lambda cap: cap.n, default=None)
     found = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
     return f"{found}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
-
-
-def _papers_grid(defense: str) -> tuple[float, ...]:
-    """Return the control values of a defense's paper; none where the defense is not installed or names none."""
-    known = plugins("defenses")
-    return tuple(dict.fromkeys(load("defenses", defense).grids.get("paper", ()))) if defense in known else ()
 
 
 def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:

@@ -52,8 +52,7 @@ def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
 def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
     """A claimed ratio of times holds where the largest of ours is within a quarter of it, for another machine.
 
-    Returns:
-        The finding and the setting of the figures that it is from, or why there is none.
+    Returns the finding and the setting of the figures that it is from, or why there is none.
     """
     key = KEY_OF[claim.metric]
     known = [b for b in benchmarks if b.defense == defense and key in b.values]

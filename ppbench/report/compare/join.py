@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Final, Literal
 
 from ppbench.base.errors import UsageError
@@ -19,11 +19,7 @@ SHOWN = 3  # differing keys that a sentence names; how many more there are is sa
 
 @dataclass(frozen=True)
 class Where:
-    """What a row is about, whatever its seeds. Versions stand apart: suite and threat are without them.
-
-    control, value: name and value of the control parameter, "" and None without one; parameters: the defense's others,
-    as JSON; follows: the attack whose images are used, "" without.
-    """
+    """What a row is about, whatever its seeds, as in `Key`; suite and threat are without their versions."""
 
     suite: str
     defense: str
@@ -41,17 +37,12 @@ class Where:
 
     def order(self) -> tuple[str | int | float, ...]:
         """Return what rows are sorted by; none of a control value comes first."""
-        value = -math.inf if self.value is None else self.value
-        where = (self.suite, self.defense, self.control, value, self.parameters, self.threat, self.stage, self.batch)
-        return (*where, self.probe, self.probe_rounds, self.role, self.attack, self.follows)
+        return tuple(-math.inf if part is None else part for part in astuple(self))
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The cells of one row that can be compared: `base` and `new` are complete and in the order of `seeds`.
-
-    note: what a reader of the row must know, "" for nothing: seeds of BASELINE that had failed.
-    """
+    """The cells of one row that can be compared: complete, in the order of `seeds`; note: seeds that had failed."""
 
     where: Where
     seeds: tuple[int, ...]
@@ -156,10 +147,7 @@ def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
     """Return the rows of two folders: those that can be compared, and the others with the reason.
 
     Oracles, which choose by the truth, are left out. Cells of the same facts meet first; what is left over of one row
-    on both sides meets the cell that differs least, and is incomparable.
-
-    Raises:
-        UsageError: a folder holds one cell twice, under two versions of a defense.
+    on both sides meets the cell that differs least. UsageError: one cell twice, under two versions of a defense.
     """
     ours, theirs = _rows(base, "BASELINE"), _rows(new, "NEW")
     pairs: list[Pair] = []

@@ -59,6 +59,57 @@ class Row:
     family: int = 0
     blind: bool = False
 
+    @property
+    def point(self) -> str:
+        """Defense and control value, as "dp sigma=0.01"."""
+        where = self.where
+        value = f" {where.control}={where.value:g}" if where.value is not None else f" over {where.control}"
+        return printable(f"{where.defense}{value if where.control else ''}")
+
+    @property
+    def attack(self) -> str:
+        """The attack, with the one whose images it uses; "" where none is needed."""
+        where = self.where
+        return printable(f"{where.attack} after {where.follows}" if where.follows else where.attack)
+
+    @property
+    def title(self) -> str:
+        """The metric with its subset, as "auc (canaries)"; "all" where the whole cell is meant."""
+        return f"{self.metric} (canaries)" if self.subset == "canaries" else self.metric or "all"
+
+    @property
+    def place(self) -> str:
+        """Stage, batch size and threat model in words, "" where it is about none."""
+        where = self.where
+        parts = [
+            where.stage,
+            f"batch {where.batch}" if where.batch else "",
+            f"to {where.threat}" if where.threat else "",
+        ]
+        parts += [where.role, f"probe {where.probe} x{where.probe_rounds}" if where.probe == "local" else ""]
+        return printable(", ".join(part for part in parts if part))
+
+    @property
+    def name(self) -> str:
+        """The row in one line, as "dlg, init, batch 1, to server: psnr_median"."""
+        about = ", ".join(part for part in (self.attack, self.place) if part)
+        return f"{about}: {self.title}" if about else self.title
+
+    def figure(self, value: float) -> str:
+        """Return a figure with the digits that its metric deserves."""
+        digits = 2 if self.metric in ("psnr_median", "epsilon_claimed", "epsilon_lower") else 3
+        return f"{round(value, digits) + 0.0:.{digits}f}"  # no "-0.000"
+
+    @property
+    def levels(self) -> str:
+        """Both figures, as "8.41 to 19.37"; "" where nothing was compared."""
+        return f"{self.figure(self.change.base)} to {self.figure(self.change.new)}" if self.change else ""
+
+
+def printable(text: str) -> str:
+    """Return other people's `text` with a question mark for every character that could get out of a line."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
 
 def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
     """Return a row that is still to be judged; without a change it is missing from NEW. The note names versions."""

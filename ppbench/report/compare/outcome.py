@@ -16,8 +16,7 @@ from ppbench.records.sources import CODE
 from ppbench.records.store import results
 from ppbench.report.accepted import baseline_problems
 from ppbench.report.compare.join import join
-from ppbench.report.compare.judge import Row, judged
-from ppbench.report.compare.naming import figure, named, place, point, printable
+from ppbench.report.compare.judge import Row, judged, printable
 from ppbench.report.compare.rows import rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
@@ -59,6 +58,12 @@ class Comparison:
     def doubts(self) -> tuple[str, ...]:
         """Why the absence of a regression among the rows says nothing, in sentences; none where there are faults."""
         return () if self.faults else tuple(doubts_of(self.rows))
+
+    @property
+    def remarks(self) -> list[tuple[str, str]]:
+        """What is said beside the rows, each with its word: faults, doubts, warnings, and notes without one."""
+        lines = (("fault", self.faults), ("undecidable", self.doubts), ("warning", self.warnings), ("", self.notes))
+        return [(word, line) for word, some in lines for line in some]
 
     @property
     def exit_code(self) -> int:
@@ -120,9 +125,8 @@ def _blind(rows: Sequence[Row]) -> list[str]:
     row, found = max(some, key=lambda pair: pair[1].worse / pair[0].tolerance)
     more = f" (and {len(some) - 1} more rows)" if len(some) > 1 else ""
     needed = max(one.needed or 0 for one, _ in some)
-    levels = f"{figure(row, found.base)} to {figure(row, found.new)}"
     return [
-        f"{point(row)}, {named(row)} looks worse, {levels}{more}, but {found.n} victims are too few to tell any "
+        f"{row.point}, {row.name} looks worse, {row.levels}{more}, but {found.n} victims are too few to tell any "
         f"change from chance among {row.family} rows; it takes {needed}."
     ]
 
@@ -197,7 +201,7 @@ def _changed_controls(rows: Sequence[Row]) -> list[str]:
             continue
         what = f"{row.metric} {row.change.base:.4g} -> {row.change.new:.4g}"
         if row.metric not in UTILITY and row.status == "improved":
-            found.append(f"The attack got weaker on the undefended model: {row.where.attack}, {place(row)}: {what}.")
+            found.append(f"The attack got weaker on the undefended model: {row.where.attack}, {row.place}: {what}.")
         if row.metric in UTILITY and row.status == "regression":
             found.append(f"Training of the undefended model got worse: {what}.")
     return found

@@ -8,20 +8,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from ppbench.questions.base import Rule, question_of
+from ppbench.questions.base import DistanceLaw, Rule, question_for, question_of
 from ppbench.records.figure import leak
-from ppbench.records.schema import Metric, Utility
-from ppbench.report.compare.caps import cap_rows
-from ppbench.report.compare.join import Joined, Pair, Where, notes
+from ppbench.records.schema import Utility
+from ppbench.report.compare import paired
+from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of, notes
 from ppbench.report.compare.judge import Row, row_of
-from ppbench.report.compare.paired import Change, Level, change, same, unpaired, with_luck
-from ppbench.report.compare.samples import RULES, TRAINED, rules_for
+from ppbench.report.compare.paired import Change, Level, change, same, with_luck
+from ppbench.report.compare.samples import RULES, TRAINED, Floats, rules_for, sample_of
 from ppbench.report.frame import MODEL, POINT, Key, key_of
 from ppbench.report.worst import Measured, cell_of, worst_case
 
-ACCURACY, EPSILON = 0.01, 0.25
+ACCURACY, EPSILON, CAP = 0.01, 0.25, 0.01
 """How much worse counts: of an accuracy or a Dice coefficient (of a mean squared error: of its size), of a claimed
-epsilon."""
+epsilon, of a CAP."""
+CAP_LUCK, UNTRAINED_LUCK = 0.05, 0.005  # of training, of a CAP over attacks on trained models and on fresh ones
+_Z = 3.92  # width of a 95 % interval over its standard error
 LUCK = 0.5  # of training, of an accuracy, in tolerances; see `Rule.luck`
 
 
@@ -50,8 +52,10 @@ def _cells(pair: Pair, headline: frozenset[str]) -> Iterator[Row]:
 
 def _cell(pair: Pair, rule: Rule) -> Row:
     theirs = [r.metric(rule.metric) for r in pair.new]
-    if reason := next((_reason(metric) for metric in theirs if metric is None or metric.value is None), None):
-        return row_of(pair, rule, None, f"not in NEW: {reason}")
+    for metric in theirs:
+        if metric is None or metric.value is None:
+            reason = "the record has no such metric" if metric is None else metric.reason or "null"
+            return row_of(pair, rule, None, f"not in NEW: {reason}")
     deltas = [(a.privacy.delta, b.privacy.delta) for a, b in zip(pair.base, pair.new, strict=True)]
     if rule.form == "epsilon" and any(one != two for one, two in deltas):
         note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
@@ -59,10 +63,6 @@ def _cell(pair: Pair, rule: Rule) -> Row:
     found = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
     luck = rule.luck if pair.where.stage in TRAINED else 0.0
     return row_of(pair, rule, with_luck(found, luck, len(pair.seeds)), "")
-
-
-def _reason(metric: Metric | None) -> str:
-    return "the record has no such metric" if metric is None else metric.reason or "null"
 
 
 def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
@@ -97,7 +97,7 @@ def _utilities(pair: Pair) -> Iterator[Row]:
         elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
             yield row_of(pair, rule, same(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            yield row_of(pair, rule, with_luck(unpaired(base, new, safer), rule.luck, len(base)), "")
+            yield row_of(pair, rule, with_luck(paired.unpaired(base, new, safer), rule.luck, len(base)), "")
 
 
 def _level(utility: Utility, name: str) -> Level | None:
@@ -123,6 +123,71 @@ def _epsilons(pair: Pair) -> Iterator[Row]:
         one, two = float(np.mean(ours)), float(np.mean(theirs))
         worse = two - one
         yield row_of(pair, rule, Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), "")
+
+
+# -- the CAP, a mean over control values of accuracy times distance ---------------------------------------------------
+def cap_rows(joined: Joined) -> Iterator[Row]:
+    """Yield the change of the CAP of every series of control values that is whole on both sides."""
+    broken = {replace(left.where, value=None) for left in joined.left if left.status != "new"}
+    series = defaultdict[tuple[Where, Facts, tuple[int, ...]], list[Pair]](list)
+    for pair in joined.pairs:
+        where = replace(pair.where, value=None)
+        if where.control and where not in broken:
+            series[where, facts_of(pair.base[0].config), pair.seeds].append(pair)
+    for (where, _, seeds), some in series.items():
+        if len(some) > 1:
+            yield from _cap(Pair(where, seeds, some[0].base, some[0].new, notes(some)), some)
+
+
+def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
+    """Yield the change of one series' CAP.
+
+    Victims are the same at all control values and are drawn alike; accuracies are drawn by the normal law of their own
+    intervals, all of one side together, because the test images are the same.
+    """
+    question = question_for(shown.base[0])
+    law = question.distance()
+    if law is None:
+        return
+    metric = law.metric
+    rule = next(r for r in question.rules if r.metric == metric)
+    cells = [(a, b) for pair in some for a, b in zip(pair.base, pair.new, strict=True)]
+    if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
+        return
+    row = Rule("cap", "cap", "all", "mean", CAP, True, CAP_LUCK if shown.where.stage in TRAINED else UNTRAINED_LUCK)
+    n = sum(len(r.victims) for r, _ in cells)
+    worse, base, new = _cap_resamples(some, rule, law, f"{shown.where} cap")
+    if all(a.victims == b.victims and a.utility == b.utility for a, b in cells):
+        yield row_of(shown, row, same(base, n), "")
+        return
+    units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
+    found = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
+    yield row_of(shown, row, with_luck(found, row.luck, len(shown.seeds)), "")
+
+
+def _cap_resamples(some: Sequence[Pair], rule: Rule, law: DistanceLaw, key: str) -> tuple[Floats, float, float]:
+    """Return the worsening of a CAP in all resamples, and the CAP of both sides."""
+    each: list[Floats] = []
+    levels: list[tuple[float, float]] = []
+    for place in range(len(some[0].seeds)):
+        luck = paired.generator_of(f"{key} accuracy {place}").standard_normal((2, paired.REPLICATES))
+        caps = []
+        for pair in some:
+            one, two = pair.base[place], pair.new[place]
+            distances = paired.replicated(sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
+            equal = one.utility == two.utility
+            accuracies = [_accuracies(r.utility, luck[0 if equal else side]) for side, r in enumerate((one, two))]
+            caps.append([a * law.of(d) for a, d in zip(accuracies, distances, strict=True)])
+        base, new = (np.mean([cap[side] for cap in caps], axis=0) for side in (0, 1))
+        each.append(base - new)
+        levels.append((float(base[0]), float(new[0])))
+    base_level, new_level = (float(np.mean([level[side] for level in levels])) for side in (0, 1))
+    return paired.over_seeds(each, paired.generator_of(f"{key} seeds")), base_level, new_level
+
+
+def _accuracies(utility: Utility, luck: Floats) -> Floats:
+    value, low, high = utility.accuracy or 0.0, utility.low or 0.0, utility.high or 0.0
+    return np.concatenate([[value], np.clip(value + luck * (high - low) / _Z, 0.0, 1.0)])
 
 
 # -- what is said of a defense first ---------------------------------------------------------------------------------

@@ -16,10 +16,8 @@ from markupsafe import Markup
 
 TEMPLATES = Path(__file__).parent / "templates"
 VENDOR = Path(__file__).parent / "vendor"
-SCRIPTS = ("tabulator.min.js",)
-"""In the order in which they must run."""
-STYLES = ("tabulator_simple.min.css",)
-OWN = ("tables.js", "page.js")
+SCRIPT, STYLE = VENDOR / "tabulator.min.js", VENDOR / "tabulator_simple.min.css"
+OWN = (TEMPLATES / "tables.js", TEMPLATES / "page.js")
 _MAP = re.compile(r"^//# sourceMappingURL=.*$|/\*# sourceMappingURL=.*?\*/", re.MULTILINE)
 
 
@@ -44,15 +42,9 @@ def assets() -> Assets:
     Raises:
         ValueError: a script would end its own element: an update of `vendor/` that cannot be inlined.
     """
-    scripts = [_MAP.sub("", (VENDOR / name).read_text(encoding="utf-8")).strip() for name in SCRIPTS]
-    scripts.append("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in OWN))
-    for script in scripts:
-        if re.search(r"</script|<!--", script, re.IGNORECASE):
-            raise ValueError("a script holds '</script' or '<!--' and cannot stand inside a page")
-    styles = [_MAP.sub("", (VENDOR / name).read_text(encoding="utf-8")).strip() for name in STYLES]
-    styles.append((TEMPLATES / "page.css").read_text(encoding="utf-8"))
-    return Assets(
-        tuple(Markup(script) for script in scripts),
-        tuple(digest(script) for script in scripts),
-        Markup("\n".join(styles)),
-    )
+    script, style = (_MAP.sub("", path.read_text(encoding="utf-8")).strip() for path in (SCRIPT, STYLE))
+    scripts = (script, "\n".join(path.read_text(encoding="utf-8") for path in OWN))
+    if any(re.search(r"</script|<!--", one, re.IGNORECASE) for one in scripts):
+        raise ValueError("a script holds '</script' or '<!--' and cannot stand inside a page")
+    own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return Assets(tuple(map(Markup, scripts)), tuple(map(digest, scripts)), Markup(f"{style}\n{own}"))

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
@@ -18,19 +18,22 @@ from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
+from ppbench.records.times import time_of
 from ppbench.report.claims import Checked, Unchecked, check
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.page.badges import knowing
 from ppbench.report.page.boards import boards
 from ppbench.report.page.evaluations import checks_of, judged, said
-from ppbench.report.page.problems import Problems
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv
 
 WORST_CASE = "worst_case.csv"
-ASKED = {("membership", "iterate"): "asr", ("reconstruction", "init"): "psnr_median"}
-"""What a claim must be about to stand beside a cell of a kind and stage, CAP aside."""
+ASKED = {
+    ("membership", "iterate"): {"asr": "ASR {:.1%}"},
+    ("reconstruction", "init"): {"psnr_median": "PSNR {:.2f} dB"},
+}
+"""What a claim must be about to stand beside a cell of a kind and stage, CAP aside, and how it is told."""
 
 
 @lru_cache
@@ -49,19 +52,17 @@ def claimed(record: Record) -> str:
     records make of it, in other settings too, is `ppbench claims`'s to say.
     """
     config = record.config
+    forms = ASKED.get((config.attack.kind, config.stage), {}) | {f"cap_{config.attack.kind}": "CAP {:.2f}"}
     for claim in _claims(config.defense.id):
-        about = f"cap_{config.attack.kind}", ASKED.get((config.attack.kind, config.stage))
         fits = (
-            claim.metric in about
-            and claim.value is not None
+            claim.metric in forms
             and claim.dataset == config.data.name.rpartition(":")[2]
             and claim.model == config.model.id
             and claim.batch in (None, config.batch_size)
             and all(config.defense.parameters.get(name) == value for name, value in claim.when)
         )
-        if fits:
-            figure = {"asr": f"ASR {claim.value:.1%}", "psnr_median": f"PSNR {claim.value:.2f} dB"}
-            return f"{figure.get(claim.metric, f'CAP {claim.value:.2f}')} ({claim.source})"
+        if fits and claim.value is not None:
+            return f"{forms[claim.metric].format(claim.value)} ({claim.source})"
     return ""
 
 
@@ -112,14 +113,7 @@ class Written:
 
 
 def write_board(store: Store) -> list[Path]:
-    """Write the board of a folder, see `rebuild`; what could not be read is warned of.
-
-    Returns:
-        What was written.
-
-    Raises:
-        UsageError: no record can be read, or the folder cannot be written.
-    """
+    """Write the board of a folder and return its files, see `rebuild`; what could not be read is warned of."""
     written = rebuild(store)
     for problem in written.problems:
         warnings.warn(problem, stacklevel=2)
@@ -140,26 +134,26 @@ def rebuild(store: Store) -> Written:
             raise UsageError(f"{store.out} holds no record that can be read: {problems[0]}")
         if not records:
             raise UsageError(f"{store.out} holds no records; run ppbench evaluate --out {store.out} first.")
-        return _write(store, records, Problems(problems))
+        return _write(store, records, problems)
 
 
-def _write(store: Store, records: Sequence[Record], problems: Problems) -> Written:
+def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Written:
     # Drawing takes a second to import, which a run that finds its board up to date need not wait for.
-    from ppbench.report.page.figure_files import write_figures
-    from ppbench.report.page.html import write_html
+    from ppbench.report.page.drawings import write_figures
+    from ppbench.report.page.html import Page
 
-    harness = _harness(store, problems.found)
+    harness = _harness(store, problems)
     sound = harness.ok is not False  # where it is not known, the controls vouch alone, and the page says so
     records = frame_of(records)
     found, told = boards(records, claimed, sound), judged(records, sound)
     checks = [check.sentence for check in checks_of(told)]
     drawn = write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here
-    write_html(
+    page = Page(
         records,
-        store.html_path,
         reliability=checks if harness.ok else [harness.sentence, *checks],
         claims=claimed,
         images=store.images,
+        times=partial(time_of, store.out),
         sound=sound,
         said=said(told),
         outcomes=outcomes_of(records) if sound else (),
@@ -168,10 +162,11 @@ def _write(store: Store, records: Sequence[Record], problems: Problems) -> Writt
         problems=problems,
         bare=store.bare,
     )
+    write_atomic(store.html_path, page.html().encode())
     worst = store.out / WORST_CASE
     write_atomic(worst, worst_csv(found).encode())
     write_csv(records, store.csv_path, claims=claimed)  # last: it tells whether the board is complete
-    return Written((store.csv_path, store.html_path, worst, *drawn), tuple(problems.found))
+    return Written((store.csv_path, store.html_path, worst, *drawn), tuple(problems))
 
 
 def _harness(store: Store, problems: list[str]) -> Check:

@@ -1,24 +1,24 @@
-"""What the page shows: records grouped into boards, a row for each defense and control value, ranked by worst
-case.
-"""
+"""Records grouped into boards, a row for each defense and control value, ranked by worst case."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ppbench.questions.base import Missing, question_for, question_of
-from ppbench.records.figure import best
-from ppbench.records.schema import Record
-from ppbench.report.controls import CONTROLS
+from ppbench.questions.base import Missing, Question, question_for, question_of
+from ppbench.questions.image_metrics import NEAR
+from ppbench.records.figure import best, leak
+from ppbench.records.schema import Metric, Record
+from ppbench.report.controls import BROKEN, Check, check_controls, rebuilt_share
 from ppbench.report.frame import BOARD, ROW, SCOPE, Frame, Key, frame_of
 from ppbench.report.page.badges import adaptive, badges_of, knowing
-from ppbench.report.page.differences import differences
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.ranks import order, ranked
-from ppbench.report.page.reliability import board_checks
+from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
 
 STAGE_ORDER = ("init", "iterate", "final", "audit")
+UNRANKED = {"plain attacks only", "diverged", "failed", "control"}
+"""Badges of rows that have no rank."""
 
 
 def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
@@ -45,36 +45,106 @@ def _place(setting: Key) -> tuple[object, ...]:
 def _board(
     setting: Key, members: Frame, scope: Sequence[Record], known: frozenset[str], claims: Claims, sound: bool
 ) -> Board:
-    sample = members[0].config
-    name = question_of(setting.kind).headline(sample)
-    rows = members.by(ROW)
+    question = question_of(setting.kind)
+    name, rows = question.headline(members[0].config), members.by(ROW)
     differs = differences(list(rows))
     entries = [_entry(key, rows[key], name, known, claims, differs[key]) for key in sorted(rows, key=Key.text)]
-    checks = board_checks(setting.kind, name, entries, scope)
+    checks = _checks(question, name, entries, scope)
     reliable = sound and all(check.ok is True for check in checks)
-    ranks = reliable and not setting.intended
-    placed = ranked(entries, name) if ranks else entries
-    return Board(setting, name, tuple(sorted(placed, key=lambda e: order(e, name))), checks, reliable)
+    placed = _ranked(entries, name) if reliable and not setting.intended else entries
+    return Board(setting, name, tuple(sorted(placed, key=lambda e: _order(e, name))), checks, reliable)
 
 
 def _entry(key: Key, members: Frame, name: str, known: frozenset[str], claims: Claims, differs: str) -> Entry:
-    sample = min(members, key=lambda r: (r.status != "complete", r.cell_id))
     flags = {(flag.code, flag.detail): flag for record in members for flag in record.flags}
     claimed = sorted({text for record in members if (text := claims(record))})
-    defense, plain = sample.config.defense, members.of([r for r in members if not adaptive(r, known)])
+    plain = members.of([r for r in members if not adaptive(r, known)])
     worst = members.worst(name)
     return Entry(
         key=key,
-        defense=defense,
-        role="control" if defense.id in CONTROLS else "compared",
-        sample=sample,
+        sample=min(members, key=lambda r: (r.status != "complete", r.cell_id)),
         records=tuple(sorted(members, key=lambda r: (r.config.attack.id, r.cell_id))),
         plain=worst if len(plain) == len(members) else plain.worst(name),
         worst=worst,
         labels=best([r for r in members if r.config.model.classes > 1], "label_accuracy"),
-        rank="",
         badges=tuple(badges_of(members, known)),
         flags=tuple(flags[key] for key in sorted(flags)),
         claimed="; ".join(claimed),
         differs=differs,
     )
+
+
+def _headline(entry: Entry, name: str) -> Metric | None:
+    return None if entry.worst is None else entry.worst.metric(name)
+
+
+def _order(entry: Entry, name: str) -> tuple[int, float, str, float]:
+    """Return the sort key: `none`, then the least leaking first, rows without a figure, `full_noise`."""
+    metric = _headline(entry, name) or (None if entry.labels is None else entry.labels.metric("label_accuracy"))
+    leaked = float("inf") if metric is None or metric.value is None else leak(metric)
+    place = {"none": 0, "full_noise": 2}.get(entry.defense.id, 1)
+    return place, leaked, entry.defense.id, entry.key.value or 0.0
+
+
+# -- ranks: the least leaking first; rows whose intervals overlap share them -----------------------------------------
+def _span(entry: Entry, name: str) -> tuple[float, float] | None:
+    """Return the interval of a row's worst case such that larger leaks more, or None where the row is not ranked."""
+    metric = _headline(entry, name)
+    if metric is None or metric.low is None or metric.high is None or UNRANKED & {b.text for b in entry.badges}:
+        return None
+    return (-metric.high, -metric.low) if metric.higher_is_safer else (metric.low, metric.high)
+
+
+def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
+    """Return the entries with rank intervals: two rows whose intervals overlap are not separated."""
+    spans = [span for entry in entries if (span := _span(entry, name)) is not None]
+    found = []
+    for entry in entries:
+        if (own := _span(entry, name)) is not None:
+            first = 1 + sum(other[1] < own[0] for other in spans)
+            last = len(spans) - sum(other[0] > own[1] for other in spans)
+            entry = replace(entry, rank=str(first) if first == last else f"{first}-{last}")
+        found.append(entry)
+    return found
+
+
+# -- controls: whether the ranks of a board mean something ------------------------------------------------------------
+def _checks(question: Question, headline: str, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:
+    """Return the controls' verdict on one board.
+
+    The harness's checks are made over `scope`: all records of the same data set, network and threat model. A board adds
+    its own condition: where the attacks do not break `none` on this very board (batch size, stage), its ranks would
+    order the attacks' failures.
+    """
+    found = {check.control: check for check in check_controls(scope)}
+    own = _none_falls(question, headline, entries, found["none"])
+    # Uploads of noise hide no model from who is sent it: extraction has one control only.
+    return (own, found["full_noise"]) if question.noise else (own,)
+
+
+def _none_falls(question: Question, headline: str, entries: Sequence[Entry], general: Check) -> Check:
+    undefended = [e for e in entries if e.defense.id == "none"]
+    if not undefended:
+        return Check("none", None, "The undefended model is not on this board.")
+    if question.inputs and all(e.worst is None for e in undefended):
+        return general  # only labels were attacked
+    if not all(any(_broken(question, record, headline) for record in entry.records) for entry in undefended):
+        return Check("none", False, "The attacks do NOT break the undefended model on this board.")
+    if general.ok is False and question.inputs:
+        return general
+    return Check("none", True, "The attacks break the undefended model on this board.")
+
+
+def _broken(question: Question, record: Record, headline: str) -> bool:
+    """Return whether an attack breaks `none`: half of the victims rebuilt, outputs read, or a figure above chance."""
+    if record.status != "complete" or record.config.attack.oracle:
+        return False
+    if question.inputs:
+        share = rebuilt_share(record)
+        return share is not None and (share.value or 0.0) >= BROKEN
+    metric = record.metric(headline)
+    if metric is None or metric.value is None:
+        return False
+    if metric.name == "output_error":
+        return metric.value <= NEAR
+    return metric.low is not None and metric.low > (metric.chance or 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jinja2.utils import htmlsafe_json_dumps
@@ -34,15 +34,16 @@ class Column:
 
     title: str
     kind: str
+    of: Callable[[Row, Record], Field]
     digits: int = -1
 
 
 @dataclass(frozen=True)
 class Cells:
-    """All cells. plain: the first rows, as text and value by column, with each row's cell; data: all, as JSON."""
+    """All cells. plain: the first rows, each with its cell, as text by column; data: all, as JSON."""
 
     columns: tuple[Column, ...]
-    plain: tuple[tuple[str, tuple[tuple[str, Field], ...]], ...]
+    plain: tuple[tuple[str, tuple[str, ...]], ...]
     data: Markup
     total: int
 
@@ -50,13 +51,10 @@ class Cells:
 def cells_of(table: Sequence[Row], records: Sequence[Record], known: frozenset[str]) -> Cells:
     """Return the table of `records`, whose rows `table` are in the order of the CSV; `known` as `knowing` gives it."""
     by_id = {record.cell_id: record for record in records}
-    figures = [f for f in FIGURES if any(row[f[0]] is not None for row in table)]
-    figures += [(name, title, 3) for name, title in further(records)]
-    several = len({row["suite"] for row in table}) > 1, len({row["seed"] for row in table}) > 1
-    columns = _columns(figures, *several)
-    lines = [_line(row, by_id[str(row["cell_id"])], known, figures, *several) for row in table]
+    columns = _columns(table, records, known)
+    lines = [[column.of(row, by_id[str(row["cell_id"])]) for column in columns] for row in table]
     plain = tuple(
-        (str(row["cell_id"]), tuple((_text(value, column), value) for value, column in zip(line, columns, strict=True)))
+        (str(row["cell_id"]), tuple(_text(value, column) for value, column in zip(line, columns, strict=True)))
         for row, line in list(zip(table, lines, strict=True))[:PLAIN]
     )
     head = [{"title": c.title, "kind": c.kind, "digits": c.digits} for c in columns]
@@ -64,49 +62,53 @@ def cells_of(table: Sequence[Row], records: Sequence[Record], known: frozenset[s
     return Cells(columns, plain, data, len(table))
 
 
-def _columns(figures: Sequence[tuple[str, str, int]], suites: bool, seeds: bool) -> tuple[Column, ...]:
-    first = [Column("Suite", "text")] if suites else []
-    first += [Column("Defense", "text"), Column("Control", "text"), Column("Value", "number")]
-    first += [Column("Attack", "text"), Column("Knows", "text"), Column("Threat", "text"), Column("Data", "text")]
-    first += [Column("Stage", "text"), Column("Batch", "number")] + ([Column("Seed", "number")] if seeds else [])
-    first += [Column("n", "number"), Column("Status", "text")]
-    numbers = [Column(title, "number", digits) for _, title, digits in figures]
-    return (*first, *numbers, Column("Claimed", "text"), Column("Remarks", "text"), Column("Cell", "cell"))
+def _columns(table: Sequence[Row], records: Sequence[Record], known: frozenset[str]) -> tuple[Column, ...]:
+    """Return the columns; suite and seed where there are several, figures that some cell has."""
+
+    def field(title: str, name: str, kind: str = "text") -> Column:
+        return Column(title, kind, lambda row, _: row[name])
+
+    def several(column: Column, name: str) -> list[Column]:
+        return [column] if len({row[name] for row in table}) > 1 else []
+
+    figures = [f for f in FIGURES if any(row[f[0]] is not None for row in table)]
+    figures += [(name, title, 3) for name, title in further(records)]
+    return (
+        *several(field("Suite", "suite"), "suite"),
+        field("Defense", "defense"),
+        Column("Control", "text", lambda row, _: row["control"] or ""),
+        field("Value", "control_value", "number"),
+        Column("Attack", "text", lambda _, record: _attack(record)),
+        Column("Knows", "text", lambda row, record: _knows(row, adaptive(record, known))),
+        field("Threat", "threat_model"),
+        Column("Data", "text", lambda row, _: f"{row['dataset']}, {row['model']}"),
+        field("Stage", "stage"),
+        field("Batch", "batch_size", "number"),
+        *several(field("Seed", "seed", "number"), "seed"),
+        field("n", "n", "number"),
+        field("Status", "status"),
+        *(Column(title, "number", _figure(name), digits) for name, title, digits in figures),
+        field("Claimed", "claimed"),
+        Column("Remarks", "text", lambda _, record: _remarks(record)),
+        field("Cell", "cell_id", "cell"),
+    )
 
 
-def _line(
-    row: Row,
-    record: Record,
-    known: frozenset[str],
-    figures: Sequence[tuple[str, str, int]],
-    suites: bool,
-    seeds: bool,
-) -> list[Field]:
-    follows = record.config.attack.follows
-    attack = row["attack"] if follows is None else f"{row['attack']} after {follows}"
-    knows = "oracle" if row["oracle"] else "adaptive" if adaptive(record, known) else ""
-    where = f"{row['dataset']}, {row['model']}"
-    first: list[Field] = [
-        *([row["suite"]] if suites else []),
-        row["defense"],
-        row["control"] or "",
-        row["control_value"],
-    ]
-    first += [
-        attack,
-        knows,
-        row["threat_model"],
-        where,
-        row["stage"],
-        row["batch_size"],
-        *([row["seed"]] if seeds else []),
-    ]
-    numbers: list[Field] = [_shortened(row[name] if name in row else value(record, name)) for name, _, _ in figures]
-    return [*first, row["n"], row["status"], *numbers, row["claimed"], _remarks(record), row["cell_id"]]
+def _attack(record: Record) -> str:
+    attack = record.config.attack
+    return attack.id if attack.follows is None else f"{attack.id} after {attack.follows}"
 
 
-def _shortened(value: Field) -> float | None:
-    return float(f"{value:.6g}") if isinstance(value, int | float) else None
+def _knows(row: Row, adaptive: bool) -> str:
+    return "oracle" if row["oracle"] else "adaptive" if adaptive else ""
+
+
+def _figure(name: str) -> Callable[[Row, Record], Field]:
+    def figure(row: Row, record: Record) -> Field:
+        found = row[name] if name in row else value(record, name)
+        return float(f"{found:.6g}") if isinstance(found, int | float) else None
+
+    return figure
 
 
 def _remarks(record: Record) -> str:

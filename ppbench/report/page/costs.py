@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ppbench.records.schema import Cost, Record
+from ppbench.records.figure import best
+from ppbench.records.schema import Cost, Metric, Record
 from ppbench.records.times import ClientTime
-from ppbench.report.frame import EVALUATION, frame_of
+from ppbench.report.frame import EVALUATION, TRAINED, Key, frame_of
+from ppbench.report.page.entries import Board, Entry
+from ppbench.report.page.evaluations import about
 
 TimesOf = Callable[[Record], ClientTime | None]
 """Finds what was measured in a record's training; `times.time_of` of a folder is one."""
@@ -41,13 +44,8 @@ def relative_costs(records: Iterable[Record]) -> dict[str, Ratios]:
 
 def ratios(cost: Cost, plain: Cost | None) -> Ratios:
     """Return `cost` over `plain`."""
-    if plain is None:
-        return Ratios()
-    return Ratios(
-        _over(cost.bytes_up, plain.bytes_up),
-        _over(cost.bytes_down, plain.bytes_down),
-        _over(cost.memory_peak, plain.memory_peak),
-    )
+    names = () if plain is None else ("bytes_up", "bytes_down", "memory_peak")
+    return Ratios(*(_over(getattr(cost, name), getattr(plain, name)) for name in names))
 
 
 def _over(value: float | None, base: float | None) -> float | None:
@@ -81,3 +79,48 @@ def cost_sentence(defense: str, records: Sequence[Record], times: TimesOf = no_t
 def _range(values: Sequence[float], form: str = ".2f") -> str:
     ends = dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values)))
     return "-".join(ends)
+
+
+# -- the page's table -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class CostRow:
+    """What one defense setting costs a client: in itself (the entry's), and beside `none` of the same federation.
+
+    bound: the largest lower bound on epsilon that an audit of the setting gave, to stand beside a claimed epsilon.
+    """
+
+    entry: Entry
+    ratios: Ratios
+    time: ClientTime | None
+    bound: Metric | None = None
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the audit refutes the claimed epsilon; its delta is the claimed one."""
+        claimed, bound = self.entry.sample.privacy.epsilon, None if self.bound is None else self.bound.value
+        return claimed is not None and bound is not None and bound > claimed
+
+    @property
+    def setting(self) -> str:
+        """Data, network and federation in words."""
+        return about(self.entry.key)
+
+
+def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
+    """Return one row a defense setting and federation; of each federation `none` first."""
+    frame, entries = frame_of(records), dict[Key, Entry]()
+    relative, trained = relative_costs(frame), frame.by(TRAINED)
+    for board in found:
+        for entry in board.entries:
+            entries.setdefault(entry.key.only(TRAINED), entry)
+    table = []
+    for key, entry in entries.items():
+        strongest = best(trained[key], "epsilon_lower")
+        bound = None if strongest is None else strongest.metric("epsilon_lower")
+        table.append(CostRow(entry, relative[entry.sample.cell_id], times(entry.sample), bound))
+    return sorted(table, key=_order)
+
+
+def _order(row: CostRow) -> tuple[str, bool, str, float]:
+    defense = row.entry.defense
+    return row.setting, defense.id != "none", defense.id, row.entry.key.value or 0.0

@@ -23,7 +23,7 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import is_image
 from ppbench.report.page.entries import Board
-from ppbench.report.page.figures import INK, Picture, drawn_svg, finished, tip
+from ppbench.report.page.figures import INK, Plot, tip
 
 PANELS = 6
 """Rows of a board side by side in one figure; further ones go into another."""
@@ -50,6 +50,38 @@ class Budget:
     title: str
     panels: tuple[tuple[str, tuple[BudgetLine, ...]], ...]
 
+    @property
+    def label(self) -> str:
+        """What is read to who cannot see it."""
+        return f"{self.title}: share of victims above 20 dB and median PSNR"
+
+    def draw(self) -> Figure:
+        """Return the figure: a column a panel, the share above, the median PSNR below, one line an attack."""
+        names = sorted({line.attack for _, lines in self.panels for line in lines})
+        style, count = dict(zip(names, _styles(len(names)), strict=True)), len(self.panels)
+        columns = max(1, min(4, count + 1, len(names)))
+        figure = _figure(max(4.2, 1.9 * count + 0.7), 4.0, rows=math.ceil(len(names) / columns))
+        grid = figure.subplots(2, count, sharex=True, sharey="row", squeeze=False)
+        figure.subplots_adjust(wspace=0.08, hspace=0.1)
+        for column, (title, lines) in enumerate(self.panels):
+            for line in lines:
+                look, end = style[line.attack], f"{line.attack}: {line.marks[-1]} evaluations"
+                _steps(grid[0][column], line, line.share, f"{end}, {line.share[-1]:.1%} above 20 dB", look)
+                _steps(grid[1][column], line, line.decibels, f"{end}, median PSNR {line.decibels[-1]:.1f} dB", look)
+            grid[0][column].set_title(title[:32], fontsize=9)
+        top = max(max(line.decibels) for _, lines in self.panels for line in lines)
+        grid[0][0].set(xscale="log", ylim=(-0.03, 1.03), ylabel="share above 20 dB")
+        grid[1][0].set(ylim=(0, max(25.0, 1.05 * top)), ylabel="median PSNR, dB")
+        for axis in grid[1]:
+            axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
+            axis.xaxis.set_major_formatter(_plain)
+        for axis in grid.flat:
+            axis.xaxis.set_minor_locator(NullLocator())  # of a dozen panels they take half of the time
+        grid[1][(count - 1) // 2].set_xlabel("gradient evaluations a batch")
+        handles = [Line2D([], [], linewidth=1.4, label=name[:40], **style[name]) for name in names]
+        figure.legend(handles=handles, loc="lower center", ncols=columns, fontsize=8)
+        return figure
+
 
 @dataclass(frozen=True)
 class RocLine:
@@ -70,16 +102,29 @@ class Rocs:
     average: tuple[RocLine, ...]
     canaries: tuple[RocLine, ...]
 
+    @property
+    def label(self) -> str:
+        """What is read to who cannot see it."""
+        return f"{self.title}: ROC curves, log scales"
 
-Curve = Budget | Rocs
+    def draw(self) -> Figure:
+        """Return the figure: average records, and canaries where there are any, on logarithmic scales with chance."""
+        panels = [p for p in (("average records", self.average), ("canaries", self.canaries)) if p[1]]
+        rows = max(len(lines) for _, lines in panels)
+        figure = _figure(4.1 * len(panels), 3.9, rows=rows + 1)
+        (axes,) = figure.subplots(1, len(panels), squeeze=False)
+        figure.subplots_adjust(wspace=0.25)
+        for axis, (title, lines) in zip(axes, panels, strict=True):
+            _roc_panel(axis, title, lines)
+        return figure
 
 
-def curves(board: Board, about: str) -> list[Curve]:
+def curves(board: Board, about: str) -> list[Plot]:
     """Return the curves of a board; `about` says in words what it attacks. None where there is nothing to draw."""
     chart = question_of(board.setting.kind).chart
     if chart == "budget" and board.images:
-        return list(budgets(board, about))
-    return list(rocs(board, about)) if chart == "roc" else []
+        return [*budgets(board, about)]
+    return [*rocs(board, about)] if chart == "roc" else []
 
 
 def budget_line(record: Record) -> BudgetLine | None:
@@ -115,8 +160,7 @@ def rocs(board: Board, about: str) -> list[Rocs]:
     """Return the ROC curves of a membership board, LINES rows a figure."""
     average = _strongest(board, "auc", canaries=False)
     canaries = _strongest(board, "canary_auc", canaries=True)
-    count = max(len(average), len(canaries))
-    parts = range(0, count, LINES)
+    parts = range(0, max(len(average), len(canaries)), LINES)
     return [
         Rocs(f"ROC, {about}" + _part(i, len(parts)), tuple(average[at : at + LINES]), tuple(canaries[at : at + LINES]))
         for i, at in enumerate(parts)
@@ -136,62 +180,37 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
         # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
         curve = roc(together(halves(members))) if members else None
         if record is not None and curve is not None:
-            name = f"{entry.name}: {record.config.attack.id}"
-            found.append(
-                RocLine(name, tuple(curve.fpr.tolist()), tuple(curve.tpr.tolist()), curve.members, curve.others)
-            )
+            fpr, tpr = (tuple(rates.tolist()) for rates in (curve.fpr, curve.tpr))
+            found.append(RocLine(f"{entry.name}: {record.config.attack.id}", fpr, tpr, curve.members, curve.others))
     return found
 
 
-def curve_svg(curve: Curve, *, inline: bool = False) -> str:
-    """Return a figure as SVG, see `figures.finished`."""
-    what = "share of victims above 20 dB and median PSNR" if isinstance(curve, Budget) else "ROC curves, log scales"
-    return finished(drawn_svg(lambda: _draw(curve), str(curve)), f"{curve.title}: {what}", inline)
+def _steps(axis: Any, line: BudgetLine, values: tuple[float, ...], words: str, look: dict[str, Any]) -> None:
+    """Draw what an attack reached in steps, with a dot where it ended."""
+    marks, shown = (line.marks, values) if len(line.marks) > 1 else (line.marks * 2, values * 2)
+    (steps,) = axis.plot(marks, shown, drawstyle="steps-post", linewidth=1.4, **look)
+    (dot,) = axis.plot(marks[-1:], shown[-1:], linestyle="none", marker="o", markersize=4, color=steps.get_color())
+    tip(steps, words)
+    tip(dot, words)
 
 
-def curve_picture(curve: Curve) -> Picture:
-    """Return a figure, drawn."""
-    return Picture(lambda: _draw(curve), str(curve))
-
-
-def _draw(curve: Curve) -> Figure:
-    return _draw_budget(curve) if isinstance(curve, Budget) else _draw_rocs(curve)
-
-
-def _draw_budget(budget: Budget) -> Figure:
-    """Return the figure: a column a panel, the share above, the median PSNR below, one line an attack."""
-    names = sorted({line.attack for _, lines in budget.panels for line in lines})
-    style, count = dict(zip(names, _styles(len(names)), strict=True)), len(budget.panels)
-    columns = max(1, min(4, count + 1, len(names)))
-    figure = _figure(max(4.2, 1.9 * count + 0.7), 4.0, rows=math.ceil(len(names) / columns))
-    grid = figure.subplots(2, count, sharex=True, sharey="row", squeeze=False)
-    figure.subplots_adjust(wspace=0.08, hspace=0.1)
-    top = max(max(line.decibels) for _, lines in budget.panels for line in lines)
-    for column, (title, lines) in enumerate(budget.panels):
-        for line in lines:
-            end = f"{line.attack}: {line.marks[-1]} evaluations"
-            for axis, values, words in (
-                (grid[0][column], line.share, f"{end}, {line.share[-1]:.1%} above 20 dB"),
-                (grid[1][column], line.decibels, f"{end}, median PSNR {line.decibels[-1]:.1f} dB"),
-            ):
-                marks, shown = (line.marks, values) if len(line.marks) > 1 else (line.marks * 2, values * 2)
-                (steps,) = axis.plot(marks, shown, drawstyle="steps-post", linewidth=1.4, **style[line.attack])
-                (dot,) = axis.plot(
-                    marks[-1:], shown[-1:], linestyle="none", marker="o", markersize=4, color=steps.get_color()
-                )
-                tip(steps, words)
-                tip(dot, words)
-        grid[0][column].set_title(title[:32], fontsize=9)
-    grid[0][0].set(xscale="log", ylim=(-0.03, 1.03), ylabel="share above 20 dB")
-    grid[1][0].set(ylim=(0, max(25.0, 1.05 * top)), ylabel="median PSNR, dB")
-    for axis in grid[1]:
-        axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
-        axis.xaxis.set_major_formatter(_plain)
-    for axis in grid.flat:
-        axis.xaxis.set_minor_locator(NullLocator())  # of a dozen panels they take half of the time
-    grid[1][(count - 1) // 2].set_xlabel("gradient evaluations a batch")
-    _legend(figure, columns, names, style)
-    return figure
+def _roc_panel(axis: Any, title: str, lines: Sequence[RocLine]) -> None:
+    floor = 0.5 / max(max(line.others, line.members) for line in lines)
+    for line, style in zip(lines, _styles(len(lines)), strict=True):
+        fpr, tpr = np.array(line.fpr), np.array(line.tpr)
+        label = f"{line.name[:48]} (n = {line.members} + {line.others})"
+        ends = np.maximum(fpr, floor), np.maximum(tpr, floor)
+        (steps,) = axis.step(*ends, where="post", linewidth=1.4, label=label, **style)
+        rates = (f"{tpr[fpr <= rate].max(initial=0.0):.1%} at {rate:.0%}" for rate in (0.01, 0.1, 0.5))
+        tip(steps, f"{label}: TPR {', '.join(rates)} FPR")
+    axis.plot([floor, 1], [floor, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="chance")
+    axis.set_title(title, fontsize=10)
+    axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05))
+    axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter(_plain)
+        side.set_minor_locator(NullLocator())
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7.5)
 
 
 def _plain(value: float, _: int) -> str:
@@ -205,44 +224,9 @@ def _styles(count: int) -> list[dict[str, Any]]:
     return [{"color": palette[i % 10], "linestyle": dashes[i // 10 % 4]} for i in range(count)]
 
 
-def _legend(figure: Figure, columns: int, names: Sequence[str], style: dict[str, dict[str, Any]]) -> None:
-    handles = [Line2D([], [], linewidth=1.4, label=name[:40], **style[name]) for name in names]
-    figure.legend(handles=handles, loc="lower center", ncols=columns, fontsize=8)
-
-
 def _figure(width: float, height: float, rows: int) -> Figure:
     """Return a figure of so many inches, more below for a legend of `rows`; laid out by hand, in half the time."""
     whole = height + 0.2 * rows
-    figure = Figure(figsize=(width, whole))
-    figure.subplots_adjust(
-        left=0.62 / width, right=1 - 0.12 / width, top=1 - 0.3 / whole, bottom=(0.6 + 0.2 * rows) / whole
-    )
-    return figure
-
-
-def _draw_rocs(rocs: Rocs) -> Figure:
-    """Return the figure: average records, and canaries where there are any, on logarithmic scales with chance."""
-    panels = [p for p in (("average records", rocs.average), ("canaries", rocs.canaries)) if p[1]]
-    rows = max(len(lines) for _, lines in panels)
-    figure = _figure(4.1 * len(panels), 3.9, rows=rows + 1)
-    (axes,) = figure.subplots(1, len(panels), squeeze=False)
-    figure.subplots_adjust(wspace=0.25)
-    for axis, (title, lines) in zip(axes, panels, strict=True):
-        floor = 0.5 / max(max(line.others, line.members) for line in lines)
-        for line, style in zip(lines, _styles(len(lines)), strict=True):
-            fpr, tpr = np.array(line.fpr), np.array(line.tpr)
-            label = f"{line.name[:48]} (n = {line.members} + {line.others})"
-            (steps,) = axis.step(
-                np.maximum(fpr, floor), np.maximum(tpr, floor), where="post", linewidth=1.4, label=label, **style
-            )
-            rates = (f"{tpr[fpr <= rate].max(initial=0.0):.1%} at {rate:.0%}" for rate in (0.01, 0.1, 0.5))
-            tip(steps, f"{label}: TPR {', '.join(rates)} FPR")
-        axis.plot([floor, 1], [floor, 1], color=INK, linewidth=0.8, linestyle=(0, (2, 2)), label="chance")
-        axis.set_title(title, fontsize=10)
-        axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.05))
-        axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
-        for side in (axis.xaxis, axis.yaxis):
-            side.set_major_formatter(_plain)
-            side.set_minor_locator(NullLocator())
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7.5)
+    figure, foot = Figure(figsize=(width, whole)), (0.6 + 0.2 * rows) / whole
+    figure.subplots_adjust(left=0.62 / width, right=1 - 0.12 / width, top=1 - 0.3 / whole, bottom=foot)
     return figure

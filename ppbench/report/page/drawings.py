@@ -1,90 +1,73 @@
-"""The figures of boards: what each shows, and its drawing for the page."""
+"""The figures of boards where they are needed: on the page, as long as there is place, and in a folder."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from markupsafe import Markup
 
-from ppbench.questions.base import question_of
-from ppbench.records.schema import Record
-from ppbench.report.cap import Cap, DistanceName, PpcPoint, ppc_point
-from ppbench.report.page.badges import adaptive
-from ppbench.report.page.curves import Curve, curve_svg
-from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.figures import Line, Ppc, ppc_svg
-from ppbench.report.page.sections import Chart, Drawing, weights
-from ppbench.report.page.series import SeriesCap
+from ppbench.records.files import write_atomic
+from ppbench.report.cap import Cap
+from ppbench.report.page.curves import curves
+from ppbench.report.page.entries import Board
+from ppbench.report.page.evaluations import ALONE
+from ppbench.report.page.figures import Picture, Plot, svg_of
+from ppbench.report.page.ppc import ppcs
+from ppbench.report.page.sections import Chart, about
 
 BUDGET = 8_000_000
 """Characters of figures that a page carries at most; what is beyond is named, and lies in figures/."""
+HEAD = 400
+"""Bytes at the head of a PNG in which its label stands."""
 
 
-def charts(board_figures: Iterable[Ppc | Curve]) -> Iterator[Chart]:
-    """Yield each figure, drawn as long as there is place on the page."""
-    left = BUDGET
-    for figure in board_figures:
-        svg = ""
-        if left > 0:
-            svg = ppc_svg(figure, inline=True) if isinstance(figure, Ppc) else curve_svg(figure, inline=True)
-        left -= len(svg)
-        yield Chart(figure.title, Markup(svg) or None)
+class Drawings:
+    """The figures of a page, up to a number of characters: what comes first is drawn."""
+
+    def __init__(self) -> None:
+        self._left = BUDGET
+
+    def chart(self, plot: Plot, caps: tuple[tuple[str, Cap], ...] = ()) -> Chart:
+        """Return a figure for the page; caps: of its lines."""
+        svg = svg_of(plot, inline=True) if self._left > 0 else ""
+        self._left -= len(svg)
+        return Chart(plot.title, Markup(svg) or None, caps)
 
 
-def ppcs(board: Board, known: frozenset[str]) -> list[Ppc]:
-    """Return the PPC figures of a board; none of what a model is delivered for."""
-    return [] if board.setting.intended else figures(board, known)
+def write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -> list[Path]:
+    """Write an SVG and a PNG of each figure of all boards, and remove drawings that none of them has.
 
-
-def figures(board: Board, known: frozenset[str]) -> list[Ppc]:
-    """Return the PPC figures of a board: one a defense and distance, with at least two control values.
-
-    Rows that differ in more than the control value (a seed, another parameter) are lines of their own.
+    A PNG that lies there with the label of the figure as it is now is not written again.
     """
-    lines: dict[tuple[str, str, DistanceName], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
-    for entry in board.entries:
-        for record in entry.records:
-            point, control = ppc_point(record), entry.defense.control
-            if point is None or control is None:
-                continue
-            key = (entry.defense.id, control.name, point.distance.name)
-            lines[key].setdefault((line_name(entry, record), adaptive(record, known)), []).append(point)
-    found = []
-    for (defense, control_name, distance), attacks in sorted(lines.items()):
-        drawn = [Line(name, knows, tuple(points)) for (name, knows), points in sorted(attacks.items())]
-        if len({point.control for line in drawn for point in line.points}) > 1:
-            batch = "" if question_of(board.setting.kind).source == "model" else f"batch {board.setting.batch}, "
-            title = f"{defense}, {batch}{weights(board.setting)}"
-            found.append(Ppc(title, control_name, distance, tuple(drawn), defense))
-    return found
+    folder.mkdir(exist_ok=True)
+    written: list[Path] = []
+    uses: Counter[str] = Counter()
+    for words, plot in (named for board in found for named in _named(board, known)):
+        name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+        uses[name] += 1  # boards may differ in what the words leave out
+        name = name if uses[name] == 1 else f"{name}-{uses[name]}"
+        vector, dots, picture = folder / f"{name}.svg", folder / f"{name}.png", Picture(plot)
+        write_atomic(vector, svg_of(plot).encode())
+        if not (dots.is_file() and picture.label.encode() in dots.read_bytes()[:HEAD]):
+            write_atomic(dots, picture.png())
+        written += [vector, dots]
+    for path in folder.iterdir():
+        if path.suffix in (".svg", ".png") and path not in written:
+            path.unlink()
+    return written
 
 
-def line_name(entry: Entry, record: Record) -> str:
-    """Return what a line of a figure is called: the attack, whose images it uses, the victims' role, what differs."""
-    attack, role = record.config.attack, record.config.role
-    name = attack.id if attack.follows is None else f"{attack.id} after {attack.follows}"
-    name = f"{name} ({role})" if role else name
-    return f"{name}, {entry.differs}" if entry.differs else name
-
-
-def line_caps(board: Board, series: Mapping[str, SeriesCap]) -> dict[tuple[str, str], dict[str, Cap]]:
-    """Return the CAP of every line of a board's figures by its name, for each defense and distance."""
-    found: dict[tuple[str, str], dict[str, Cap]] = defaultdict(dict)
-    for entry in board.entries:
-        for record in entry.records:
-            if entry.defense.control is not None:
-                key = entry.defense.id, series[record.cell_id].main.distance
-                found[key][line_name(entry, record)] = series[record.cell_id].main
-    return found
-
-
-def drawings(
-    board: Board, charts: Iterable[Chart], ppcs: Sequence[Ppc], series: Mapping[str, SeriesCap]
-) -> tuple[Drawing, ...]:
-    """Return the board's PPC figures, each with the CAP of every attack on it."""
-    caps = line_caps(board, series)
-    return tuple(
-        Drawing(chart, tuple(sorted(caps[ppc.defense, ppc.distance].items())))
-        for chart, ppc in zip(charts, ppcs, strict=True)
-    )
+def _named(board: Board, known: frozenset[str]) -> Iterator[tuple[str, Plot]]:
+    """Yield a board's figures with words that name their files."""
+    setting = board.setting
+    plain = (setting.probe, setting.probe_rounds) == ("gradient", 1)
+    held = "" if plain else f"{setting.probe} {setting.probe_rounds}"
+    suite = "" if setting.suite == ALONE else setting.suite
+    where = f"{suite} {setting.data} {setting.train}"
+    for ppc in ppcs(board, known):
+        yield f"ppc {where} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}", ppc
+    for curve in curves(board, about(setting)):
+        yield f"{curve.title} {where} {setting.network} {held}", curve

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ppbench.records.schema import DefenseInfo, Flag, Record
-from ppbench.report.controls import Check, is_image
+from ppbench.report.controls import CONTROLS, Check, is_image
 from ppbench.report.frame import Key
 from ppbench.report.page.badges import Badge
 from ppbench.report.worst import WorstCase
@@ -18,33 +17,38 @@ class Entry:
 
     Attributes:
         key: what its cells share, by `ROW`.
-        defense: the defense as configured.
-        role: a control, or one of the compared.
-        sample: any of the row's records, for accuracy, cost and epsilon: they are the same in all.
-        records: all of the row's records, failed ones too.
-        plain: the worst case over the attacks that do not know the defense, or None.
-        worst: the worst case over all attacks, or None.
-        labels: the highest label accuracy over all attacks, and by whom.
-        rank: "1", "2-4", or "" where it is not ranked.
+        sample: any of its records, for accuracy, cost and epsilon: they are the same in all.
+        records: all of them, failed ones too.
+        plain, worst: the worst case over the attacks that do not know the defense, and over all; or None.
+        labels: the cell with the highest label accuracy.
         badges: remarks, and what is missing.
-        flags: flags of the row's records, each once.
+        flags: those of its records, each once.
         claimed: what its paper prints.
-        differs: in what else than the control value the row is not like others of its board, in words.
+        differs: in what else than the control value it is not like others of its board, in words.
+        rank: "1", "2-4", or "" where it is not ranked.
     """
 
     key: Key
-    defense: DefenseInfo
-    role: Literal["control", "compared"]
     sample: Record
     records: tuple[Record, ...]
     plain: WorstCase | None
     worst: WorstCase | None
     labels: Record | None
-    rank: str
     badges: tuple[Badge, ...]
     flags: tuple[Flag, ...]
     claimed: str
-    differs: str = ""
+    differs: str
+    rank: str = ""
+
+    @property
+    def defense(self) -> DefenseInfo:
+        """The defense as configured."""
+        return self.sample.config.defense
+
+    @property
+    def role(self) -> str:
+        """A control, or one of the compared."""
+        return "control" if self.defense.id in CONTROLS else "compared"
 
     @property
     def name(self) -> str:
@@ -55,27 +59,17 @@ class Entry:
     @property
     def control(self) -> str:
         """The control parameter, its value and the victims' role, e.g. "beta = 0.2, pilot"; "" without any."""
-        control, part = self.defense.control, self.sample.config.role
-        return ", ".join(
-            ([] if control is None else [f"{control.name} = {control.value:g}"]) + ([part] if part else [])
-        )
-
-    @property
-    def broken(self) -> tuple[Record, ...]:
-        """The row's records that are not complete."""
-        return tuple(record for record in self.records if record.status != "complete")
+        control = self.defense.control
+        value = "" if control is None else f"{control.name} = {control.value:g}"
+        return ", ".join(word for word in (value, self.sample.config.role) if word)
 
 
 @dataclass(frozen=True)
 class Board:
     """Rows that may be compared.
 
-    Attributes:
-        setting: what they share, a key by `BOARD`.
-        headline: the metric that they are ranked by.
-        entries: the rows.
-        checks: what the controls say of this board.
-        reliable: whether the controls hold, so that ranks mean something.
+    setting: what they share, a key by `BOARD`; headline: the metric that they are ranked by; checks: what the controls
+    say of this board; reliable: whether they hold, so that ranks mean something.
     """
 
     setting: Key

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ppbench.records.schema import Record
+from ppbench.records.schema import Record, Scalar
 from ppbench.report.controls import CONTROLS, Check, check_controls
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of
-from ppbench.report.page.differences import differences
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 
 ALONE = "evaluate/1"
 """The suite of an evaluation that nobody's suite asked for; not worth a word."""
-
-
-def evaluations(records: Sequence[Record]) -> dict[Key, Frame]:
-    """Return the records by suite, data, network, federation and seed."""
-    return frame_of(records).by(EVALUATION)
 
 
 def about(key: Key) -> str:
@@ -46,6 +41,36 @@ def abouts(keys: Iterable[Key]) -> dict[Key, str]:
     return found
 
 
+def differences(rows: Sequence[Key]) -> dict[Key, str]:
+    """Return, for each key, its values of what differs among them, as "families=shared, seed 1"; "" where nothing does.
+
+    Parameters are compared among the keys of one defense, the federation and the seed among all; neither the defense
+    nor its control value is told.
+    """
+    seen: dict[tuple[str, str], set[Scalar]] = defaultdict(set)
+    told = {key: _values(key) for key in rows}
+    for some in told.values():
+        for name, value in some.items():
+            seen[name].add(value)
+    return {
+        key: ", ".join(_word(name[1], value) for name, value in some.items() if len(seen[name]) > 1)
+        for key, some in told.items()
+    }
+
+
+def _values(key: Key) -> dict[tuple[str, str], Scalar]:
+    """Return what may differ by (defense, name); ("", name) for what all defenses have."""
+    mine = {**json.loads(key.parameters), "version": key.version}
+    shared = {**json.loads(key.federation), "seed": key.seed}
+    found = {(key.defense, name): value for name, value in mine.items()}
+    return found | {("", name): str(v) if isinstance(v, list) else v for name, v in shared.items()}
+
+
+def _word(name: str, value: Scalar) -> str:
+    told = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"seed {told}" if name == "seed" else f"{name}={told}"
+
+
 @dataclass(frozen=True)
 class Said:
     """A sentence on a defense, of its verdict. about: the evaluation that it is of, "" where there is one only."""
@@ -58,14 +83,9 @@ class Said:
 
 @dataclass(frozen=True)
 class Judged:
-    """One evaluation.
+    """One evaluation: which, by `EVALUATION` and in words, its cells and what its controls say.
 
-    Attributes:
-        key: by `EVALUATION`.
-        about: the same in words.
-        records: its cells.
-        checks: what its controls say.
-        sound: whether the harness's self-test passed.
+    sound: whether the harness's self-test passed.
     """
 
     key: Key
@@ -81,13 +101,11 @@ class Judged:
 
 
 def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
-    """Return every evaluation in `records` with what its controls say.
+    """Return every evaluation in `records`, in any order, with what its controls say.
 
-    Args:
-        records: every cell, in any order.
-        sound: whether the harness's self-test passed (`ppbench.run.selftest`); else nothing may be concluded.
+    sound: whether the harness's self-test passed (`ppbench.run.selftest`); else nothing may be concluded.
     """
-    groups = evaluations(records)
+    groups = frame_of(records).by(EVALUATION)
     words = abouts(groups)
     return [Judged(key, words[key], some, tuple(check_controls(some)), sound) for key, some in groups.items()]
 
@@ -111,10 +129,7 @@ def said(found: Sequence[Judged]) -> list[Said]:
 
 
 def concluded(found: Sequence[Judged]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of all evaluations and the sentences that stand, each with its evaluation if there are several.
-
-    A sentence names its defense where its evaluation has several.
-    """
+    """Return the checks of all evaluations and the sentences that stand, of each evaluation if there are several."""
     return checks_of(found), tuple(verdict_of(said(found)))
 
 

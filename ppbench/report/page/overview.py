@@ -7,15 +7,14 @@ initialization where that was attacked, over all adversaries and roles. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.figure import best, leak
-from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, probe_words, rebuilt_share
 from ppbench.report.frame import EVALUATION, TRAINED, Key
-from ppbench.report.page.cost_rows import CostRow
+from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import Judged
 from ppbench.report.page.sections import weights
@@ -29,11 +28,8 @@ AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
 class Overview:
     """One evaluation.
 
-    Attributes:
-        about, checks, reliable: as of `Judged`.
-        headline: the metric of the worst case, "" where nothing was to be rebuilt.
-        asked: where the worst case is taken from, in words.
-        rows: the undefended, then the defenses by name; columns are those questions that some row has an answer to.
+    headline: the metric of the worst case, "" where nothing was to be rebuilt; asked: where it is taken from, in words;
+    rows: the undefended, then the defenses by name.
     """
 
     about: str
@@ -43,63 +39,39 @@ class Overview:
     asked: str
     rows: tuple[Standing, ...]
 
-    @property
-    def members(self) -> bool:
-        """Whether members were looked for."""
-        return any(row.value.members is not None for row in self.rows)
-
-    @property
-    def canaries(self) -> bool:
-        """Whether canaries were looked for."""
-        return any(row.value.canaries is not None for row in self.rows)
-
-    @property
-    def outputs(self) -> bool:
-        """Whether the true model's outputs were looked for in the one that clients train on."""
-        return any(row.value.outputs is not None for row in self.rows)
-
-    @property
-    def labels(self) -> bool:
-        """Whether labels were looked for."""
-        return any(row.value.labels is not None for row in self.rows)
+    def tells(self, name: str) -> bool:
+        """Return whether some row has `labels`, `members`, `canaries` or `outputs`: the table has columns of these."""
+        return any(getattr(row.value, name) is not None for row in self.rows)
 
 
 def overviews(found: Sequence[Board], judged: Sequence[Judged], costs: Sequence[CostRow]) -> list[Overview]:
     """Return a table for each evaluation that has a defense, in the order of `judged`.
 
-    Args:
-        found: the boards of all records.
-        judged: the evaluations that the same records are of.
-        costs: the rows of the table of costs.
+    found, judged, costs: the boards, the evaluations and the table of costs of the same records.
     """
     rows: dict[Key, Rows] = {}
     for board in found:
         for entry in board.entries:
             rows.setdefault(entry.key.only(EVALUATION), []).append((board, entry))
     paid = {row.entry.key.only(TRAINED): row for row in costs}
-    tables = [
-        _overview(one, about, some, paid)
-        for one in judged
-        if one.key in rows
-        for about, some in _probed(one.about, rows[one.key])
-    ]
-    return [table for table in tables if any(row.role == "compared" for row in table.rows)]
+    probed = ((one, *part) for one in judged if one.key in rows for part in _probed(one.about, rows[one.key]))
+    tables = [_overview(one, about, some, paid) for one, about, some in probed]
+    return [table for table in tables if any(row.entry.role == "compared" for row in table.rows)]
 
 
 def _probed(about: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
     """Yield an evaluation's rows in words, one probe's uploads at a time; what asks about models goes with each."""
-    models = {b.setting.kind for b, _ in rows if question_of(b.setting.kind).source == "model"}
-    probes = sorted({(b.setting.probe, b.setting.probe_rounds) for b, _ in rows if b.setting.kind not in models})
-    if len(probes) < 2:
+    probes = {id(b): (b.setting.probe, b.setting.probe_rounds) for b, _ in rows if not _of_model(b)}
+    if len(set(probes.values())) < 2:
         yield about, rows
         return
-    for probe in probes:
-        some = [
-            (board, entry)
-            for board, entry in rows
-            if board.setting.kind in models or (board.setting.probe, board.setting.probe_rounds) == probe
-        ]
+    for probe in sorted(set(probes.values())):
+        some = [(board, entry) for board, entry in rows if probes.get(id(board), probe) == probe]
         yield f"{about}, {probe_words(*probe)}", some
+
+
+def _of_model(board: Board) -> bool:
+    return question_of(board.setting.kind).source == "model"
 
 
 def _overview(one: Judged, about: str, rows: Rows, paid: dict[Key, CostRow]) -> Overview:
@@ -136,13 +108,9 @@ def _breaks(entry: Entry) -> bool:
 
 
 def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: CostRow | None) -> Value:
-    """Return what all questions gave of one setting of a defense.
+    """Return what all questions gave of one setting of a defense: `rows`, its rows on all boards.
 
-    Args:
-        rows: its rows on all boards.
-        main: the boards that are judged.
-        broken: the boards on which the undefended model of the same evaluation falls.
-        cost: its row of the table of costs.
+    main: the boards that are judged; broken: those on which the undefended model of the same evaluation falls.
     """
     judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
     told = [(board, entry) for board, entry in judged if entry.worst is not None]
@@ -158,20 +126,13 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
         labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
         members=best([r for r in members if r.config.stage != "audit"], ASR),
         canaries=best([r for r in members if r.config.stage == "audit"], TPR),
-        found=tuple(_most(members, (ASR, AUC))),
+        found=tuple((name, top) for name in (ASR, AUC) if (top := best(members, name)) is not None),
         outputs=best(outputs, "agreement") or best(outputs, "output_error"),
         tried=len(members),
         reliable=all(any(b is one for one in broken) for b, _ in told),
         lacking=any(r.status != "complete" for _, e in judged or rows for r in e.records),
         cost=cost,
     )
-
-
-def _most(records: Sequence[Record], names: Sequence[str]) -> Iterable[tuple[str, Record]]:
-    for name in names:
-        top = best(records, name)
-        if top is not None:
-            yield name, top
 
 
 def _leaking(pair: tuple[Board, Entry]) -> float:

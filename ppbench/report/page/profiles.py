@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from ppbench.questions.base import question_for, question_of
+from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.controls import CONTROLS, is_image
+from ppbench.report.controls import is_image, value
 from ppbench.report.page.badges import adaptive
-from ppbench.report.page.cost_rows import CostRow
+from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
 from ppbench.report.page.evaluations import Said
 from ppbench.report.page.sections import Section
@@ -59,13 +60,9 @@ class Profile:
     """A defense's part of the page.
 
     Attributes:
-        defense: its name.
-        anchor: its place on the page.
-        sentences: what was found, with the evaluation where there are several.
         rows: its rows on all boards, each with its board.
         galleries: its reconstructions.
         outcomes: what its paper claims and what became of it.
-        costs: its rows of the table of costs.
     """
 
     defense: str
@@ -114,8 +111,8 @@ def profiles(
     """Return one part for each defense on the boards but the controls, by name."""
     rows: dict[str, list[tuple[Section, Entry]]] = {}
     for section in sections:
-        for entry in section.board.entries:
-            if entry.defense.id not in CONTROLS:
+        for entry in sorted(section.board.entries, key=lambda e: (e.differs, e.key.value or 0.0)):
+            if entry.role == "compared":
                 rows.setdefault(entry.defense.id, []).append((section, entry))
     places = anchors(rows)
     return [
@@ -123,8 +120,8 @@ def profiles(
             defense=name,
             anchor=places[name],
             sentences=tuple(s for s in said if s.defense == name),
-            rows=tuple(sorted(rows[name], key=_order)),
-            galleries=tuple(_galleries(sorted(rows[name], key=_order), album, known)),
+            rows=tuple(rows[name]),
+            galleries=tuple(islice(_galleries(rows[name], album, known), FIRST)),
             outcomes=tuple(o for o in outcomes if o.defense == name),
             costs=tuple(row for row in costs if row.entry.defense.id == name),
         )
@@ -132,19 +129,11 @@ def profiles(
     ]
 
 
-def _order(pair: tuple[Section, Entry]) -> tuple[int, str, float]:
-    section, entry = pair
-    control = entry.defense.control
-    return int(section.anchor[1:]), entry.differs, 0.0 if control is None else control.value
-
-
-def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: frozenset[str]) -> Iterable[Gallery]:
-    """Yield the reconstructions of the first settings that have any."""
-    number = 0
+def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: frozenset[str]) -> Iterator[Gallery]:
+    """Yield the reconstructions of the settings that have any."""
     for section, entry in rows:
-        if question_of(section.board.setting.kind).inputs and is_image(entry.sample) and number < FIRST:
+        if section.question.inputs and is_image(entry.sample):
             found = _gallery(section, entry, album, known)
-            number += found is not None
             if found is not None:
                 yield found
 
@@ -176,8 +165,7 @@ def _sprite(records: Sequence[Record], album: Album, known: frozenset[str]) -> S
             rows.append(truth)
             shots.append(Shot("originals", False, None, ""))
         rows.append(found.guess)
-        metric = record.metric("psnr_median")
-        knows = adaptive(record, known)
-        shots.append(Shot(record.config.attack.id, knows, metric.value if metric else None, record.cell_id))
+        psnr = value(record, "psnr_median")
+        shots.append(Shot(record.config.attack.id, adaptive(record, known), psnr, record.cell_id))
     uri = album.sprite(rows) if rows else None
     return None if uri is None else Sprite(uri, tuple(shots))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ppbench.questions.base import question_of
+from ppbench.questions.base import Question, question_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import Cap
@@ -16,86 +16,68 @@ from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import ALONE
 from ppbench.report.worst import Measured
 
-AUDITED = (
-    *(("auc", "Average, AUC"), ("tpr_at_1pct_fpr", "Average, TPR at 1 % FPR")),
-    ("epsilon_lower", "ε at least"),
-)
+AUDITED = {"auc": "Average, AUC", "tpr_at_1pct_fpr": "Average, TPR at 1 % FPR", "epsilon_lower": "ε at least"}
 """Further figures of audits: each by the attack that is strongest in it, which may be another than the worst case."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure. svg: the drawing, None where the page has no place for it."""
+    """One figure. svg: the drawing, None where the page has no place for it; caps: of a PPC the CAP of each line."""
 
     title: str
     svg: Markup | None
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A PPC figure of one board, and each line's attack with its CAP."""
-
-    chart: Chart
-    caps: tuple[tuple[str, Cap], ...]
+    caps: tuple[tuple[str, Cap], ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """One board with what is drawn for it.
-
-    Attributes:
-        board: the board.
-        anchor: its place on the page.
-        strips: data URIs by row, None where a row has no images.
-        drawings: PPC figures.
-        curves: budget or ROC curves.
-    """
+    """One board with what is drawn for it. anchor: its place on the page; strips: data URIs by row, or None."""
 
     board: Board
     anchor: str
     strips: tuple[str | None, ...]
-    drawings: tuple[Drawing, ...]
-    curves: tuple[Chart, ...] = ()
+    ppcs: tuple[Chart, ...]
+    curves: tuple[Chart, ...]
 
     @property
-    def title(self) -> str:
-        """What the board is about."""
-        return question_of(self.board.setting.kind).title
+    def setting(self) -> Key:
+        """What its rows share."""
+        return self.board.setting
+
+    @property
+    def question(self) -> Question:
+        """What was asked."""
+        return question_of(self.setting.kind)
 
     @property
     def short(self) -> str:
         """What the board is about in a few words, for links and rows: "Reconstruction, server/1, random weights"."""
-        setting = self.board.setting
-        return ", ".join(word for word in (setting.kind.capitalize(), setting.threat, self.weights, self.batch) if word)
+        words = self.setting.kind.capitalize(), self.setting.threat, self.weights, self.batch
+        return ", ".join(word for word in words if word)
 
     @property
     def group(self) -> str:
         """Suite, data and network: boards of one group stand together."""
-        setting = self.board.setting
-        public = f", {setting.public} public" if setting.public else ""
-        return f"{setting.suite}: {setting.data}, {setting.train} examples{public}, {setting.network}"
+        public = f", {self.setting.public} public" if self.setting.public else ""
+        data = f"{self.setting.data}, {self.setting.train} examples{public}"
+        return f"{self.setting.suite}: {data}, {self.setting.network}"
 
     @property
     def menu(self) -> str:
         """The group in few words: the suite, or where nobody's suite asked the data and the network."""
-        setting = self.board.setting
-        return f"{setting.data}, {setting.network}" if setting.suite == ALONE else setting.suite
+        alone = self.setting.suite == ALONE
+        return f"{self.setting.data}, {self.setting.network}" if alone else self.setting.suite
 
     @property
     def weights(self) -> str:
         """Which model is attacked."""
-        return weights(self.board.setting)
-
-    @property
-    def probes(self) -> bool:
-        """Whether batches of victims were probed; else records were asked about."""
-        return question_of(self.board.setting.kind).source == "probe"
+        return weights(self.setting)
 
     @property
     def batch(self) -> str:
         """What a probed client held and did, in words; "" where no client was probed."""
-        setting = self.board.setting
-        if not self.probes:
+        setting = self.setting
+        if self.question.source != "probe":
             return ""
         what = "" if setting.probe == "gradient" else ", local training"
         return f"batch {setting.batch}{what}" + (f", {setting.probe_rounds} rounds" if setting.probe_rounds > 1 else "")
@@ -103,19 +85,17 @@ class Section:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
-        own, given = (
-            question_of(self.board.setting.kind).columns(self.board.headline),
-            {m.name for e in self.board.entries for r in e.records for m in r.metrics},
-        )
-        return own + tuple(c for c in AUDITED if self._audited and c[0] in given and c not in own)
+        own = self.question.columns(self.board.headline)
+        given = {m.name for e in self.board.entries for r in e.records for m in r.metrics}
+        return own + tuple(c for c in AUDITED.items() if self._audited and c[0] in given and c not in own)
 
     @property
     def _audited(self) -> bool:
-        return question_of(self.board.setting.kind).audits and self.board.setting.stage == "audit"
+        return self.question.audits and self.setting.stage == "audit"
 
     def shown(self, entry: Entry, name: str) -> Measured | None:
         """Return what has the metric `name` stands in the row: of an audit's, the strongest in it."""
-        return best(entry.records, name) if self._audited and name in dict(AUDITED) else entry.worst
+        return best(entry.records, name) if self._audited and name in AUDITED else entry.worst
 
     @property
     def utility(self) -> str:

@@ -23,24 +23,15 @@ _TILE, _GAP = 32, 2
 Floats = NDArray[np.float32]
 
 
-def no_images(record: Record) -> Images | None:
-    """Return None: for pages without images."""
-    return None
-
-
 def data_uri(png: bytes) -> str:
     """Return a PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 class Album:
-    """The images of a page, up to a number of bytes: what comes first is shown.
-
-    left: bytes that may still be spent; refused: sprites that found no place.
-    """
+    """The images of a page, up to `budget` bytes of PNG: what comes first is shown. refused: sprites left out."""
 
     def __init__(self, images: ImagesOf, budget: int = BUDGET) -> None:
-        """Find images with `images`; keep to `budget` bytes of PNG."""
         self._images, self.left, self.refused = images, budget, 0
 
     def of(self, record: Record | None) -> Images | None:

@@ -19,7 +19,7 @@ from typing import Literal
 from ppbench.records.figure import leak
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, is_image, rebuilding
-from ppbench.report.page.cost_rows import CostRow
+from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
 from ppbench.report.verdict.verdict import Fate, members_fate, outputs_fate, rebuilt_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
@@ -36,13 +36,11 @@ class Value:
 
     Attributes:
         entry: the row of the judged boards that leaks most; for the defense, its use and its cost.
-        asked: whether something was to be rebuilt there.
-        worst: what was, None where no attack gave a figure.
+        asked, worst: whether something was to be rebuilt there, and what was.
         labels: the highest label accuracy of the judged boards.
         members, canaries: the strongest cells by ASR, and by the canaries' TPR at 1 % FPR.
-        found: the strongest membership cells by metric ("asr", "canary_auc"), to judge whether any are found.
+        found, tried: the strongest membership cells by metric, to judge whether any are found, and of how many cells.
         outputs: the strongest extraction from the model that clients train on.
-        tried: membership cells.
         reliable: whether the undefended model falls wherever this value was judged.
         lacking: whether an attack on them failed or training diverged.
         cost: its row of the table of costs.
@@ -116,14 +114,9 @@ class Standing:
     none: Value | None
 
     @property
-    def defense(self) -> str:
-        """The defense's name."""
-        return self.value.entry.defense.id
-
-    @property
-    def role(self) -> str:
-        """A control, or one of the compared."""
-        return self.value.entry.role
+    def entry(self) -> Entry:
+        """The row of the boards that is told of."""
+        return self.value.entry
 
     @property
     def loss(self) -> float | None:
@@ -148,12 +141,9 @@ def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 
 def standing(grid: Sequence[Value], none: Value | None, reliable: bool) -> Standing:
-    """Return a defense's row.
+    """Return a defense's row: of its control values, beside the undefended where it ran.
 
-    Args:
-        grid: its control values, at least one.
-        none: the undefended, where it ran.
-        reliable: whether the controls of the evaluation hold.
+    reliable: whether the controls of the evaluation hold.
     """
     ordered = sorted(grid, key=lambda v: (-v.use, v.entry.name))
     value, verdict, tone = _judged(ordered, none)
@@ -165,16 +155,15 @@ def standing(grid: Sequence[Value], none: Value | None, reliable: bool) -> Stand
 def _judged(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone]:
     """Return the value that is told of, the verdict and its tone; `grid` with the best model first."""
     asked = [v for v in grid if v.fate is not None]
+    hidden, undecided = ([v for v in asked if v.fate == fate] for fate in ("hidden", "undecided"))
     if not asked:
         return _models(grid, none)
-    hidden = [v for v in asked if v.fate == "hidden"]
     if hidden:
         value = next((v for v in hidden if not v.lacking), hidden[0])
         return value, *_hidden(value, none)
-    useful = [v for v in asked if not useless(v, none)]
-    value = min(useful or asked, key=_plainly)
-    if any(v.fate == "undecided" for v in asked):
-        return next(v for v in asked if v.fate == "undecided"), "undecided", "warning"
+    if undecided:
+        return undecided[0], "undecided", "warning"
+    value = min([v for v in asked if not useless(v, none)] or asked, key=_plainly)
     return value, f"falls to {winner_of(value.worst)}", "error"
 
 
@@ -196,9 +185,8 @@ def _hidden(value: Value, none: Value | None) -> tuple[str, Tone]:
 
 def _models(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone]:
     """Judge by members and by outputs, where nothing was to be rebuilt."""
-    for value in grid:
-        if value.refuted:
-            return value, "epsilon refuted by audit", "error"
+    if (refuted := next((v for v in grid if v.refuted), None)) is not None:
+        return refuted, "epsilon refuted by audit", "error"
     giving = [v for v in grid if v.gives_members]
     read = [v for v in grid if v.outputs is not None and outputs_fate(v.outputs, len(grid)) == "falls"]
     kept = [v for v in grid if v not in giving and v not in read]

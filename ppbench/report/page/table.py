@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pandas
 
 from ppbench.questions.base import questions
 from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
-from ppbench.report.cap import record_distance
+from ppbench.report.cap import SeriesCap, caps, record_distance
 from ppbench.report.page.costs import Ratios, relative_costs
-from ppbench.report.page.series import SeriesCap, caps
 
 ENDS = ("", "_low", "_high")
 Claims = Callable[[Record], str]
@@ -56,15 +55,31 @@ audit refutes, beside the claimed `epsilon`; `tuned` the settings chosen on tuni
 they differ from run to run, and the table is a function of the records. Behind the columns stand the figures of
 questions of other packages that some record answers.
 """
-_TEXT = [
-    "suite", "threat_model", "defense", "control", "attack", "stage", "claimed", "status", "cell_id", "distance",
-    "cap_reason", "dataset", "model", "reason", "probe", "role", "perceptual", "tuned", "flags",
-]  # fmt: skip
-_WHOLE = [
-    "batch_size", "n", "cap_settings", "bytes_setup", "seed", "probe_rounds", "memory_peak", "public", "references",
-    "canaries",
-]  # fmt: skip
-_TRUTH = ("adaptive", "oracle")
+_TEXT = {
+    "suite": "config.suite", "threat_model": "config.threat_model.id", "defense": "config.defense.id",
+    "control": "config.defense.control.name", "attack": "config.attack.id", "stage": "config.stage",
+    "claimed": "claimed", "status": "record.status", "cell_id": "record.cell_id", "distance": "cap.distance",
+    "cap_reason": "cap.reason", "dataset": "config.data.name", "model": "config.model.id", "reason": "record.reason",
+    "probe": "config.probe", "role": "config.role", "perceptual": "config.perceptual", "tuned": "tuned",
+    "flags": "flags",
+}  # fmt: skip
+_WHOLE = {
+    "batch_size": "config.batch_size", "n": "n", "cap_settings": "cap.n", "bytes_setup": "cost.bytes_setup",
+    "seed": "config.seed", "probe_rounds": "config.probe_rounds", "memory_peak": "cost.memory_peak",
+    "public": "config.data.public", "references": "config.audit.references", "canaries": "config.audit.canaries",
+}  # fmt: skip
+_TRUTH = {"adaptive": "config.attack.adaptive", "oracle": "config.attack.oracle"}
+_REAL = {
+    "control_value": "config.defense.control.value", "accuracy": "utility.accuracy", "accuracy_low": "utility.low",
+    "accuracy_high": "utility.high", "mse": "utility.mse", "mse_low": "utility.mse_low", "mse_high": "utility.mse_high",
+    "distance_value": "distance.value", "distance_low": "distance.low", "distance_high": "distance.high",
+    "cap": "cap.value", "cap_low": "cap.low", "cap_high": "cap.high", "cap_corrected": "cap.corrected",
+    "cap_unit": "unit.value", "epsilon": "record.privacy.epsilon", "delta": "record.privacy.delta",
+    "bytes_up": "cost.bytes_up", "bytes_down": "cost.bytes_down", "up_ratio": "ratios.up", "down_ratio": "ratios.down",
+    "memory_ratio": "ratios.memory",
+}  # fmt: skip
+"""Where the columns are read, by type; the others are metrics and the ends of their intervals, by name."""
+_PATHS: Final = {name: path.split(".") for name, path in (_TEXT | _WHOLE | _TRUTH | _REAL).items()}
 DTYPES: Final = {
     name: "string" if name in _TEXT else "Int64" if name in _WHOLE else "boolean" if name in _TRUTH else "Float64"
     for name in COLUMNS
@@ -85,9 +100,7 @@ def further(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def rows(records: Sequence[Record], claims: Claims = no_claims) -> list[Row]:
-    """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and
-    name.
-    """
+    """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and name."""
     series, costs = caps(records), relative_costs(records)
     return sorted((_row(r, series[r.cell_id], costs[r.cell_id], claims) for r in records), key=_order)
 
@@ -99,67 +112,32 @@ def _order(row: Row) -> tuple[object, ...]:
 
 
 def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
-    config, utility, cost = record.config, record.utility, record.cost
-    control, distance = config.defense.control, record_distance(record)
-    figures: dict[str, float | None] = {}
+    found: Row = {}
     for metric in record.metrics:
-        figures |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
-    own: Row = {
-        "suite": config.suite,
-        "threat_model": config.threat_model.id,
-        "defense": config.defense.id,
-        "control": None if control is None else control.name,
-        "control_value": None if control is None else control.value,
-        "attack": config.attack.id,
-        "adaptive": config.attack.adaptive,
-        "stage": config.stage,
-        "batch_size": config.batch_size,
-        "n": len(record.victims),
-        "accuracy": utility.accuracy,
-        "cap": cap.main.value,
+        found |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
+    about = {
+        "record": record,
+        "config": record.config,
+        "utility": record.utility,
+        "cost": record.cost,
+        "ratios": ratios,
+        "cap": cap.main,
+        "unit": cap.unit,
+        "distance": record_distance(record),
         "claimed": claims(record),
-        "status": record.status,
-        "cell_id": record.cell_id,
-        "accuracy_low": utility.low,
-        "accuracy_high": utility.high,
-        "distance": cap.main.distance,
-        "distance_value": None if distance is None else distance.value,
-        "distance_low": None if distance is None else distance.low,
-        "distance_high": None if distance is None else distance.high,
-        "cap_low": cap.main.low,
-        "cap_high": cap.main.high,
-        "cap_corrected": cap.main.corrected,
-        "cap_unit": None if cap.unit is None else cap.unit.value,
-        "cap_settings": cap.main.n,
-        "cap_reason": cap.main.reason,
-        "epsilon": record.privacy.epsilon,
-        "delta": record.privacy.delta,
-        "bytes_up": cost.bytes_up,
-        "bytes_down": cost.bytes_down,
-        "bytes_setup": cost.bytes_setup,
-        "oracle": config.attack.oracle,
-        "dataset": config.data.name,
-        "model": config.model.id,
-        "seed": config.seed,
-        "reason": record.reason,
-        "mse": utility.mse,
-        "mse_low": utility.mse_low,
-        "mse_high": utility.mse_high,
-        "probe": config.probe,
-        "probe_rounds": config.probe_rounds,
-        "role": config.role,
-        "up_ratio": ratios.up,
-        "down_ratio": ratios.down,
-        "memory_peak": cost.memory_peak,
-        "memory_ratio": ratios.memory,
-        "public": config.data.public,
-        "references": None if config.audit is None else config.audit.references,
-        "canaries": None if config.audit is None else config.audit.canaries,
-        "perceptual": config.perceptual,
+        "n": len(record.victims),
         "tuned": tuned_text(record),
         "flags": " ".join(dict.fromkeys(flag.code for flag in record.flags)),
     }
-    return {name: own[name] if name in own else figures.get(name) for name in COLUMNS}
+    return {name: _at(about, _PATHS[name]) if name in _PATHS else found.get(name) for name in COLUMNS}
+
+
+def _at(about: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """Return what lies at a path of attributes, None where one on the way is None."""
+    found = about[path[0]]
+    for name in path[1:]:
+        found = None if found is None else getattr(found, name)
+    return found
 
 
 def tuned_text(record: Record) -> str:
@@ -170,28 +148,23 @@ def tuned_text(record: Record) -> str:
 
 
 def text(value: Value) -> str:
-    """Return a field as written: floats with ten significant digits, and no text that a spreadsheet would
-    run.
+    """Return a field as written: floats with ten significant digits, and no text that a spreadsheet would run.
 
-    A text that starts with one of = + - @, tab or carriage return gets a leading apostrophe: spreadsheets
-    take such a field for a formula, and the names of defenses and attacks are other people's.
+    A text that starts with one of = + - @, tab or carriage return gets a leading apostrophe: the names of defenses and
+    attacks are other people's.
     """
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:.10g}"
+    if isinstance(value, int | float):
+        return str(value) if isinstance(value, int) else f"{value:.10g}"
     guarded = f"'{value}" if value.lstrip(" \n\v\f")[:1] in tuple("=+-@\t\r") else value
     return guarded.replace("\r", " ")  # Python 3.11's csv does not quote a lone carriage return
 
 
 def csv_text(records: Sequence[Record], claims: Claims = no_claims) -> str:
-    """Return the CSV: a header and one row a cell. A function of records and claims alone, so it can be
-    verified.
-    """
+    """Return the CSV: a header and one row a cell. A function of records and claims alone, so it can be verified."""
     buffer, more = io.StringIO(), [name for name, _ in further(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")

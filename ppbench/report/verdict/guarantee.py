@@ -23,7 +23,8 @@ def guarantee(records: Sequence[Record]) -> list[str]:
         said.append(f"Formal guarantee over the whole training: epsilon {span} for a single example.")
     label = labels_of(records)
     reasons: dict[str, list[str]] = {}
-    for record in sorted(records, key=_place):
+    values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
+    for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
         reason = (record.privacy.reason or "").strip().rstrip(".")
         if record.privacy.epsilon is None and reason:
             reasons.setdefault(reason, []).append(label[record.cell_id])
@@ -33,11 +34,6 @@ def guarantee(records: Sequence[Record]) -> list[str]:
     known = list(dict.fromkeys(word for at in places.values() for word in at))
     where = f" at {listed(known)}" if values and known != [""] else ""
     return [*said, f"No epsilon can be given{where}: {_clauses(places)}."]
-
-
-def _place(record: Record) -> tuple[float, str]:
-    control = record.config.defense.control
-    return (0.0 if control is None else control.value), record.cell_id
 
 
 def _clauses(reasons: dict[str, list[str]]) -> str:

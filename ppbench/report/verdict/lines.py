@@ -168,9 +168,8 @@ def audits(records: Sequence[Record]) -> list[Row]:
 
 def probed(row: Row, beside: Iterable[Row]) -> str:
     """Return what was probed, in words: where it is not one gradient, or where other rows stand beside of another."""
-    here = row.key.probe, row.key.probe_rounds
-    alone = here == ("gradient", 1) and all((r.key.probe, r.key.probe_rounds) == here for r in beside)
-    return "" if alone else probe_words(*here)
+    every = {(r.key.probe, r.key.probe_rounds) for r in (row, *beside)}
+    return "" if every == {("gradient", 1)} else probe_words(row.key.probe, row.key.probe_rounds)
 
 
 def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ppbench.records.figure import Figured
 from ppbench.records.schema import Metric
-from ppbench.report.controls import BROKEN, Scored, above_chance, is_image, rebuilt_share, value, widened
+from ppbench.report.controls import BROKEN, above_chance, is_image, rebuilt_share, value, widened
 from ppbench.report.frame import Key
 from ppbench.report.worst import Measured, attack_of, cell_of
 
@@ -68,7 +68,7 @@ def fate(found: Figured | None) -> Fate:
     return _beside(None if found is None else found.metric("psnr_median"), HIDDEN)
 
 
-def rebuilt_fate(found: Scored | None) -> Fate:
+def rebuilt_fate(found: Figured | None) -> Fate:
     """Return what became of what was to be rebuilt: of images by `fate`, of table rows by whether half are rebuilt."""
     return fate(found) if found is None or is_image(found) else _beside(rebuilt_share(found), BROKEN)
 
@@ -86,12 +86,8 @@ def members_fate(record: Figured, tried: int, undefended: Figured | None) -> Fat
     """Return whether an attack finds members.
 
     "falls": its ASR lies above chance at Bonferroni's level; "hidden": it does not, and lies below what the undefended
-    model gives away; "undecided": neither, or the undefended model is not known to give any away.
-
-    Args:
-        record: the strongest of `tried` membership cells.
-        tried: how many.
-        undefended: a cell that finds members of the undefended model, or None.
+    model gives away; "undecided": neither, or it is not known to give any away. record: the strongest of `tried`
+    membership cells; undefended: a cell that finds members of the undefended model, or None.
     """
     if above_chance(record, "asr", tried):
         return "falls"

@@ -16,10 +16,8 @@ as `F.fold` there (3x3 kernels on 32 victims), down to .4 times below."""
 class Affine:
     """z = W a + b on flat features [V, B, D]: a linear layer, and what a `Convolution` is on patches.
 
-    Attributes:
-        name: prefix of the parameters, e.g. "features.0".
-        first: whether nothing before it has parameters, so that no cotangent of its input is needed on the way to
-            the weights' gradient, and its input's tangent is zero.
+    name: prefix of the parameters, e.g. "features.0".  first: whether nothing before it has parameters, so that no
+    cotangent of its input is needed, and its input's tangent is zero.
     """
 
     def __init__(self, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:

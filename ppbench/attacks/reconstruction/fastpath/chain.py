@@ -20,11 +20,11 @@ from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, 
 from ppbench.attacks.reconstruction.fastpath.layers import (
     ACTIVATIONS,
     Activation,
-    AveragePool,
-    Flatten,
-    MaxPool,
     Step,
+    average_pool,
+    flatten,
     leaky_relu,
+    max_pool,
 )
 from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo
 from ppbench.base.tree import Params
@@ -96,14 +96,14 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     if type(module) is nn.Linear and weight is not None and len(shape) == 1:
         return Affine(key, weight, bias, first)
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flatten(shape)
+        return flatten(shape)
     if len(shape) != 3:
         return None
     size = (shape[1], shape[2])
     if type(module) is nn.MaxPool2d and not module.ceil_mode and module.dilation in (1, (1, 1)):
-        return MaxPool(module, size)
+        return max_pool(module, size)
     if type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad:
-        return AveragePool(module, size) if module.divisor_override is None else None
+        return average_pool(module, size) if module.divisor_override is None else None
     if not isinstance(module, nn.Conv2d) or weight is None or isinstance(module.padding, str):
         return None
     if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
@@ -114,9 +114,8 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
 def prefers_vmap(steps: Sequence[Step], victims: int, batch: int, shape: tuple[int, ...]) -> bool:
     """Return whether autograd by vmap takes less time than this chain, for V victims of `batch` examples of a shape.
 
-    By shapes alone, not by a clock: one seed gives one result. On one core the chain takes .2 to 1 of the time of vmap
-    up to `WIDE` positions in all rows, and 1 to 1.7 from there; but for linear layers and single examples, whose outer
-    products it never writes out (`benchmarks/bench_fastpath.py`).
+    By shapes alone, not by a clock: one seed gives one result (measured in `benchmarks/bench_fastpath.py`). Outer
+    products of linear layers and single examples are never written out by the chain, which is the faster one there.
     """
     wide = min(victims, ROWS) * batch * math.prod(shape[1:]) >= WIDE
     return wide and batch > 1 and any(isinstance(step, Convolution) for step in steps)

@@ -52,9 +52,8 @@ def target(
 ) -> Target:
     """Return the V observed gradients of `layer`, stacked, in the dtype of its weight.
 
-    A dense layer's gradient on one example is an outer product, cotangent x input; compared as such (an identity, no
-    approximation) it costs O + K instead of O K. That needs precisions that are the same within a tensor, and `factor`.
-    weights: precisions by name, of each entry or (a tensor without axes) of all entries alike; None for 1.
+    A dense layer's gradient on one example is an outer product; compared as such (an identity), it costs O + K, not
+    O K. That needs `factor`, and precisions (of each entry, or without axes; None for 1) alike within a tensor.
     """
     dtype, name = layer.weight.rows.dtype, f"{layer.name}.weight"
 

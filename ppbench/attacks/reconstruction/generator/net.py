@@ -2,8 +2,8 @@
 
     z [L] -> [w0, h, w] -> [w1, 2h, 2w] -> ... -> [C, H, W] in the data's range
 
-G_0 is linear, the others are transposed convolutions (4x4, stride 2); all end in a leaky ReLU but the last, which ends
-in a sigmoid over the data's range. What an attack searches at stage k is the input of G_k: the latent, then each map.
+G_0 is linear, the others are transposed convolutions (4x4, stride 2); all end in a leaky ReLU but the last, in a
+sigmoid over the data's range. What an attack searches at stage k is the input of G_k.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ SMALLEST = 4
 class Architecture:
     """Which decoder: of images `shape` (channels, height, width), `latent` numbers, and maps of `widths` channels.
 
-    The smallest map comes first; each other one doubles height and width, and so does the last block, which makes the
-    image.
+    The smallest map comes first; each other one doubles height and width, and so does the last block.
     """
 
     shape: tuple[PositiveInt, PositiveInt, PositiveInt]

@@ -32,8 +32,7 @@ def project_l1(z: Tensor, radius: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """The input of one block, N = `count` maps a row: the latent (stage 0), or feature maps that stay near where they
-    began.
+    """The input of one block, N = `count` maps a row: the latent (stage 0), or maps that stay near where they began.
 
     center: [S, N, n] where each start's maps began.  rho: radius of the l1 balls around it, image by image, in units of
     its l1 norm; of no account in stage 0.

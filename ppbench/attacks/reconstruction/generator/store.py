@@ -73,11 +73,6 @@ class Generator:
     about: About
     prints: Tensor
 
-    @property
-    def ceiling(self) -> float:
-        """Median PSNR in decibels of held-out public images, encoded and decoded: the latent stage's ceiling."""
-        return self.about.ceiling
-
 
 def fingerprints(images: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Return the sorted fingerprints [M] int64 of images [N, *shape], 64 bits of each content, each once (M <= N).

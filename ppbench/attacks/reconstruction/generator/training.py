@@ -1,8 +1,7 @@
 """Trains a decoder on public images, as the half of an autoencoder that attackers keep; seconds to minutes on a core.
 
-An attack searches not only latents but the map before every block, so every map is trained to be a code: the encoder
-has a map for each of them, and each step decodes from one stage, whose code is blurred by noise that the decoder must
-see through. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
+The map before every block is searched too, so each is trained to be a code: a step decodes from one stage, whose code
+is blurred by noise. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ MEASURED, CLOSEST, REFINED = 500, 16, 200
 class Training:
     """How a generator is trained: `steps` of Adam with a cosine-decayed rate, on `batch` images each.
 
-    noise: standard deviation of the noise on maps, whose code is drawn to mean square 1 by a penalty of weight
-    `penalty`.
+    noise: standard deviation of the noise on maps, whose code a `penalty` of that weight draws to mean square 1.
     """
 
     steps: int = 4000
@@ -59,11 +57,8 @@ def trained(
 ) -> Generator:
     """Return a decoder trained on images [N, *shape]: from the cache `folder`, or trained now and kept there.
 
-    The same images, range and training give the same file, bit for bit on one machine. A tenth of the images, at most
-    500, are held out to measure the ceiling; `split` says in words what they are.
-
-    Raises:
-        UsageError: no images of 8x8 pixels or more, or a folder that cannot be written.
+    The same arguments give the same file, bit for bit on one machine. A tenth of the images, at most 500, are held out;
+    `split` says in words what they are. UsageError for images below 8x8 pixels, or a folder that cannot be written.
     """
     plan = architecture(tuple(images.shape[1:]))
     data = digest(images)

@@ -21,8 +21,8 @@ class ImageSearch(Attack):
 
     Attributes:
         start: first images: "grey", "normal" or "pattern", see `Victim.image`.
-        label: "inferred": from the head's gradient before the search where that is possible; "joint": unknown
-            logits, searched too. Labels that a challenge grants are used in either case.
+        label: "inferred": from the head's gradient beforehand where that is possible; "joint": unknown logits, searched
+            too. Labels that a challenge grants are used in either case.
         budget: gradient evaluations a victim, all starts together.
     """
 
@@ -36,8 +36,7 @@ class ImageSearch(Attack):
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; each victim has a generator of its own, whatever runs beside it.
 
-        A victim without evidence, or with an observation that is zero or not finite, gets its start image and
-        confidence None. Raises UsageError for an option out of range.
+        A victim with no usable evidence gets its start image, without confidence. Raises UsageError as `check` does.
         """
         return self.answer(self.evidence(view), view.plan, challenges, generator)
 

@@ -22,8 +22,8 @@ Evaluate = Callable[[Tensor, Tensor], Value]
 class Schedule:
     """How far to step: `steps` gradient evaluations a row, at a rate `lr` in units of what is searched.
 
-    shape: "cosine": from 1 down to 0; "warm": 5 % warm-up, cosine decay over the last 75 % (Fang et al. 2023).
-    signed: whether Adam is fed the sign of the gradient (Geiping et al. 2020, Sec. 4).
+    shape: "cosine": from 1 to 0; "warm": 5 % warm-up, decay over the last 75 % (Fang et al. 2023).  signed: by the sign
+    of the gradient (Geiping et al. 2020, Sec. 4).
     """
 
     steps: int
@@ -87,9 +87,8 @@ def descend(
 ) -> Descent:
     """Minimize from `start` [S, n], every row by itself, and keep the best iterate of each by its score.
 
-    A row whose value or gradient is not finite stops where it was best; the others go on. After every step iterates
-    are put back (a box, a ball) by `project`, which takes them with their index [s]; `marks` are numbers of
-    evaluations after which the best iterates so far are kept.
+    A row whose value or gradient is not finite stops where it was best. `project` puts iterates, with their index, back
+    (a box, a ball); `marks` are numbers of evaluations after which the best iterates so far are kept.
     """
     z, best, adam, trail = start.clone(), start.clone(), Adam(start), []
     score = z.new_full((len(z),), torch.inf, dtype=torch.float64)

@@ -1,9 +1,8 @@
 """Limited-memory BFGS for many independent problems at once, evaluated in one batch.
 
-Each problem ("victim") occupies a slot until it stops; the slot is then refilled from the queue. All slots advance
-in lock-step, one evaluation a tick, each with a line search of its own: Armijo 1e-4, quadratic backtracking in
-[.1, .5]. Directions come from the compact form (Byrd, Nocedal and Schnabel, Math. Programming 63, 1994, Eq. 3.1).
-A victim's path does not depend on the others in the batch, to the rounding of batched matrix products.
+Each problem ("victim") occupies a slot until it stops, which is then refilled. Slots advance in lock-step, each with a
+line search of its own: Armijo 1e-4, quadratic backtracking in [.1, .5]. Directions come from the compact form (Byrd,
+Nocedal and Schnabel, Math. Programming 63, 1994, Eq. 3.1). A victim's path does not depend on the others, to rounding.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ CACHE = 2**25
 
 @dataclass(frozen=True)
 class Settings:
-    """How to minimize: with `history` pairs (s, y), in `slots` evaluated together, at most (and `CACHE` bytes of
-    pairs).
+    """How to minimize: with `history` pairs (s, y), at most `slots` (and `CACHE` bytes of pairs) evaluated together.
 
-    patience: evaluations after which the loss must have fallen by the share `progress`, else the run has stalled; 0 to
-    never stop for it.
+    patience: evaluations within which the loss must fall by the share `progress`; 0: no run is stopped for it.
     """
 
     history: int = 150
@@ -81,8 +78,7 @@ class Memory:
     def add(self, rows: Tensor, s: Tensor, y: Tensor, g: Tensor, dots: Tensor) -> None:
         """Add the pairs s, y [S', n], changes of point and gradient, to the slots `rows` [S'] if they carry curvature.
 
-        g are the new gradients [S', n], `dots` [S, 2m] the new `project` of all slots: its entries of the new pairs
-        are set here.
+        g are the new gradients [S', n], `dots` [S, 2m] the `project` of all slots, whose entries of new pairs are set.
         """
         sy = (s * y).sum(1, dtype=torch.float64)
         good = sy > CURVATURE * s.norm(dim=1).double() * y.norm(dim=1).double()
@@ -266,8 +262,7 @@ def minimize(
     Args:
         function: (z [S, n], index [S] int64) -> loss [S], gradient [S, n], maybe more; row i is of victim index[i].
         starts: [V, n] start points, float32 or float64; the search runs where they lie.
-        budget: [V] int64, gradient evaluations a victim may spend.
-        stop: [V], loss at which a victim counts as converged.
+        budget, stop: [V] evaluations a victim may spend, and the loss at which it counts as converged.
         settings: of the optimizer.
     """
     with torch.no_grad():

@@ -1,8 +1,7 @@
 """What is minimized: how far the simulated update of a guess is from the observed one, and which way it improves.
 
-Victims are searched together, every one from several starts: a row of numbers each. The `Space` says what images a row
-stands for, a `Problem` what they are worth; `lbfgs.minimize` and `descent.descend` minimize it. The slope of the
-discrepancy comes from a fast chain of layers, from vmap over victims, or from autograd one by one.
+A `Space` says what images a row of numbers stands for, a `Problem` what rows are worth; `lbfgs.minimize` and
+`descent.descend` minimize it. Slopes come from a fast chain of layers, vmap over victims, or autograd one by one.
 """
 
 from __future__ import annotations
@@ -218,8 +217,7 @@ def _stacked(trees: Sequence[Params]) -> Params:
 
 
 def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
-    """Return D of V victims whose evidence shares `simulate` and `params`: by a chain of layers, by vmap, or one by
-    one.
+    """Return D of V victims that share `simulate` and `params`: by a chain of layers, by vmap, or one by one.
 
     batch: examples N of each, over all slots of its unit.  dtype: of the computation.
     """

@@ -91,10 +91,10 @@ class Victim:
         return (len(self.challenge.unit) * self.challenge.batch, *self.plan.spec.shape)
 
     def image(self, start: Start) -> Tensor:
-        """Return a start image [N, *shape] float32: "grey", "normal" N(0, 1), or "pattern".
+        """Return a start image [N, *shape] float32.
 
-        Grey: the middle of the data range plus .02 N(0, 1) of its width. Pattern: one N(0, 1) patch of 8 x 8 pixels an
-        image, tiled; "normal" where inputs are no images.
+        "grey": the middle of the data range plus .02 N(0, 1) of its width; "normal": N(0, 1); "pattern": one such patch
+        of 8 x 8 pixels an image, tiled ("normal" where inputs are no images).
         """
         if start == "pattern" and len(self.size) == 4:
             rows, columns = self.size[2:]
@@ -112,8 +112,7 @@ class Victim:
     def labels(self, label: Label) -> Tensor | None:
         """Return one-hot labels [N, C] float32 that are granted, or inferred when asked for; None: unknown.
 
-        Inferred as `ppbench.attacks.label.recovery` does. An update that is no gradient at known weights tells the
-        label of one example under cross-entropy. The target of a regression is no class: unknown.
+        Inferred as in `label.recovery`; an update that is no gradient at known weights tells only one label.
         """
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
@@ -176,7 +175,7 @@ def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
 def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
     """Return fresh starts for victims of one of `batches`, drawn on the CPU and moved to where their evidence lies.
 
-    Labels are unknowns for all of them as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
+    Labels are unknown for all as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
     """
     device = next(victim.evidence.device for victim in victims if victim.evidence is not None)
     x = torch.stack([victim.image(start) for victim in victims]).to(device, dtype)
