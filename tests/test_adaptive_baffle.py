@@ -293,7 +293,7 @@ def changed(view: View, values: Sequence[float]) -> View:
     return replace(view, mail=tuple(replace(e, message=answer) if e.sender == 1 else e for e in view.mail))
 
 
-@pytest.mark.parametrize("values", [[torch.nan] * 80, [0.0] * 80, [1e30] * 80, [1e-4]])
+@pytest.mark.parametrize("values", [[torch.nan] * 80, [1e-4]])
 def test_one_odd_answer_is_a_failed_guess_and_harms_no_other(values: list[float], shards) -> None:
     view, victims = observed(Baffle(k=80), shards, 3)
     seen = changed(view, values)

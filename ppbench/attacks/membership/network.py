@@ -61,8 +61,8 @@ class OutputClassifier(MembershipAttack):
 
     Attributes:
         hidden: units of the hidden layer (ReLU).
-        decay: weight decay: the penalty decay / 2 ||w||^2 beside the MEAN log loss.
-        seeds: networks whose probabilities are averaged, at least 3; they differ in their initial weights.
+        decay: the penalty decay / 2 ||w||^2 beside the MEAN log loss.
+        seeds: networks whose probabilities are averaged; they differ in their initial weights.
         steps: L-BFGS iterations, at most. Full batches: the order of the candidates does not matter.
     """
 

@@ -72,9 +72,7 @@ class WhiteBox(AuditAttack):
     of the uploads of ALL rounds a candidate explains (`mia_update_cosine`), which by itself has .85 there: features of
     the model pay where it has overfitted. Scores are probabilities; each half has a classifier of its own.
 
-    Attributes:
-        rounds: models that are looked into, evenly spaced, the last one included.
-        hidden, decay, seeds, steps: of the classifier, as in `mia_nn`; the decay is stronger.
+    `rounds` models are looked into, evenly spaced, the last one included; the rest is of the classifier (`mia_nn`).
     """
 
     name: ClassVar[str] = "mia_whitebox"
