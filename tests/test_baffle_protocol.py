@@ -116,6 +116,8 @@ def test_bytes_on_the_wire(options: dict[str, Any], upload: str, up: int, digits
     before = (run.wire.up, run.wire.down)
     assert run.run(1)
     assert (run.wire.up - before[0], run.wire.down - before[1]) == (4 * up, 4 * (4 * N + 4))
+    seed = run.parties.server.own.seed
+    assert run.run(2) and run.parties.server.own.seed != seed, "every round has its own directions"
 
 
 @pytest.mark.parametrize("masks", ["ring64", "ring32"])

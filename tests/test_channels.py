@@ -39,7 +39,7 @@ class Called(nn.Module):
             else:
                 setattr(self, name, part)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, verbose: bool = False) -> Tensor:
         return self.function(self, x)
 
 
@@ -83,9 +83,10 @@ def fixup_with_scalar_biases() -> tuple[Net, Params]:
 
 
 def viewing() -> tuple[Net, Params]:
-    """Flattened by a view whose sizes are computed in the forward pass."""
+    """Flattened by a view whose sizes are computed in the forward pass; a dropout of nothing is no obstacle."""
     torch.manual_seed(0)
-    return wrapped(Called(lambda m, x: m.conv(x).relu().view(x.size(0), -1), conv=nn.Conv2d(3, 4, 3)))
+    parts = {"conv": nn.Conv2d(3, 4, 3), "drop": nn.Dropout(0.0)}
+    return wrapped(Called(lambda m, x: m.drop(m.conv(x)).relu().view(x.size(0), -1), **parts))
 
 
 ZOO: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms, int]] = {
@@ -133,7 +134,6 @@ class Recorder(fx.Interpreter):
         return self.kept[n.name]
 
 
-# -- Lemma 1 ---------------------------------------------------------------------------------------------------------
 @each_net
 def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_channel(name: str) -> None:
     make, norms, _ = ZOO[name]
@@ -378,6 +378,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "torch.cat of activations",
     ),
     "by keyword": (lambda: called(lambda m, x: m.conv(input=x)), "'features.conv' is called on", "use layer"),
+    "by other keyword": (lambda: called(lambda m, x: torch.add(m.conv(x), other=x)), "names its operands", "position"),
     "control flow": (
         lambda: called(lambda m, x: m.conv(x) if x.sum() > 0 else x),
         "'test' cannot be traced by torch.fx",

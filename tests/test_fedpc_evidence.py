@@ -112,8 +112,10 @@ def test_a_plain_attacker_holds_the_exact_gradient_of_a_pilot_whose_rate_is_publ
     assert set(pieces) == set(found.data) and set(roles.values()) == {"pilot", "ternary"}
     for slot, evidence in pieces.items():
         assert evidence.channel == roles[slot]
-        exact = at_truth(evidence, found.data[slot].x[None], found.data[slot].y[None])
+        x, y = found.data[slot].x[None], found.data[slot].y[None]
+        exact, true = at_truth(evidence, x, y), flat(evidence.simulate(x, y)).detach()
         assert exact < 1e-8 if roles[slot] == "pilot" else exact > 0.1
+        assert float(torch.cosine_similarity(flat(evidence.observed), true, dim=0)) > 0.2, "it points the other way"
     assert len({id(e.simulate) for e in pieces.values()}) == 1
     secret = build(FedPC(rates="2"))
     found, transcript = probed(secret)

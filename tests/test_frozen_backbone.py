@@ -190,6 +190,12 @@ def test_files_that_hold_something_else_are_refused(saved: Callable[[str], str],
         build(spec(weights=saved("w.pth"), backbone="resnet18"))
 
 
+def test_a_state_without_its_last_layer_will_do(original: nn.Module, tmp_path: Path) -> None:
+    state = {name: value for name, value in original.state_dict().items() if not name.startswith("fc.")}
+    save_file(state, tmp_path / "w.safetensors")
+    assert build(spec(weights=str(tmp_path / "w.safetensors"))).feature_count == 1024
+
+
 def test_channels_of_a_frozen_network_are_not_scaled() -> None:
     with pytest.raises(UsageError):
         channels(spec())

@@ -303,14 +303,6 @@ def test_the_gaussian_rest_has_the_mean_and_variance_of_the_terms_left_out(terms
     assert log.var().item() == pytest.approx(special.polygamma(1, 1.5) / 8, rel=0.01)
 
 
-@pytest.mark.parametrize("sigma", [1e-3, 2.288])
-def test_client_noise_is_uniform_and_bounded(sigma):
-    eta, half = uniform_noise(sigma, (DRAWS,), generator(6)), math.sqrt(2) * sigma
-    assert distance(eta, stats.uniform(-half, 2 * half).cdf) < 0.005
-    assert eta.abs().max().item() < half and bool((eta != 0).all())
-    assert eta.var().item() == pytest.approx(2 / 3 * sigma**2, rel=0.01)
-
-
 @pytest.mark.parametrize("sigma", [0.0, 2.288, math.sqrt(0.5), 1e-300])
 def test_extreme_draws_stay_inside_and_mirror_each_other(monkeypatch, sigma):
     extremes = torch.tensor([0.0, 0.5 - 2.0**-53, 0.5, 1 - 2.0**-53], dtype=torch.float64)

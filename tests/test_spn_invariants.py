@@ -130,7 +130,6 @@ def test_a_client_rebuilds_the_others_mean_from_two_broadcasts(federate, plan, s
     assert residual < 1e-6  # the difference of two float32 models
 
 
-# -- DP ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("law", "factor"), [("gaussian", 1.0), ("laplace", math.sqrt(2))])
 def test_dp_noise_has_the_stated_scale(federate, law, factor):
     victims = {}
@@ -147,7 +146,6 @@ def test_dp_noise_has_the_stated_scale(federate, law, factor):
     assert defense.noise(replace(run.plan, local=Local("gradient"))).std == pytest.approx(0.05 * factor)
 
 
-# -- DP-SGD ------------------------------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=15)
 @given(n=st.integers(2, 6), clip=st.floats(0.01, 5), drop=st.integers(0, 5))
 def test_clipped_sum_moves_by_at_most_clip_when_an_example_leaves(n, clip, drop):
@@ -205,7 +203,6 @@ def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
     assert exact <= epsilon <= 2.5 * exact
 
 
-# -- PPDL --------------------------------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=30)
 @given(theta=st.floats(0.001, 1), seed=st.integers(0, 5), size=st.integers(1, 300))
 def test_ppdl_keeps_exactly_k_largest_entries_unchanged(theta, seed, size):
