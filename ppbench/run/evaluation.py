@@ -38,14 +38,9 @@ from ppbench.run.tuning import tuning_victims
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation gave.
+    """What an evaluation gave: its cells, what the controls and the self-test say, and what was found, by question.
 
-    Attributes:
-        config, records: what was asked; its cells, controls included.
-        checks: what the controls and the harness's self-test say; the result is unreliable unless all hold.
-        verdicts: what was found, question by question.
-        out: folder with records, leaderboard.csv, leaderboard.html and figures.
-        computed: how many cells were run now; the others were found finished.
+    out: folder with records, leaderboard.csv, leaderboard.html and figures; computed: how many cells were run now.
     """
 
     config: EvaluateConfig

@@ -1,7 +1,6 @@
 """Settings of an attack, tried on victims of its own: what is reported was tuned on others.
 
-An adversary who knows the mechanism can run it on public examples, whose truth it knows; so the choice among
-`Attack.variants` is honest, and one hypothesis about a defense (which layer is poisoned) is tried like another.
+An adversary who knows the mechanism can run it on public examples, whose truth it knows; so the choice is honest.
 """
 
 from __future__ import annotations
