@@ -39,10 +39,7 @@ def torchvision() -> ModuleType:
 
 
 def lpips() -> ModuleType:
-    """Return the module lpips, imported on the first call, behind a torchvision that can be imported.
-
-    Raises ImportError: lpips or torchvision is not installed.
-    """
+    """Return the module lpips, imported on the first call, behind a torchvision that can be imported."""
     torchvision()
     return importlib.import_module("lpips")
 

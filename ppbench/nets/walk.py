@@ -30,10 +30,7 @@ from ppbench.nets.net import Net, NetSpec, build
 
 
 def traced(net: Net) -> fx.GraphModule:
-    """Return the graph of the net's features, with shapes for a batch of two in `node.meta`.
-
-    Raises UsageError: the model's forward cannot be traced.
-    """
+    """Return the graph of the net's features, shapes of a batch of two in `node.meta`; UsageError if it has none."""
     try:
         graph = fx.symbolic_trace(net.module.features)
         with contextlib.redirect_stderr(io.StringIO()):  # ShapeProp prints the traceback of what it raises

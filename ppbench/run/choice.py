@@ -89,10 +89,7 @@ def built_for(attack: Attack, defense: str) -> bool:
 
 
 def points(config: EvaluateConfig) -> list[Point]:
-    """Return the points of an evaluation: the controls first, then the defense over its grid.
-
-    Raises UsageError: unknown defense or parameter, a grid for a defense without control parameter, or none given.
-    """
+    """Return the controls, then the defense over its grid; UsageError for what is unknown or has no such grid."""
     own = {key: value for key, value in config.settings.items() if "." not in key}
     base = make_defense(config.defense, own)
     if base.control is None:

@@ -118,10 +118,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
-    """Return the configuration of `preset` with `options` laid over it.
-
-    Raises UsageError: an unknown preset, option, threat model or stage, or a value out of range.
-    """
+    """Return the configuration of `preset` with `options` laid over it; UsageError for what cannot be used."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}

@@ -102,10 +102,7 @@ def evaluate(
 
 
 def check(experiment: Experiment) -> None:
-    """Ask for everything that can be refused, before anything is written.
-
-    Raises UsageError: something that is asked for cannot be used.
-    """
+    """Raise UsageError at anything that is asked for and cannot be used: before anything is written."""
     config = experiment.config
     check_device(config.device)
     task = experiment.task

@@ -78,10 +78,7 @@ class Planned:
 
 
 def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
-    """Return what a sweep would do; nothing is written.
-
-    Raises UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
-    """
+    """Return what a sweep would do; nothing is written. Raises UsageError: what cannot be used, or is not there."""
     for key in only:
         if key not in FILTERS:
             raise unknown("filter", key, FILTERS)

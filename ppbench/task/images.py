@@ -48,10 +48,7 @@ def stack(arrays: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> Tensor:
 
 
 def join(parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-    """Return image tensors [N, C, H, W] with one number of channels, grey made RGB where any of them is RGB.
-
-    Raises UsageError: two of them differ in image size.
-    """
+    """Return images [N, C, H, W] with one number of channels, grey made RGB if need be; UsageError: several sizes."""
     for part, name in zip(parts, names, strict=True):
         if part.shape[2:] != parts[0].shape[2:]:
             one, other = (f"{tensor.shape[3]}x{tensor.shape[2]} pixels" for tensor in (part, parts[0]))

@@ -148,10 +148,7 @@ class RayExecutor:
         self._jobs[self._remote.remote(order)] = job
 
     def wait(self) -> Done:
-        """Return the next job that ends; one whose node went away is submitted again.
-
-        Raises UsageError: a node that cannot work, whatever the job: it would swallow them all.
-        """
+        """Return the next job that ends. Raises UsageError: a node that cannot work would swallow all jobs."""
         while True:
             ended, _ = self._ray.wait(list(self._jobs), num_returns=1, timeout=POLL_S)
             done = self._ended(ended[0]) if ended else None
