@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+import ppbench
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Candidates
 from ppbench.attacks.label.recovery import LabelRecovery
+from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
+from ppbench.defenses.mpdp.accounting import calibrate
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.spn import SPN
 from ppbench.federation.batching import shuffled
@@ -23,7 +26,8 @@ from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local
-from ppbench.federation.wire import Slot
+from ppbench.federation.view import Exchange, StateRecord, View
+from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.audit import audited, epsilon_lower
 from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import initial
@@ -31,9 +35,10 @@ from ppbench.questions.membership import score_members
 from ppbench.records.figure import best
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.task import make_task
-from ppbench.run.train import figures_of
+from ppbench.run.train import figures_of, home_of
 from ppbench.testing.scene import installed
 
 OPTIMIZERS = {
@@ -201,6 +206,42 @@ def test_the_strongest_of_several_is_no_oracle(fabricate):
     assert best([found, oracle], "asr") is found and best([oracle], "asr") is None
 
 
+def test_secrets_are_those_of_the_step_that_is_looked_at(plan):
+    marks = [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]  # probe, round, step
+    states = tuple(StateRecord(*mark, SERVER, str(mark)) for mark in marks)
+    view = View("server/1", SERVER, plan, NoDefense(), (), states)
+    for mark in marks:
+        assert view.state_at(Exchange(Slot(mark[0], 2), (), (), *mark[1:])) == str(mark)
+
+
+def test_trainings_of_two_seeds_never_share_a_place(tmp_path):
+    asked = [resolve(configure(defense="dp", grid=(0.1, 0.2), clients=2, train=40, seed=seed)) for seed in (0, 1)]
+    homes = {home_of(one, point, tmp_path) for one in asked for point in one.points}
+    assert len(homes) == sum(len(one.points) for one in asked)
+
+
+@dataclass(frozen=True)
+class Taught(LabelRecovery):
+    """Has learned from what clients hold."""
+
+    name: ClassVar[str] = "taught"
+
+    def check_held(self, held):
+        raise UsageError(f"taught by {len(held)} clients")
+
+
+def test_an_attack_that_learned_from_clients_is_refused_before_anything_is_written(tmp_path):
+    with installed("attacks", Taught), pytest.raises(UsageError, match="taught by 2 clients"):
+        ppbench.evaluate(defense="none", attacks=("taught",), clients=2, train=40, rounds=1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_theorem_begins_at_81_clients():
+    """With 70 picks all its bounds on n hold on both sides."""
+    assert not calibrate(3.0, 1e-5, 81, "n_out", 70).violated
+    assert len(calibrate(3.0, 1e-5, 80, "n_out", 70).violated) == 1
+
+
 SEEN: list[tuple[tuple[Any, ...], int]] = []
 
 
@@ -227,9 +268,9 @@ def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path):
             stages=("init", "final"),
             threats=("server/1", "eavesdropper/1"),
         )
-        task = make_task(config)
-        for group in groups(task, config):
-            run_group(config, group, tmp_path, [cell.id for cell in cells(task, config, group)])
+        experiment = resolve(config)
+        for group in groups(experiment):
+            run_group(experiment, group, tmp_path, [cell.id for cell in cells(experiment, group)])
     views = 2 * 2 * 2  # stages, threats, batches
     assert len(SEEN) == 2 * views and len({draws for _, draws in SEEN}) == views
     assert len({(where[1:], draws) for where, draws in SEEN}) == views

@@ -194,6 +194,15 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None
     assert len(found) == 2 and any(second in problem and "psnr_median" in problem for problem in found)
 
 
+def test_swapped_records_are_both_found(store: Store) -> None:
+    one, two = (store.folder / f"{cell}.json" for cell in store.ids()[:2])
+    texts = one.read_text(), two.read_text()
+    one.write_text(texts[1])
+    two.write_text(texts[0])
+    found = [problem for problem in verify(store.out) if "a record is named by its cell" in problem]
+    assert len(found) == 2
+
+
 def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store: Store, record) -> None:
     made = record(0.3)
     defense = made.config.defense.model_copy(update={"id": "<img src=x onerror=alert(1)>\x1b[2J"})

@@ -1,4 +1,4 @@
-"""Write the table of tests that plant faults by themselves (README.md): where each stood before and stands now.
+"""Write the tables of README.md: faults that are caught, and where each test that plants some by itself stands.
 
 Run: python benchmarks/mutants/planted.py [--before COMMIT]
 The exit code is 1 where a test has no successor.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import csv
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,6 @@ else:
 
 HERE = Path(__file__).parent
 TREE = HERE.parents[1]
-BEGIN, END = "<!-- planted -->\n", "<!-- /planted -->"
 
 
 def tests_of(sources: Mapping[str, str]) -> dict[str, list[str]]:
@@ -60,25 +60,38 @@ def place(name: str, where: Mapping[str, list[str]]) -> str:
     return ", ".join(f"{file}::{name}" for file in where.get(name, [])) or "-"
 
 
+def counts() -> list[str]:
+    """Return a table of what became of the planted faults, by `before.csv` and `now.csv`, as run.py writes them."""
+    lines = ["| tree | planted | caught | survived |", "| --- | --- | --- | --- |"]
+    for side in ("before", "now"):
+        with (HERE / f"{side}.csv").open(newline="") as file:
+            outcomes = {row["name"]: row["outcome"] for row in csv.DictReader(file)}
+        left = [name for name, outcome in outcomes.items() if not outcome.startswith("caught")]
+        survived = f"{len(left)}: {', '.join(left)}" if left else "0"
+        lines.append(f"| {side} | {len(outcomes)} | {len(outcomes) - len(left)} | {survived} |")
+    return lines
+
+
+def written(text: str, mark: str, lines: Iterable[str]) -> str:
+    """Return the README with `lines` between the marks."""
+    head, rest = text.split(f"<!-- {mark} -->\n")
+    return (
+        head + f"<!-- {mark} -->\n" + "\n".join(lines) + "\n" + f"<!-- /{mark} -->" + rest.split(f"<!-- /{mark} -->")[1]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--before", default="c49250f")
     asked = parser.parse_args()
     found = list(rows(at(asked.before), today()))
-    counts = [sum(row[side] != "-" for row in found) for side in (0, 1)]
-    lines = [
-        f"{counts[0]} such tests before, {counts[1]} now.",
-        "",
-        "| before | now | planted |",
-        "| --- | --- | --- |",
-    ]
-    for one, two, planted in found:
-        lines.append(f"| {one} | {'the same' if one == two else two} | {planted} |")
+    many = [sum(row[side] != "-" for row in found) for side in (0, 1)]
+    lines = [f"{many[0]} such tests before, {many[1]} now.", "", "| before | now | planted |", "| --- | --- | --- |"]
+    lines += [f"| {one} | {'the same' if one == two else two} | {planted} |" for one, two, planted in found]
     readme = HERE / "README.md"
-    head, rest = readme.read_text().split(BEGIN)
-    readme.write_text(head + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+    readme.write_text(written(written(readme.read_text(), "planted", lines), "counts", counts()))
     lost = [one for one, two, _ in found if two == "-"]
-    print(f"{counts[0]} before, {counts[1]} now", *(f"LOST {one}" for one in lost), sep="\n")
+    print(f"{many[0]} before, {many[1]} now", *(f"LOST {one}" for one in lost), sep="\n")
     sys.exit(bool(lost))
 
 

@@ -159,7 +159,7 @@ def clean(copy: Copy, faults: Sequence[Fault]) -> Mapping[str, str]:
     if code == 0:
         return {}
     print(f"without a fault pytest ends with {code} ({first}): each test is run alone", flush=True)
-    return {test: str(code) for test in ids if (code := copy.test([test], CLEAN_S)[0]) != 0}
+    return {test: first for test in ids for code, first in [copy.test([test], CLEAN_S)] if code != 0}
 
 
 def run(tree: Path, faults: Sequence[Fault], jobs: int) -> Iterator[Outcome]:
@@ -180,7 +180,7 @@ def run(tree: Path, faults: Sequence[Fault], jobs: int) -> Iterator[Outcome]:
 
         def one(fault: Fault) -> Outcome:
             if bad := [test for test in fault.tests if test in unusable]:
-                return Outcome(fault.name, fault.file, f"ERROR: {bad[0]} fails without the fault", 0.0)
+                return Outcome(fault.name, fault.file, f"ERROR without the fault: {unusable[bad[0]]}", 0.0)
             copy = copies.get()
             try:
                 return copy.plant(fault)
