@@ -67,28 +67,30 @@ def _cpu() -> float:
 
 def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> Run:
     """Sweep `cells` cells that sleep so long, in a new folder whose trainings are there."""
+    from ppbench.base.bars import Bars
     from ppbench.records.store import Store, Timing
     from ppbench.report.controls import check_controls
     from ppbench.report.page.board import write_board
     from ppbench.run.config import configure
     from ppbench.run.evaluation import compute
-    from ppbench.run.executors.make import make_engine
+    from ppbench.run.executors import make_executor
+    from ppbench.run.experiment import resolve
     from ppbench.run.jobs import Job, work
-    from ppbench.run.schedule import Silent, missing, wanted
+    from ppbench.run.schedule import missing, wanted
 
     batches = tuple(range(1, cells // POINTS + 1))
     asked: dict[str, Any] = {"defense": "dp", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": batches}
     small: dict[str, Any] = {"clients": 4, "train": 200, "rounds": 1, "victims": 4, "stages": ("init",)}
-    config = configure(**asked, **small, settings={"planted_slow.seconds": seconds})
+    experiment = resolve(configure(**asked, **small, settings={"planted_slow.seconds": seconds}))
     store = Store(folder)
     store.prepare()
     for point in range(POINTS):
-        work(Job(config.model_dump_json(), folder, point))
+        work(Job(experiment, folder, point))
     began, cpu = time.perf_counter(), _cpu()
-    cells_of = wanted([config])
+    cells_of = wanted([experiment])
     todo = missing(cells_of, store)
     at = time.perf_counter()
-    compute(cells_of, todo, store, make_engine(engine, workers, lambda rounds: None), Silent(), strict=False)
+    compute(cells_of, todo, store, make_executor(engine, workers, lambda rounds: None), Bars(quiet=True), strict=False)
     took, used = time.perf_counter() - at, _cpu() - cpu
     write_board(store)
     check_controls(store.load_all())

@@ -30,7 +30,7 @@ from ppbench.run.audit.questions import Questions
 from ppbench.run.audit.runs import Audit
 from ppbench.run.choice import Point, make_defense
 from ppbench.run.config import EvaluateConfig, configure
-from ppbench.run.task import make_task
+from ppbench.run.experiment import resolve
 
 COMMON: dict[str, Any] = {
     "defense": "none", "attacks": ("mia_loss",), "clients": 2, "schedule": "parallel", "public": 0.5,
@@ -64,7 +64,7 @@ def config_of(case: str, references: int, seed: int = 0) -> EvaluateConfig:
 
 def asked(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[str, Any]:
     """Return the figures of one attack, each with its interval."""
-    task, view = questions.audit.task, questions.view(threat)
+    task, view = questions.audit.experiment.task, questions.view(threat)
     generator = task.seeds.generator("attack", attack.name, threat, seed)
     scored = score_members(questions.candidates, attack.run(view, questions.challenges(), generator))
     found = aggregate(scored.victims, classes=task.plan.spec.classes, seed=0)
@@ -74,7 +74,7 @@ def asked(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[
 def measure(case: str, defense: str, seed: int, cache: Path) -> dict[str, Any]:
     """Return what the attacks that are installed find in a case under a defense."""
     began, config = time.perf_counter(), config_of(case, 16, seed)
-    audit = Audit.of(make_task(config), Point(make_defense(defense)), config, cache)
+    audit = Audit.of(resolve(config), Point(make_defense(defense)), cache)
     target, questions = audit.complete(), Questions(audit)
     result: dict[str, Any] = {"accuracy": target.trained.utility.accuracy, "flags": [f.code for f in questions.flags()]}
     result["seconds of training"] = round(time.perf_counter() - began, 1)

@@ -10,7 +10,7 @@ Importing this module costs pytest nothing: whatever is heavy is imported by the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,7 @@ import pytest
 from ppbench.base.errors import ProtocolError, UsageError
 
 if TYPE_CHECKING:
-    from ppbench.records.schema import Record
-    from ppbench.report.compare.outcome import Comparison
     from ppbench.testing.sweeps import Request, Results
-    from ppbench.testing.worst import Worst
 
 _RESULTS: pytest.StashKey[dict[Request, Results]] = pytest.StashKey()
 _NAME = "ppbench"
@@ -30,48 +27,6 @@ _NAME = "ppbench"
 
 class PpbenchUndecided(UserWarning):
     """A limit was kept, but lies within the interval of the figure: chance may have done it."""
-
-
-class Ppbench:
-    """What the fixture `ppbench` gives a marked test.
-
-    Attributes:
-        results: the sweep with its judgment, see `ppbench.testing.sweeps.Results`.
-        baseline: folder of accepted results, None where none was given.
-    """
-
-    def __init__(self, results: Results, baseline: Path | None) -> None:
-        self.results = results
-        self.baseline = baseline
-
-    @property
-    def records(self) -> tuple[Record, ...]:
-        """The defense's cells."""
-        return self.results.records
-
-    @property
-    def worst(self) -> Mapping[str, Worst]:
-        """The defense's worst figures: "asr", "psnr", "labels", "cap", those that the suite gives."""
-        return self.results.worst
-
-    @property
-    def out(self) -> Path:
-        """The folder of results: leaderboard.html, and what `ppbench baseline accept` takes."""
-        return self.results.out
-
-    def compare(self, baseline: Path | str | None = None) -> Comparison:
-        """Return what changed since a baseline for this defense; skips the test where there is none.
-
-        Args:
-            baseline: folder of accepted results; by default that of `--ppbench-baseline` or the ini option.
-        """
-        __tracebackhide__ = True  # a skip is told at the test's own line
-        folder = Path(baseline) if baseline is not None else self.baseline
-        if folder is None:
-            pytest.skip(
-                "no baseline to compare with; give --ppbench-baseline DIR or set ppbench_baseline in the ini file"
-            )
-        return self.results.compared(folder)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,7 +56,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def ppbench(request: pytest.FixtureRequest) -> Ppbench:
+def ppbench(request: pytest.FixtureRequest) -> Results:
     """The swept suite of the test's `ppbench` marker: records, worst figures, and `compare`."""
     marker = request.node.get_closest_marker(_NAME)
     if marker is None:
@@ -113,7 +68,7 @@ def ppbench(request: pytest.FixtureRequest) -> Ppbench:
     pytest.fail(sentence, pytrace=False)  # out here, or pytest shows the sentence twice
 
 
-def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Ppbench:
+def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Results:
     """Return the sweep that a marker asks for; in one session the same one is made once.
 
     A suite's file is looked for beside the test's own, else at the root of the tests.
@@ -130,8 +85,9 @@ def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Ppbenc
     asked = request_of(given)
     known = config.stash.setdefault(_RESULTS, {})
     if asked not in known:
-        known[asked] = run(asked, _home(config), config.getoption("--ppbench-workers"))
-    return Ppbench(known[asked], _baseline(config))
+        found = run(asked, _home(config), config.getoption("--ppbench-workers"))
+        known[asked] = replace(found, baseline=_baseline(config))
+    return known[asked]
 
 
 def _home(config: pytest.Config) -> Path:
@@ -158,10 +114,9 @@ def _baseline(config: pytest.Config) -> Path | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Judge the marker's limits before the test's own body runs."""
-    found = getattr(item, "funcargs", {}).get(_NAME)
-    if not isinstance(found, Ppbench):
+    results: Results | None = getattr(item, "funcargs", {}).get(_NAME)
+    if results is None or item.get_closest_marker(_NAME) is None:
         return
-    results = found.results
     for name, worst in results.worst.items():
         item.user_properties.append((f"ppbench_{name}", str(worst)))  # JUnit XML shows them
     if fault := results.fault():

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
+from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
@@ -21,6 +25,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Record, Score
 from ppbench.run import cost
+from ppbench.task.dataset import open_dataset
 
 torch.set_num_threads(1)
 CLIENTS = 4
@@ -83,6 +88,28 @@ def one_timed_pair() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> BaseContext:
+    """Let executors of this process fork their workers: how long everything takes to import is tested elsewhere."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+    return fork
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[..., None]:
+    """Return an assertion: opening a data set fails with one line that contains all words."""
+
+    def check(text: str, *words: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            open_dataset(text, seed=0, root=tmp_path)
+        message = str(caught.value)
+        assert "\n" not in message and message[-1] in ".?"
+        assert [word for word in words if word not in message] == []
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def digits() -> Data:
     from sklearn.datasets import load_digits
@@ -102,6 +129,20 @@ def shards(digits: Data) -> dict[int, Data]:
     """Four clients; the last one has fewer examples."""
     sizes = (48, 48, 48, 40)
     return {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(sizes)}
+
+
+@pytest.fixture(scope="session")
+def deal(digits: Data) -> Callable[..., dict[int, Data]]:
+    """Return a maker of shards of the given sizes, one behind the other, in storage of their own."""
+
+    def make(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> dict[int, Data]:
+        ends = [sum(sizes[: client + 1]) for client in range(len(sizes))]
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return {
+            c: Data(digits.x[p].to(dtype, copy=True), digits.y[p].to(dtype, copy=True)) for c, p in enumerate(parts)
+        }
+
+    return make
 
 
 @pytest.fixture
@@ -128,76 +169,57 @@ def bench_page() -> ModuleType:
 
 
 # -- records made by hand --------------------------------------------------------------------------------------------
-FEDERATION = dict(
+Fields = dict[str, object]
+FEDERATION: Fields = dict(
     rounds=20, schedule="parallel", local_epochs=1, batch=32, optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[],
     decay=1.0, partition="iid", server_optimizer="sgd", server_lr=0.1, backend="loop", device="cpu", dtype="float32",
 )  # fmt: skip
-ENVIRONMENT = dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1, dtype="float32")
-IMAGE = dict(kind="image", client=0, index=0, ssim=None, label=None, confidence=None, at_truth=None, evaluations=1)
+COUNT = {"membership": 400, "extraction": 200}
 
 
-def _victims(kind: str, share: float, error: float, n: int, alike: float | None = None) -> list[dict[str, object]]:
-    """Return scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
-    if kind == "membership":  # four strata of equal size: two halves times members and others
-        told = [(i, bool(i % 2), bool(i % 2) == (i // 4 < round(share * n / 4))) for i in range(n)]
-        about = dict(kind="member")
-        return [about | dict(index=i, half=i % 4 // 2, member=m, score=float(d), decision=d) for i, m, d in told]
-    if kind == "extraction":
-        decisions = [None if alike is None else int(i >= alike * n) for i in range(n)]
-        about = dict(kind="output", error=error)
-        return [about | dict(index=i, agree=i < round(share * n), decision=d) for i, d in enumerate(decisions)]
-    if kind == "label":
-        return [dict(kind="label", probe=i, client=0, index=0, label=i < round(share * n)) for i in range(n)]
-    if kind == "tracing":
-        return [dict(kind="trace", index=i, owner=i % 10, guess=i % 10 if i < share * n else -1) for i in range(n)]
-    return [IMAGE | dict(probe=i, psnr=share + i % 3, rmse=error, rmse_raw=error) for i in range(n)]
+def _victims(kind: str, share: float, error: float, n: int, alike: float | None) -> Iterator[Fields]:
+    """Yield scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
+    for i in range(n):
+        hit = i < round(share * n)
+        if kind == "membership":  # four strata of equal size: two halves times members and others
+            member, right = bool(i % 2), i // 4 < round(share * n / 4)
+            own: Fields = dict(kind="member", half=i % 4 // 2, member=member, decision=member == right)
+            own["score"] = float(member == right)
+        elif kind == "extraction":
+            decision = None if alike is None else int(i >= alike * n)
+            own = dict(kind="output", agree=hit, error=error, decision=decision)
+        elif kind == "label":
+            own = dict(kind="label", probe=i, client=0, index=0, label=hit)
+        elif kind == "tracing":
+            own = dict(kind="trace", owner=i % 10, guess=i % 10 if i < share * n else -1)
+        else:
+            own = dict(kind="image", probe=i, client=0, index=0, psnr=share + i % 3, rmse=error, rmse_raw=error)
+            own |= dict.fromkeys(("ssim", "label", "confidence", "at_truth")) | {"evaluations": 1}
+        yield {"index": i, **own}
 
 
-def _use(accuracy: float | None, mse: float | None, classes: int) -> dict[str, object]:
-    ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
-    found = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, chance=1 / classes)
-    found |= dict(mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse, curve=[])
-    return found | dict(reason=None if accuracy is not None else "none")
-
-
-def _fabricated(
-    defense: str, value: float | None, attack: str, kind: str, share: float = 0.5, *, error: float = 0.5,
-    n: int | None = None, control: str = "kappa", adaptive: bool = False, stage: str | None = None,
-    threat: str | None = None, batch: int = 1, accuracy: float | None = 0.95, mse: float | None = None,
-    dataset: str = "digits", model: str = "mlp", options: dict[str, object] | None = None,
-    shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, clients: int = 10, seed: int = 0,
-    parameters: dict[str, object] | None = None, bytes_up: float = 1000.0, reason: str | None = "no noise",
-    epsilon: float | None = None, status: str = "complete", upload: str = "gradient", loss: str = "squared",
-    sha256: str = "0" * 64, alike: float | None = None, scores: Sequence[Score] | None = None, **more: object,
-) -> Record:  # fmt: skip
-    records, whole = kind in ("membership", "extraction"), status == "complete"
-    threat, stage = threat or ("client/1" if records else "server/1"), stage or ("final" if records else "init")
-    chosen = None if value is None else dict(name=control, value=value)
-    given = ({} if value is None else {control: value}) | (parameters or {})
-    config = CellConfig.model_validate(
+def _config(
+    defense: str, value: float | None, attack: str, kind: str, *, control: str = "kappa", adaptive: bool = False,
+    parameters: Fields | None = None, stage: str | None = None, threat: str | None = None, batch: int = 1,
+    dataset: str = "digits", sha256: str = "0" * 64, model: str = "mlp", options: Fields | None = None,
+    shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, loss: str = "squared", clients: int = 10,
+    upload: str = "gradient", seed: int = 0, **more: object,
+) -> CellConfig:  # fmt: skip
+    of_records = kind in COUNT
+    given = {} if value is None else {control: value}
+    threat = threat or ("client/1" if of_records else "server/1")
+    axis = None if value is None else dict(name=control, value=value)
+    network = dict(id=model, options=options or {}, shape=list(shape), classes=classes, parameters=250, loss=loss)
+    return CellConfig.model_validate(
         dict(
-            suite="evaluate/1", batch_size=batch, victims=10, seed=seed, stage=stage,
-            threat_model=dict(id=threat, sees="", knows_defense=adaptive),
-            defense=dict(id=defense, version="1", parameters=given, control=chosen),
+            suite="evaluate/1", threat_model=dict(id=threat, sees="", knows_defense=adaptive),
+            defense=dict(id=defense, version="1", parameters=given | (parameters or {}), control=axis),
             attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
-            federation=FEDERATION | dict(clients=clients, upload=upload),
+            federation=FEDERATION | dict(clients=clients, upload=upload), model=network,
             data=dict(name=dataset, sha256=sha256, train=1000, test=500),
-            model=dict(id=model, options=options or {}, shape=[*shape], classes=classes, parameters=250, loss=loss),
+            stage=stage or ("final" if of_records else "init"), batch_size=batch, victims=10, seed=seed,
         ) | more
     )  # fmt: skip
-    count = n or {"membership": 400, "extraction": 200}.get(kind, 12)
-    made = _victims(kind, share, error, count, alike) if scores is None else list(scores)
-    privacy = dict(epsilon=epsilon, delta=None if epsilon is None else 1e-5)
-    privacy |= dict(reason=reason if epsilon is None else None)
-    draft = Record.model_validate(
-        dict(
-            cell_id=config.cell_id(), config=config, victims=made if whole else [], metrics=[], privacy=privacy,
-            utility=_use(accuracy, mse, classes), cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80),
-            status=status, reason=None if whole else "it broke", environment=ENVIRONMENT,
-        )
-    )  # fmt: skip
-    delta = None if scores is None else draft.privacy.delta
-    return draft.model_copy(update={"metrics": aggregate(draft.victims, classes=classes, seed=seed, delta=delta)})
 
 
 @pytest.fixture(scope="session")
@@ -205,6 +227,61 @@ def fabricate() -> Callable[..., Record]:
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
 
     share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
-    decides for class 0, the others for class 1; scores: in place of such; more: other fields of the configuration.
+    decides for class 0, the others for class 1; scores: instead of such; the rest: of the configuration.
     """
-    return _fabricated
+
+    def make(
+        defense: str, value: float | None, attack: str, kind: str, share: float = 0.5, *, error: float = 0.5,
+        n: int | None = None, alike: float | None = None, status: str = "complete", accuracy: float | None = 0.95,
+        mse: float | None = None, bytes_up: float = 1000.0, epsilon: float | None = None,
+        reason: str | None = "no noise", scores: Sequence[Score] | None = None, **about: Any,
+    ) -> Record:  # fmt: skip
+        config = _config(defense, value, attack, kind, **about)
+        fates = _victims(kind, share, error, n or COUNT.get(kind, 12), alike) if scores is None else scores
+        ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
+        utility = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, curve=[],
+                       chance=1 / config.model.classes, reason=None if accuracy is not None else "none",
+                       mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse)  # fmt: skip
+        privacy = dict(
+            epsilon=epsilon, delta=None if epsilon is None else 1e-5, reason=reason if epsilon is None else None
+        )
+        environment = dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1, dtype="float32")
+        draft = Record.model_validate(
+            dict(
+                cell_id=config.cell_id(), config=config, metrics=[],
+                victims=[*fates] if status == "complete" else [], utility=utility, privacy=privacy,
+                cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80), environment=environment,
+                status=status, reason=None if status == "complete" else "it broke",
+            )
+        )  # fmt: skip
+        delta = None if scores is None else draft.privacy.delta
+        metrics = aggregate(draft.victims, classes=config.model.classes, seed=config.seed, delta=delta)
+        return draft.model_copy(update={"metrics": metrics})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def asked() -> Callable[..., Record]:
+    """Return a maker of a record whose questions have a name, with `changes`, and with its metrics made again."""
+
+    def make(record: Record, **changes: object) -> Record:
+        new = record.model_copy(update={"asked": "a1b2", **changes})
+        about = new.config
+        metrics = aggregate(new.victims, classes=about.model.classes, seed=about.seed, delta=new.privacy.delta)
+        return new.model_copy(update={"metrics": metrics})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cell(fabricate: Callable[..., Record], asked: Callable[..., Record]) -> Callable[..., Record]:
+    """Return a maker of records that `ppbench compare` compares: of dp at sigma = .1, 24 victims, unless told."""
+
+    def make(
+        defense: str = "dp", value: float | None = 0.1, share: float = 10.0, attack: str = "dlg",
+        kind: str = "reconstruction", n: int | None = 24, **more: Any,
+    ) -> Record:  # fmt: skip
+        return asked(fabricate(defense, value, attack, kind, share, control="sigma", n=n, **more))
+
+    return make

@@ -1,7 +1,6 @@
-"""Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER DEVICE pairs|whole DEFENSE...` prints JSON.
+"""Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER pairs|whole DEFENSE...` prints JSON.
 
-A process of its own, because torch takes up a backend before its first backward pass or never. Two lists of rows are
-printed: what became of every cell, and what was refused for lying on the wrong device, caught or not.
+Two lists: what became of every cell, and what was refused for lying on the wrong device, caught or not.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from ppbench.base.registry import load_all, plugins
 from ppbench.records.store import Store
 from ppbench.run import cost
 from ppbench.run.cells import cells, groups
-from ppbench.run.choice import points
 from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
-from ppbench.run.task import make_task
 
 AUDITED = "none"
 """The defense that is audited too: reference runs are trainings like any other, and their attacks read outputs."""
 FOLLOWED = None, "dlg"
 """Whose reconstructions tracing follows: it reads images, whoever made them."""
-
 
 SEARCHED = "analytic", "dlg"
 """Reconstructions that every defense meets."""
@@ -42,16 +39,16 @@ def settings() -> dict[str, int]:
     return {f"{name}.{field}": LITTLE[field] for name, fields in known.items() for field in LITTLE if field in fields}
 
 
-def small(defense: str, device: str, **options: object) -> EvaluateConfig:
+def small(defense: str, **options: object) -> EvaluateConfig:
     """Return an evaluation of `defense` by all attacks that apply: two victims, a few numbers of everything."""
     base = dict(
         defense=defense,
-        device=device,
+        device=far_device.NAME,
         attacks=("all",),
         stages=("init", "iterate", "final", *(("audit",) if defense == AUDITED else ())),
         threats=("server/1", "client/1", "collusion/1"),
         settings=settings(),
-        **dict(train=80, public=0.1, clients=4, rounds=1, decay_at=(), batch_size=16),
+        **dict(train=40, public=0.1, clients=4, rounds=1, decay_at=(), batch_size=8),
         **dict(victims=2, attack_batch=(2,), candidates=8, references=2, canaries=2),
     )
     return configure("quick", **{**base, **options})
@@ -60,15 +57,15 @@ def small(defense: str, device: str, **options: object) -> EvaluateConfig:
 def met(defense: str, attack: Attack, threat: str) -> bool:
     """Return whether a cell is run where not the whole is asked for.
 
-    What is built for the defense is, under every threat; what reads labels or records, and SEARCHED, under all but
-    collusion. Other searches make the same of any evidence: each meets AUDITED and every fourth defense, at the server.
+    What is built for the defense is, under every threat; what reads labels or records under all but collusion, SEARCHED
+    at the server. Other searches make the same of any evidence: each meets AUDITED and every fourth defense.
     """
     if attack.knows(defense):
         return True
-    if attack.kind != "reconstruction" or attack.name in SEARCHED:
+    if attack.kind != "reconstruction":
         return threat != "collusion/1"
     turn = sorted(plugins("attacks")).index(attack.name) + sorted(plugins("defenses")).index(defense)
-    return threat == "server/1" and (defense == AUDITED or turn % 4 == 0)
+    return threat == "server/1" and (defense == AUDITED or attack.name in SEARCHED or turn % 4 == 0)
 
 
 def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -> Iterator[dict[str, object]]:
@@ -76,32 +73,31 @@ def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -
 
     Probes are made of the initial model alone: the trained one is made of the same messages.
     """
-    task, store = make_task(config), Store(folder)
+    experiment, store = resolve(config), Store(folder)
     store.prepare()
-    first = next(i for i, point in enumerate(points(config)) if point.defense.name == defense)
-    for group in groups(task, config):
+    first = next(i for i, point in enumerate(experiment.points) if point.defense.name == defense)
+    for group in groups(experiment):
         if group.point != first or (group.stage == "final" and not group.records):
             continue
-        every = [c for c in cells(task, config, group) if c.follows in FOLLOWED]
+        every = [c for c in cells(experiment, group) if c.follows in FOLLOWED]
         chosen = [c for c in every if whole or met(defense, c.attack, group.threat)]
-        run_group(config, group, folder, {cell.id for cell in chosen})
+        run_group(experiment, group, folder, {cell.id for cell in chosen})
         for cell in chosen:
             record = store.load(cell.id)
             about = {"defense": defense, "attack": cell.attack.name, "threat": group.threat, "stage": group.stage}
             yield {**about, "status": record.status, "reason": record.reason}
 
 
-def main(folder: str, device: str, battery: str, *defenses: str) -> None:
+def main(folder: str, battery: str, *defenses: str) -> None:
     """Evaluate `defenses`, in pairs with attacks or wholly, into folders in `folder`; print all rows and refusals."""
     torch.set_num_threads(1)
     cost.BUDGET_S = cost.ENOUGH_S = 0.0  # one timed pair: how long a client takes is in no record
-    if device == far_device.NAME:
-        far_device.install()
-    asked = [(defense, small(defense, device)) for defense in defenses]
+    far_device.install()
+    asked = [(defense, small(defense)) for defense in defenses]
     if AUDITED in defenses:  # what is asked of local training alone; searches that try labels and hypotheses first
         more = {**settings(), "ig_layers.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
-        asked.append((AUDITED, small(AUDITED, device, settings=more, **local)))
+        asked.append((AUDITED, small(AUDITED, settings=more, **local)))
     whole, home = battery == "whole", Path(folder)
     rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]
     print(json.dumps({"cells": rows, "refused": far_device.REFUSED}))

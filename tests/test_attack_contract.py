@@ -7,27 +7,32 @@ audit are asked in `test_audit_contract.py`.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
+from subprocess import PIPE, Popen
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
+from ppbench.adversary import isolate
 from ppbench.adversary.attack import Attack
 from ppbench.base.registry import load, plugins
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
-from ppbench.federation.view import THREATS, View
+from ppbench.federation.view import THREATS
 from ppbench.testing.attacks import ATTACK_PROPERTIES, asked_of, duels
 from ppbench.testing.findings import ask
 from ppbench.testing.gradients import finds_the_planted_leak
 from ppbench.testing.records import answered, masked_plan, memorized, observed
 from ppbench.testing.scene import digits
-from ppbench.testing.worlds import LEVEL, Duel, content, seeded
+from ppbench.testing.worlds import LEVEL, Duel, seeded
 
 ATTACKS: dict[str, type[Attack]] = {
     name: load("attacks", name) for name, plugin in plugins("attacks").items() if plugin.distribution == "ppbench"
@@ -63,6 +68,37 @@ def named(duel: Duel, question: str) -> Any:
     return pytest.param(duel, question, marks=pytest.mark.battery(*values), id="-".join(values))
 
 
+WORKER = """
+import sys
+from pathlib import Path
+from ppbench.adversary.isolate import _main
+for line in sys.stdin:
+    _main(Path(line.strip()))
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def apart(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Let all views from disk be attacked in one process, which knows only files; of the whole, each in a fresh one."""
+    if pytestconfig.getoption("--battery") == "whole":
+        yield
+        return
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        print(command[-1], file=worker.stdin, flush=True)
+        return SimpleNamespace(
+            returncode=int(worker.stdout.readline() != "done\n"), stderr="see what was written above"
+        )
+
+    with (
+        Popen([sys.executable, "-c", WORKER], stdin=PIPE, stdout=PIPE, text=True) as worker,
+        patch.object(isolate, "subprocess", SimpleNamespace(run=run)),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize(("duel", "question"), [named(*case) for case in CASES])
 def test_the_battery_finds_what_is_right(duel: Duel, question: str) -> None:
     found = ask(question, ATTACK_PROPERTIES[duel.attack.kind][question], duel)
@@ -102,14 +138,6 @@ def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent()
         return decoder.decode(torch.randn(len(x), decoder.plan.latent, generator=draws)).detach()
 
     assert list(finds_the_planted_leak(replace(duel, pictures=pictures))) == []
-
-
-def test_a_view_from_disk_is_attacked_as_the_one_in_memory_bit_for_bit(tmp_path: Path) -> None:
-    attack = ATTACKS["idlg"]()
-    world = Duel(attack, NoDefense()).probe(2)
-    world.view.save(tmp_path)
-    here, there = (attack.run(v, world.challenges, seeded(7)) for v in (world.view, View.load(tmp_path)))
-    assert [content(g) for g in here] == [content(g) for g in there]
 
 
 @pytest.mark.parametrize("name", [n for n in EXTRACTION if not ATTACKS[n].adaptive])

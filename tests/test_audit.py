@@ -23,6 +23,7 @@ from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
+from ppbench.run.experiment import resolve
 from ppbench.run.task import make_task
 
 SMALL = dict(
@@ -36,8 +37,7 @@ def config(**options):
 
 
 def population(**options):
-    asked = config(**options)
-    return populate(make_task(asked), asked)
+    return populate(resolve(config(**options)))
 
 
 def rows(*parts: torch.Tensor) -> list[bytes]:
@@ -212,8 +212,7 @@ def test_tuning_images_beyond_the_test_part_are_refused_before_anything_is_train
 # -- what attacks see ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory) -> Questions:
-    asked = config(rounds=3)
-    audit = Audit.of(make_task(asked), Point(NoDefense()), asked, tmp_path_factory.mktemp("cache"))
+    audit = Audit.of(resolve(config(rounds=3)), Point(NoDefense()), tmp_path_factory.mktemp("cache"))
     audit.complete()
     return Questions(audit)
 
@@ -263,7 +262,7 @@ def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
 def test_the_references_answer_what_their_models_say(questions):
     audit = questions.audit
     alone = audit.started(2)
-    assert alone.run(audit.config.rounds)
+    assert alone.run(3)
     references, dropped = questions.references
     assert dropped == 0
     own = alone.outputs(audit.population.candidates.x)
@@ -318,9 +317,9 @@ def test_an_audit_finds_canaries_of_an_overfit_model_and_none_in_noise(overfit):
     assert none.utility.accuracy > 0.6 > 0.3 > noise.utility.accuracy
 
 
-def test_an_audit_is_the_same_again_and_on_two_workers(overfit, tmp_path):
+def test_an_audit_is_the_same_again_and_on_two_workers(overfit, forked, tmp_path):
     options, first = overfit
-    options = {**options, "rounds": 3}
+    options = {**options, "rounds": 2, "canaries": 10}
     one = evaluate(**options, out=tmp_path / "a", workers=1)
     two = evaluate(**options, out=tmp_path / "b", workers=2)
     assert [r.model_dump() for r in one.records] == [r.model_dump() for r in two.records]

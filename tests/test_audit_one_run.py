@@ -27,6 +27,7 @@ from ppbench.federation.wire import SERVER, Envelope
 from ppbench.metrics.audit import audited, epsilon_lower, p_value
 from ppbench.metrics.intervals import Estimate
 from ppbench.nets.net import initial, net_spec
+from ppbench.run.choice import make_attack
 
 
 def brute_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -137,9 +138,8 @@ def asked(size: float, seed: int = 0, count: int = 200) -> tuple[View, list[Chal
 def bound(view: View, challenges: list[Challenge], member: Tensor, attack: OneRunAudit | None = None) -> Estimate:
     """Return the figure of both halves together, as the scorer pools them."""
     decision, guessed = torch.zeros(len(member), dtype=torch.bool), torch.zeros(len(member), dtype=torch.bool)
-    for guess, challenge in zip(
-        (attack or OneRunAudit()).run(view, challenges, torch.Generator().manual_seed(0)), challenges, strict=True
-    ):
+    guesses = (attack or OneRunAudit()).run(view, challenges, torch.Generator().manual_seed(0))
+    for guess, challenge in zip(guesses, challenges, strict=True):
         unknown = challenge.known == -1
         assert bool(guess.abstain[~unknown].all())
         decision[unknown], guessed[unknown] = guess.decision[unknown], ~guess.abstain[unknown]
@@ -207,9 +207,8 @@ def test_equal_scores_are_coins() -> None:
     for seed in range(40):
         view, challenges, member = asked(8.0, seed)
         broken = replace(view, mail=())
-        for guess, challenge in zip(
-            OneRunAudit().run(broken, challenges, torch.Generator().manual_seed(seed)), challenges, strict=True
-        ):
+        guesses = OneRunAudit().run(broken, challenges, torch.Generator().manual_seed(seed))
+        for guess, challenge in zip(guesses, challenges, strict=True):
             assert len(guess.score.unique()) == 1
             made = (challenge.known == -1) & ~guess.abstain
             right, total = right + int((guess.decision == member)[made].sum()), total + int(made.sum())
@@ -238,10 +237,7 @@ def test_references_and_uploads_are_used_where_there_are_any() -> None:
     assert torch.equal(by_uploads.score, UpdateCosine().run(server, [told], torch.Generator())[0].score)
 
 
-def test_bad_options_and_challenges_of_the_attack_are_refused() -> None:
-    for share in (0.0, 1.1, math.nan):
-        with pytest.raises(UsageError, match=r"'audit_one_run': share="):
-            OneRunAudit(share=share).check()
-    with pytest.raises(UsageError, match="must have all three"):
-        OneRunAudit().run(asked(1.0)[0], [Challenge((), 1)], torch.Generator())
-    assert not OneRunAudit.standard
+@pytest.mark.parametrize("share", [0.0, 1.1, math.nan])
+def test_bad_options_of_the_attack_are_refused(share: float) -> None:
+    with pytest.raises(UsageError, match="'audit_one_run' refuses share="):
+        make_attack("audit_one_run", {"share": share})

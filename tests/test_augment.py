@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ppbench.adversary.augment import MOST, augmentations, shifted
+from ppbench.adversary.augment import MOST, augmentations
 from ppbench.base.errors import UsageError
 
 
@@ -16,11 +16,7 @@ def test_the_record_comes_first_and_copies_are_many_and_unlike(count: int) -> No
     assert found.shape == (count, 3, 2, 5, 6)
     assert torch.equal(found[0], x)
     assert len({tuple(copy.flatten().tolist()) for copy in found}) == count
-    assert torch.equal(found, augmentations(x.clone(), MOST)[:count])
-
-
-def test_there_are_no_more_than_the_list_has() -> None:
-    assert len(augmentations(torch.rand(2, 1, 4, 4), 1000)) == MOST
+    assert torch.equal(found, augmentations(x.clone(), 1000)[:count]) and len(augmentations(x, 1000)) == MOST
 
 
 def test_the_second_is_the_mirror_image_and_the_third_a_shift() -> None:
@@ -31,22 +27,12 @@ def test_the_second_is_the_mirror_image_and_the_third_a_shift() -> None:
     assert torch.equal(found[3], found[2].flip(-1))
 
 
-def test_a_shift_there_and_back_restores_the_inside() -> None:
-    x = torch.rand(2, 1, 6, 6)
-    assert torch.equal(shifted(shifted(x, 1, -1), -1, 1)[..., 1:-1, 1:-1], x[..., 1:-1, 1:-1])
-
-
 @pytest.mark.parametrize("shape", [(4, 7), (4, 3, 8)])
 def test_what_is_no_image_has_itself_only(shape: tuple[int, ...]) -> None:
     x = torch.rand(shape, dtype=torch.float64)
     found = augmentations(x, 5)
     assert torch.equal(found, x[None])
     assert found.data_ptr() != x.data_ptr()
-
-
-def test_the_copy_of_one_record_does_not_depend_on_the_others() -> None:
-    x = torch.rand(5, 1, 4, 4)
-    assert torch.equal(augmentations(x, 6)[:, [3]], augmentations(x[[3]], 6))
 
 
 def test_fewer_than_one_is_refused() -> None:

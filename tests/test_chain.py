@@ -8,11 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import seeded
 from torch import Tensor, nn
 
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
+from ppbench.attacks.reconstruction.fastpath import affine
+from ppbench.attacks.reconstruction.fastpath.affine import Convolution
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective, objective
+from ppbench.attacks.reconstruction.fastpath.passes import Outer
+from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
+from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Measure, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.wire import Slot
@@ -33,7 +38,7 @@ class HandPlan(Plan):
         return Net(self.spec, self.module)
 
 
-def plan_of(features: nn.Sequential, shape: tuple[int, ...], loss: str = "cross_entropy") -> tuple[HandPlan, dict]:
+def plan_of(features: nn.Sequential, shape: tuple[int, ...], loss: str = "cross_entropy") -> tuple[HandPlan, Params]:
     """A plan and float64 parameters for hand-made features."""
     width = features(torch.zeros(1, *shape)).shape[1]
     module = Classifier(features, nn.Linear(width, CLASSES))
@@ -41,31 +46,37 @@ def plan_of(features: nn.Sequential, shape: tuple[int, ...], loss: str = "cross_
     return HandPlan(NetSpec("hand", shape, CLASSES), 1, loss=loss, module=module), params
 
 
-def check(plan: Plan, params: dict[str, Tensor], batch: int, weighted: bool, seed: int, victims: int = 2) -> None:
-    """Compare value and both gradients of the chain with autograd, victim by victim."""
-    g = torch.Generator().manual_seed(seed)
-    shape = plan.spec.shape
-    simulate = simulation(plan, params)
+def precisions(observed: Params, kind: str, g: torch.Generator) -> Params | None:
+    """Return None, a precision of each entry (some 0), or one of each tensor, the first of them 0."""
+    if kind == "none":
+        return None
+    shapes = {n: v.shape if kind == "entries" else () for n, v in observed.items()}
+    found = {n: torch.rand(shape, generator=g, dtype=torch.float64).round(decimals=1) for n, shape in shapes.items()}
+    hidden = next(iter(found))
+    return {n: torch.zeros_like(v) if n == hidden and kind == "tensors" else v for n, v in found.items()}
 
-    def batch_of(count: int) -> tuple[Tensor, Tensor]:
+
+def check(
+    kind: type[Objective], plan: Plan, params: Params, batch: int, weights: list[str], measure: Measure = "squares"
+) -> None:
+    """Compare D and its slopes with autograd's, for a victim of each kind of `weights`; one is guessed twice."""
+    g, shape, simulate, evidence = seeded(len(weights) + batch), plan.spec.shape, simulation(plan, params), []
+
+    def drawn(count: int) -> tuple[Tensor, Tensor]:
         x = torch.rand(count, batch, *shape, generator=g, dtype=torch.float64)
-        return x, torch.softmax(torch.randn(count, batch, CLASSES, generator=g, dtype=torch.float64), -1)
+        return x, torch.randn(count, batch, CLASSES, generator=g, dtype=torch.float64).softmax(-1)
 
-    evidence = []
-    for v in range(victims):
-        x, y = batch_of(1)
-        observed = {name: value.detach() for name, value in simulate(x, y).items()}
-        weight = {n: torch.rand(o.shape, generator=g, dtype=o.dtype).round(decimals=1) for n, o in observed.items()}
-        evidence.append(Evidence((Slot(v, 0),), observed, simulate, params, weight if weighted else None))
-    steps = compile_chain(plan, params, torch.float64)
-    assert steps is not None
-    weights = [e.weight for e in evidence if e.weight is not None] if weighted else None
-    chain = ChainObjective(steps, plan.loss, [e.observed for e in evidence], weights, batch)
-    x, y = batch_of(victims + 1)
-    index = torch.tensor([*reversed(range(victims)), 0])
-    arguments = (x, y, x.new_zeros(len(x), 0), index)
-    for a, b in zip(chain(*arguments), SimulatedObjective(evidence)(*arguments), strict=True):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().amax() if b.numel() else 0))
+    for victim, weight in enumerate(weights):
+        observed = {name: value.detach() for name, value in simulate(*drawn(1)).items()}
+        seen = precisions(observed, weight, g)
+        evidence.append(Evidence((Slot(victim, 0),), observed, simulate, params, seen, measure=measure))
+    fast = objective(evidence, plan, batch, torch.float64)
+    assert isinstance(fast, kind)
+    x, y = drawn(len(weights) + 1)
+    arguments = (x, y, x.new_zeros(len(x), 0), torch.tensor([*reversed(range(len(weights))), 0]))
+    for mine, theirs in zip(fast(*arguments), SimulatedObjective(evidence)(*arguments), strict=True):
+        largest = float(theirs.abs().amax() if theirs.numel() else 0)
+        assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-9 * max(largest, 0.1))
 
 
 @settings(max_examples=25, deadline=None)
@@ -75,10 +86,10 @@ def check(plan: Plan, params: dict[str, Tensor], batch: int, weighted: bool, see
     size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
     convolutions=st.integers(1, 3),
     batch=st.integers(1, 3),
-    weighted=st.booleans(),
+    weight=st.sampled_from(["none", "entries"]),
     loss=st.sampled_from(["cross_entropy", "squared"]),
 )
-def test_random_convolutional_networks(data, channels, size, convolutions, batch, weighted, loss) -> None:
+def test_random_convolutional_networks(data, channels, size, convolutions, batch, weight, loss) -> None:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     inside = channels
@@ -100,30 +111,20 @@ def test_random_convolutional_networks(data, channels, size, convolutions, batch
         width = nn.Sequential(*layers)(torch.zeros(1, channels, *size)).shape[1]
         layers += [nn.Linear(width, 5), nn.Tanh()]
     plan, params = plan_of(nn.Sequential(*layers), (channels, *size), loss)
-    check(plan, params, batch, weighted, seed=data.draw(st.integers(0, 99)))
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("shape", [(6,), (1, 3, 3)])
-def test_multilayer_perceptrons_on_flat_inputs_and_images(batch: int, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(1)
-    width = int(torch.Size(shape).numel())
-    layers = [nn.Flatten()] if len(shape) == 3 else []
-    features = nn.Sequential(*layers, nn.Linear(width, 8), nn.Sigmoid(), nn.Linear(8, 5), nn.ReLU())
-    plan, params = plan_of(features, shape)
-    check(plan, params, batch, weighted=False, seed=0)
+    check(ChainObjective, plan, params, batch, [weight] * 2)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
     ("model", "shape", "options"),
     [
         ("dlnet", (1, 8, 8), {}),
         ("lenet", (3, 12, 12), {}),
-        ("mlp", (7,), {}),
+        ("mlp", (7,), {"activation": "leaky_relu"}),
         ("mlp", (1, 4, 4), {"bias": False, "layers": 3, "hidden": 6}),
         ("cnn", (2, 6, 6), {"pool": "avg", "bias": False, "widths": "3", "hidden": 5}),
+        ("cnn", (2, 9, 10), {"pool": "max", "widths": "3,4", "activation": "leaky_relu"}),
     ],
 )
 def test_registered_models_take_the_fast_path(
@@ -131,8 +132,34 @@ def test_registered_models_take_the_fast_path(
 ) -> None:
     plan = Plan(net_spec(model, shape, CLASSES, options), 1, loss=loss)
     params = {name: value.double() for name, value in initial(plan.spec, 0).items()}
-    check(plan, params, batch, weighted=True, seed=1)
-    check(plan, params, batch, weighted=False, seed=2)
+    for measure in ("squares", "absolute", "cosine"):
+        for weight in ("none", "entries", "tensors"):
+            check(ChainObjective, plan, params, batch, [weight] * 2, measure)
+
+
+@pytest.mark.parametrize("measure", ["cosine", "squares"])
+def test_plain_gradients_of_other_networks_are_mapped_over_victims(measure: Measure) -> None:
+    """A residual network has no chain: by vmap as one by one, with one precision a tensor, an entry, or none."""
+    plan = Plan(net_spec("densenet", (1, 8, 8), CLASSES, {"growth": 2, "blocks": 2, "layers": 1}), 1)
+    params = {n: v.double() for n, v in initial(plan.spec, 0).items()}
+    check(MappedObjective, plan, params, 1, ["none", "tensors", "entries"], measure)
+    check(SimulatedObjective, plan, params, 1, ["none"], measure)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "size"), [(3, 1, 1, (6, 5)), ((3, 2), (1, 2), (2, 0), (7, 9)), (5, 2, 2, (8, 9))]
+)
+def test_patches_are_summed_alike_slice_by_slice_and_by_torch(
+    kernel: int, stride: int, padding: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = nn.Conv2d(3, 4, kernel, stride, padding)
+    layer = Convolution(module, "layer", module.weight.detach(), None, False, size)
+    dropped = torch.rand(2, module.weight[0].numel(), layer.out[0] * layer.out[1], generator=seeded())
+    whole = layer.fold(dropped)
+    monkeypatch.setattr(affine, "SLICED", 0)
+    sliced = layer.fold(dropped)
+    assert sliced.shape == (2, 3, *size)
+    assert torch.allclose(sliced, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +190,9 @@ def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one()
     steps = compile_chain(plan, params, torch.float64)
     assert steps is not None
     exact = ChainObjective(steps, plan.loss, [observed], None, 1)
-    assert all(goal.rows is None for goal in exact.targets)
-    assert all(goal.rows is not None for goal in ChainObjective(steps, plan.loss, [noisy], None, 1).targets)
+    assert all(isinstance(goal.rows, Outer) for goal in exact.targets)
+    blurred = ChainObjective(steps, plan.loss, [noisy], None, 1)
+    assert not any(isinstance(goal.rows, Outer) for goal in blurred.targets)
     loss, gx, *_ = exact(x, y, x.new_zeros(1, 0), torch.tensor([0]))
     assert float(loss) < 1e-25
     assert float(gx.abs().max()) < 1e-12

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from ppbench.base.autodiff import gradient
-from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import combine, mask, multiply, outputs, surrogates, unscale
-from ppbench.defenses.pbpfl.protocol import PBPFL
-from ppbench.federation.plan import Batch, Local, Plan
+from ppbench.federation.plan import Batch
 from ppbench.nets.channels import Channels, Norms
 from ppbench.nets.losses import squared
 from ppbench.nets.net import Classifier, Net, NetSpec, build, initial, net_spec
@@ -93,7 +91,6 @@ ZOO: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms, int]] = {
     # name: (network, norms, number of free scales)
     "mlp": (lambda: registered("mlp", hidden="16,12"), "refuse", 16 + 12),
     "mlp of one layer": (lambda: registered("mlp", hidden=""), "refuse", 0),
-    "mlp-5 without biases": (lambda: registered("mlp", hidden=9, layers=5, bias=False), "refuse", 4 * 9),
     "cnn, max pool": (lambda: registered("cnn", widths="6,4", hidden="7"), "refuse", 6 + 4 + 7),
     "cnn, leaky, average": (
         lambda: registered("cnn", widths="6", pool="avg", activation="leaky_relu", bias=False),
@@ -104,7 +101,6 @@ ZOO: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms, int]] = {
     # 64 along the stream (channels that option A copies keep their scale), 3 * (16 + 32 + 64) inside the blocks
     "resnet20 A": (lambda: registered("resnet20"), "refuse", 64 + 336),
     "resnet20 B": (lambda: registered("resnet20", shortcut="B"), "refuse", 112 + 336),
-    "resnet20 fixup A": (lambda: registered("resnet20", norm="fixup"), "refuse", 64 + 336),
     "resnet20 fixup B": (lambda: registered("resnet20", norm="fixup", shortcut="B"), "refuse", 112 + 336),
     "fixup, scalar biases": (fixup_with_scalar_biases, "refuse", 3 * 6),
     "resnet20 bn": (lambda: registered("resnet20", norm="bn"), "affine", 64 + 336),
@@ -229,25 +225,6 @@ def test_concatenation_keeps_the_order_of_the_data() -> None:
     assert factors["head.weight"].inp.tolist() == [1, 2, 3, 4]
 
 
-def test_residual_sums_are_tied_and_inner_convolutions_are_free() -> None:
-    net, _ = registered("resnet20")
-    factors = walk(net).factors
-    stem = factors["features.0.weight"].out.tolist()
-    assert [factors[f"features.{b}.conv2.weight"].out.tolist() for b in (3, 4, 5)] == [stem] * 3
-    inner = [set(factors[f"features.{b}.conv1.weight"].out.tolist()) for b in range(3, 12)]
-    assert all(not a & set(stem) for a in inner) and len(set.union(*inner)) == 336
-    # Option A: the middle sixteen channels of the second stage are the first stage's, the others are new.
-    second = factors["features.6.conv2.weight"].out.tolist()
-    assert second[8:24] == stem and not set(second[:8] + second[24:]) & set(stem)
-
-
-def test_a_convolution_before_a_norm_keeps_its_scale_and_the_norm_carries_the_new_one() -> None:
-    net, _ = registered("resnet20", norm="gn")
-    factors = walk(net, "affine").factors
-    assert set(factors["features.0.weight"].out.tolist()) == {0}
-    assert factors["features.1.weight"].out.tolist() == factors["features.1.bias"].out.tolist() == list(range(1, 17))
-
-
 def test_a_bias_for_all_channels_travels_as_one_a_channel_and_returns_as_one() -> None:
     net, params = fixup_with_scalar_biases()
     perturbed, _, multiplier = scaled(params, walk(net))
@@ -357,177 +334,6 @@ def test_random_chains_of_commuting_steps_are_exact(steps: list[tuple[str, int]]
         worst = (multiplier.get(name, torch.ones(())) * size).max()  # what cancels sets the rounding error
         assert float((recovered[name] - true[name]).abs().max()) <= 1e-12 * float(worst + 1), name
     torch.testing.assert_close(again, logits, rtol=1e-11, atol=1e-11 * float(logits.abs().max() + 1))
-
-
-# -- refusals --------------------------------------------------------------------------------------------------------
-
-
-def layers(*parts: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *parts, nn.Flatten())
-
-
-def called(function: Callable[[Any, Tensor], Tensor], **parts: nn.Module | Tensor) -> nn.Module:
-    return Called(lambda m, x: function(m, x).flatten(1), conv=nn.Conv2d(3, 3, 3, padding=1), **parts)
-
-
-REFUSED: dict[str, tuple[Callable[[], nn.Module], Norms, str, str]] = {
-    # name: (features, norms, what the sentence names, what it advises)
-    "tanh": (lambda: layers(nn.Tanh()), "refuse", r"'features.1' \(Tanh\)", "use ReLU or LeakyReLU"),
-    "sigmoid": (lambda: layers(nn.Sigmoid()), "refuse", r"\(Sigmoid\)", "use ReLU or LeakyReLU"),
-    "torch.tanh": (lambda: called(lambda m, x: torch.tanh(m.conv(x))), "refuse", "calls tanh", "use ReLU, LeakyReLU"),
-    "relu6": (lambda: layers(nn.ReLU6()), "refuse", r"\(ReLU6\)", "ReLU"),
-    "batch norm": (
-        lambda: layers(nn.BatchNorm2d(4, track_running_stats=False)),
-        "refuse",
-        r"'features.1' \(BatchNorm2d\) cancels the scale",
-        "norms=affine",
-    ),
-    "group norm": (lambda: layers(nn.GroupNorm(2, 4)), "refuse", r"\(GroupNorm\)", "norms=affine"),
-    "running statistics": (lambda: layers(nn.BatchNorm2d(4)), "affine", "running stat", "track_running_stats=False"),
-    "no affine part": (lambda: layers(nn.GroupNorm(2, 4, affine=False)), "affine", "no affine part", "affine=True"),
-    "layer norm": (lambda: layers(nn.Flatten(), nn.LayerNorm(256)), "affine", r"\(LayerNorm\)", "without it"),
-    "dropout": (lambda: layers(nn.Dropout(0.5)), "refuse", r"\(Dropout\)", "use no dropout"),
-    "F.dropout": (lambda: called(lambda m, x: F.dropout(m.conv(x))), "refuse", "calls dropout", "ReLU"),
-    "grouped": (lambda: layers(nn.Conv2d(4, 4, 3, groups=2)), "refuse", "grouped convolution", "groups=1"),
-    "raw residual": (lambda: called(lambda m, x: m.conv(x) + x), "refuse", "unscaled input", "layer on the shortcut"),
-    "product": (
-        lambda: called(lambda m, x: m.conv(x) * m.other(x), other=nn.Conv2d(3, 3, 3, padding=1)),
-        "refuse",
-        "'mul' multiplies two activations",
-        "use additions or concatenation",
-    ),
-    "square": (lambda: called(lambda m, x: (h := m.conv(x)) * h), "refuse", "multiplies two", "use additions"),
-    "padding by 1": (
-        lambda: called(lambda m, x: F.pad(m.conv(x), (1, 1, 1, 1), value=1.0)),
-        "refuse",
-        r"'pad' pads with 1\.0",
-        "use zero padding",
-    ),
-    "ConstantPad2d": (lambda: layers(nn.ConstantPad2d(1, 0.5)), "refuse", r"\(ConstantPad2d\)", "without it"),
-    "reflected channels": (
-        lambda: Called(
-            lambda m, x: F.pad(m.conv(x).mean(2), (1, 1, 1, 1), mode="reflect").flatten(1), conv=nn.Conv2d(3, 4, 3)
-        ),
-        "refuse",
-        "pads channels in mode 'reflect'",
-        "zero padding",
-    ),
-    "padded batch": (
-        lambda: called(lambda m, x: F.pad(m.conv(x), (0, 0, 0, 0, 0, 0, 0, 1))),
-        "refuse",
-        "pads the batch",
-        "padding of channels and space",
-    ),
-    "a layer twice": (
-        lambda: called(lambda m, x: m.conv(F.relu(m.conv(x)))),
-        "refuse",
-        "'features.conv.weight' is used more than once",
-        "a layer of its own for each use",
-    ),
-    "a bias twice": (
-        lambda: called(lambda m, x: (m.conv(x) + m.b).relu() + m.b, b=nn.Parameter(torch.ones(3, 1, 1))),
-        "refuse",
-        "'features.b' is used more than once",
-        "its own",
-    ),
-    "mean over channels": (
-        lambda: called(lambda m, x: m.conv(x).mean(1)),
-        "refuse",
-        "'mean' averages over examples or channels",
-        "means over space",
-    ),
-    "mean over all": (lambda: called(lambda m, x: x + m.conv(x).mean()), "refuse", "averages", "means over space"),
-    "constant": (lambda: called(lambda m, x: m.conv(x) + 0.5), "refuse", "adds a constant", "use a bias parameter"),
-    "buffer": (lambda: called(lambda m, x: m.conv(x) + m.b, b=torch.ones(1)), "refuse", "'features.b' is a buf", "own"),
-    "weight norm": (
-        lambda: layers(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3))),
-        "refuse",
-        r"'features.1.weight' is a buffer, a constant, or a weight made of others",
-        "parameter of its own",
-    ),
-    "bias a pixel": (
-        lambda: called(lambda m, x: m.conv(x) + m.b, b=nn.Parameter(torch.ones(8, 8))),
-        "refuse",
-        r"\(8, 8\) is not one value a channel",
-        r"use shape \(3, 1, 1\)",
-    ),
-    "pool over channels": (
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.MaxPool1d(3, 1, 1)),
-        "refuse",
-        r"'features.3' \(MaxPool1d\) is applied to activations of shape \(8,\)",
-        "use it on 1d maps",
-    ),
-    "2d pool of 1d maps": (
-        lambda: Called(lambda m, x: F.max_pool2d(m.conv(x).mean(2), 3, 1, 1).flatten(1), conv=nn.Conv2d(3, 4, 3)),
-        "refuse",
-        "max_pool2d",
-        "use it on 2d maps",
-    ),
-    "two outputs": (
-        lambda: called(lambda m, x: m.pool(m.conv(x))[0], pool=nn.MaxPool2d(2, return_indices=True)),
-        "refuse",
-        "'pool' does not keep its channels on axis 1",
-        r"\[B, C, ...\]",
-    ),
-    "other axis": (lambda: called(lambda m, x: torch.cat([m.conv(x)] * 2, 2)), "refuse", "axis 2", "axis 1"),
-    "parameter joined": (
-        lambda: called(lambda m, x: torch.cat([m.conv(x), m.p], 1), p=nn.Parameter(torch.ones(2, 1, 8, 8))),
-        "refuse",
-        "concatenates a parameter",
-        "torch.cat of activations",
-    ),
-    "by keyword": (lambda: called(lambda m, x: m.conv(input=x)), "refuse", "'features.conv' is called on", "use layer"),
-    "other by keyword": (
-        lambda: called(lambda m, x: torch.add(m.conv(x), other=m.conv2(x)), conv2=nn.Conv2d(3, 3, 3, padding=1)),
-        "refuse",
-        "'add' names its operands",
-        "operands by position",
-    ),
-    "control flow": (
-        lambda: called(lambda m, x: m.conv(x) if x.sum() > 0 else x),
-        "refuse",
-        "'test' cannot be traced by torch.fx",
-        "without control flow on tensors",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_commute_is_refused_in_one_sentence_that_names_it_and_a_way_out(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    make, norms, named, advice = REFUSED[name]
-    net, _ = wrapped(make())
-    with pytest.raises(UsageError, match=named) as caught:
-        walk(net, norms)
-    sentence = str(caught.value)
-    assert len(sentence.splitlines()) == 1
-    assert sentence.endswith(".") and ". " not in sentence, sentence
-    assert "cannot be perturbed" in sentence
-    with pytest.raises(UsageError, match=advice):
-        walk(net, norms)
-    assert capfd.readouterr() == ("", ""), "a refusal prints nothing by itself"
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "named"),
-    [
-        ("mlp", {"activation": "tanh"}, "Tanh"),
-        ("mlp", {"activation": "hardswish"}, "Hardswish"),
-        ("cnn", {"activation": "tanh"}, "Tanh"),
-        ("dlnet", {}, "Sigmoid"),
-        ("resnet20", {"norm": "bn"}, "BatchNorm2d"),
-        ("resnet20", {"norm": "gn"}, "GroupNorm"),
-    ],
-)
-def test_a_defense_refuses_registered_models_that_do_not_commute(
-    model: str, options: dict[str, Any], named: str
-) -> None:
-    plan = Plan(net_spec(model, (3, 16, 16), 10, options), 2, Local("gradient"), "squared")
-    with pytest.raises(UsageError, match=rf"\({named}\)"):
-        PBPFL().check(plan)
-    if "norm" in options:
-        PBPFL(norms="affine").check(plan)
 
 
 def test_what_is_refused_would_have_been_wrong() -> None:

@@ -49,18 +49,8 @@ def test_list_names_every_plugin_with_a_sentence(monkeypatch, capsys):
 
 
 def test_evaluate_prints_json_and_only_json(monkeypatch, capsys, tmp_path):
-    words = [
-        "evaluate",
-        "--defense",
-        "spn",
-        *QUICK,
-        "--attack",
-        "label_recovery",
-        "--out",
-        str(tmp_path / "o"),
-        "--json",
-    ]
-    code, out, _ = call(monkeypatch, capsys, *words, "--workers", "1")
+    words = ["--defense", "spn", *QUICK, "--attack", "label_recovery", "--out", str(tmp_path / "o"), "--workers", "1"]
+    code, out, _ = call(monkeypatch, capsys, "evaluate", *words, "--json")
     assert code == 0
     result = json.loads(out)
     assert {c["defense"] for c in result["cells"]} == {"none", "full_noise", "spn"}
@@ -174,15 +164,8 @@ def test_a_strangers_defense_enters_by_the_same_door(strangers, tmp_path, monkey
     strangers(FakeEntry("mine", "stranger_defense:Mine", "stranger", "ppbench.defenses"))
     from ppbench.run.evaluation import evaluate
 
-    options = {
-        "clients": 2,
-        "rounds": 1,
-        "victims": 2,
-        "attack_batch": (1,),
-        "stages": ("init",),
-        "attacks": ("label_recovery",),
-    }
-    found = evaluate(defense="mine", **options, out=tmp_path / "o", workers=1)
+    few = {"clients": 2, "rounds": 1, "victims": 2, "attack_batch": (1,), "stages": ("init",)}
+    found = evaluate(defense="mine", **few, attacks=("label_recovery",), out=tmp_path / "o", workers=1)
     assert {r.config.defense.id for r in found.records} == {"none", "full_noise", "mine"}
 
 

@@ -24,7 +24,7 @@ from ppbench.records.schema import Cost, Record
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
 from ppbench.run import cost
-from ppbench.run.choice import make_defense, points
+from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
 from ppbench.run.cost import (
     Client,
@@ -36,7 +36,7 @@ from ppbench.run.cost import (
     peak_memory,
     relative_time,
 )
-from ppbench.run.task import make_task
+from ppbench.run.experiment import resolve
 from ppbench.run.train import federation
 
 CPU = torch.device("cpu")
@@ -142,16 +142,14 @@ def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name: str, federa
 
 def test_a_fresh_process_counts_the_same_bytes_and_says_nothing() -> None:
     code = """import torch; torch.set_num_threads(1)
-from ppbench.run import cost; from ppbench.run.choice import points
-from ppbench.run.config import configure
-from ppbench.run.task import make_task; from ppbench.run.train import federation
-config = configure(defense="none", train=64, clients=2); task = make_task(config)
-fed = federation(task, points(config)[0], config); fed.start(task.params)
+from ppbench.run import cost; from ppbench.run.config import configure
+from ppbench.run.experiment import resolve; from ppbench.run.train import federation
+experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
+fed = federation(experiment, experiment.points[0]); fed.start(experiment.task.params)
 print(cost.peak_memory(cost.client_of(fed)))"""
-    config = configure(defense="none", train=64, clients=2)
-    task = make_task(config)
-    fed = federation(task, points(config)[0], config)
-    fed.start(task.params)
+    experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
+    fed = federation(experiment, experiment.points[0])
+    fed.start(experiment.task.params)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(run.stdout) == peak_memory(client_of(fed)) > 0
     assert run.stderr == "", "the profiler must not speak amid progress bars"

@@ -82,14 +82,6 @@ def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken: flo
     assert seen == [2] * 5 + [1] * 25
 
 
-def test_nothing_finite_from_the_start_is_the_start_with_score_inf() -> None:
-    start = torch.ones(2, 3)
-    found = descend(lambda z, i: Value(z.sum(1) * torch.nan, z, z.sum(1) * torch.nan), start, Schedule(9), marks=[1])
-    assert torch.equal(found.z, start)
-    assert found.score.tolist() == [torch.inf, torch.inf]
-    assert found.evaluations.tolist() == [1, 1]
-
-
 def test_rows_are_projected_after_every_step_each_by_its_index() -> None:
     limits = torch.tensor([0.3, 0.7])
     seen: list[Tensor] = []

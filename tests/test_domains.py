@@ -71,17 +71,6 @@ def test_what_cannot_be_dealt_is_refused(domain: Tensor | None, clients: int, wo
         partition("domains", torch.arange(40) % 5, clients, 0, domain)
 
 
-def test_dirichlet_over_a_hundred_clients() -> None:
-    labels = torch.arange(6000) % 10
-    shards = partition("dirichlet:0.3", labels, 100, 0)
-    sizes = torch.tensor([len(shard) for shard in shards])
-    assert torch.cat(shards).sort().values.tolist() == list(range(6000))
-    assert sizes.min() > 0
-    shares = torch.stack([labels[shard].bincount(minlength=10) for shard in shards]) / 600
-    # E sum p^2 = (alpha + 1) / (K alpha + 1) = .042 where equal shares give .01.
-    assert float(shares.square().sum(0).mean()) == pytest.approx(1.3 / 31, rel=0.4)
-
-
 # -- folders ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The schedule over engines, and the engine of this machine: order, workers that die, trainings that raise."""
+"""The schedule over executors, and the one of this machine: order, workers that die, trainings that raise."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ppbench.base.errors import Unwritable, UsageError
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import Refused
-from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
-from ppbench.run.executors import Done, Engine, WorkerDied
-from ppbench.run.executors.local import Inline, Local
+from ppbench.run.executors.executor import Done, Executor, WorkerDied
+from ppbench.run.executors.local import InlineExecutor, LocalExecutor
+from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.jobs import Job, work
 from ppbench.run.schedule import missing, wanted
 
@@ -44,7 +45,7 @@ def planted() -> Iterator[None]:
     registry.plugins.cache_clear()
 
 
-class Watched(Inline):
+class Watched(InlineExecutor):
     """Runs jobs in this process, two submitted at a time; `fate` may give one another end than its own."""
 
     capacity = 2
@@ -80,12 +81,18 @@ class Heard:
         self.statuses[status] += 1
 
 
-def run(config: EvaluateConfig, out: Path, engine: Engine, strict: bool = False, *others: EvaluateConfig) -> Heard:
+def small(**options: Any) -> Experiment:
+    return resolve(configure(**{**SMALL, **options}))
+
+
+def run(
+    out: Path, executor: Executor, experiment: Experiment | None = None, *others: Experiment, strict: bool = False
+) -> Heard:
     """Have everything computed that is missing; return what was heard of it."""
     store, heard = Store(out), Heard()
     store.prepare()
-    asked = wanted([config, *others])
-    compute(asked, missing(asked, store), store, engine, heard, strict=strict)
+    asked = wanted([experiment or small(), *others])
+    compute(asked, missing(asked, store), store, executor, heard, strict=strict)
     return heard
 
 
@@ -99,55 +106,53 @@ def trains(job: Job) -> bool:
 
 # -- the schedule ----------------------------------------------------------------------------------------------------
 def test_trainings_come_first_and_once_then_large_batches(tmp_path):
-    engine = Watched()
-    heard = run(configure(**SMALL), tmp_path, engine)
-    assert [trains(job) for job in engine.begun] == [True] * TRAININGS + [False] * GROUPS
-    assert len({job.point for job in engine.begun[:TRAININGS]}) == TRAININGS
+    executor = Watched()
+    heard = run(tmp_path, executor)
+    assert [trains(job) for job in executor.begun] == [True] * TRAININGS + [False] * GROUPS
+    assert len({job.point for job in executor.begun[:TRAININGS]}) == TRAININGS
     for point in range(TRAININGS):
-        assert [job.group.batch for job in engine.begun if job.group and job.point == point] == [3, 2, 1]
-    assert max(engine.open) == engine.capacity, "no more is handed out than can run: later jobs may be more urgent"
+        assert [job.group.batch for job in executor.begun if job.group and job.point == point] == [3, 2, 1]
+    assert max(executor.open) == executor.capacity, "no more is handed out than can run: later jobs may be more urgent"
     assert heard.left["attacking"] == 0 and heard.statuses == {"complete": CELLS}
 
 
 def test_what_is_there_is_not_made_again(tmp_path):
-    config = configure(**SMALL)
-    run(config, tmp_path, Watched())
+    run(tmp_path, Watched())
     lost = [r.cell_id for r in found(tmp_path) if r.config.batch_size == 2 and r.config.attack.id == "planted_slow"]
     for cell in lost:
         (tmp_path / "records" / f"{cell}.json").unlink()
-    engine = Watched()
-    run(config, tmp_path, engine)
-    assert sorted(cell for job in engine.begun for cell in job.cells) == sorted(lost) and len(lost) == 3
-    assert not any(trains(job) for job in engine.begun), "trainings are kept"
+    executor = Watched()
+    run(tmp_path, executor)
+    assert sorted(cell for job in executor.begun for cell in job.cells) == sorted(lost) and len(lost) == 3
+    assert not any(trains(job) for job in executor.begun), "trainings are kept"
     for record in found(tmp_path):
         if record.config.attack.id == "label_recovery":
             (tmp_path / "records" / f"{record.cell_id}.json").unlink()
     again = Watched()
-    run(config, tmp_path, again)
+    run(tmp_path, again)
     batches = [job.group.batch for job in again.begun if job.group]
     assert batches == [3, 3, 3, 2, 2, 2, 1, 1, 1], "of all that is ready, the largest batch first"
 
 
 def test_what_two_evaluations_share_is_made_once(tmp_path):
-    engine, other = Watched(), configure(**{**SMALL, "defense": "dp", "grid": (0.1,)})
-    run(configure(**SMALL), tmp_path, engine, False, other)
-    assert sum(trains(job) for job in engine.begun) == TRAININGS + 1
-    named = [cell for job in engine.begun for cell in job.cells]
+    executor = Watched()
+    run(tmp_path, executor, small(), small(defense="dp"))
+    assert sum(trains(job) for job in executor.begun) == TRAININGS + 1
+    named = [cell for job in executor.begun for cell in job.cells]
     assert len(named) == len(set(named)) == CELLS * (TRAININGS + 1) // TRAININGS
 
 
 def test_of_a_group_whose_worker_dies_only_the_cell_that_did_it_fails(tmp_path):
-    config = configure(**SMALL)
-    culprit = next(c.id for w in wanted([config]) for c in w.cells if c.attack.name == "planted_slow")
-    engine = Watched(lambda job: WorkerDied("killed") if culprit in job.cells else None)
-    heard = run(config, tmp_path, engine)
-    tries = [job.cells for job in engine.begun if culprit in job.cells]
+    culprit = next(c.id for w in wanted([small()]) for c in w.cells if c.attack.name == "planted_slow")
+    executor = Watched(lambda job: WorkerDied("killed") if culprit in job.cells else None)
+    heard = run(tmp_path, executor)
+    tries = [job.cells for job in executor.begun if culprit in job.cells]
     assert [len(cells) for cells in tries] == [2, 1, 1], "with its group, alone, and once more"
     failed = [r for r in found(tmp_path) if r.status == "failed"]
     assert [(r.cell_id, r.reason) for r in failed] == [(culprit, "the cell: WorkerDied: killed")]
     assert heard.statuses == {"complete": CELLS - 1, "failed": 1} and heard.left["attacking"] == 0
     clean = Watched()
-    assert run(config, tmp_path, clean).statuses == {"complete": 1}, "the next run tries it again, and it alone"
+    assert run(tmp_path, clean).statuses == {"complete": 1}, "the next run tries it again, and it alone"
     assert [job.cells for job in clean.begun] == [(culprit,)]
 
 
@@ -159,9 +164,9 @@ def test_a_worker_that_dies_once_costs_nothing(tmp_path):
         died.add(job.point)
         return WorkerDied("its node went away") if first else None
 
-    engine = Watched(fate)
-    assert run(configure(**SMALL), tmp_path, engine).statuses == {"complete": CELLS}
-    assert sum(trains(job) for job in engine.begun) == 2 * TRAININGS
+    executor = Watched(fate)
+    assert run(tmp_path, executor).statuses == {"complete": CELLS}
+    assert sum(trains(job) for job in executor.begun) == 2 * TRAININGS
 
 
 @pytest.mark.parametrize(
@@ -173,32 +178,32 @@ def test_a_worker_that_dies_once_costs_nothing(tmp_path):
     ],
 )
 def test_a_training_that_is_lost_fails_its_cells_and_no_others(error, tries, reason, tmp_path):
-    engine = Watched(lambda job: error if trains(job) and job.point == 1 else None)
-    heard = run(configure(**SMALL), tmp_path, engine)
-    assert sum(job.point == 1 for job in engine.begun) == tries, "none of its cells is begun"
+    executor = Watched(lambda job: error if trains(job) and job.point == 1 else None)
+    heard = run(tmp_path, executor)
+    assert sum(job.point == 1 for job in executor.begun) == tries, "none of its cells is begun"
     lost = [r for r in found(tmp_path) if r.status == "failed"]
     assert {r.reason for r in lost} == {reason} and len(lost) == CELLS // TRAININGS
     assert heard.statuses == {"complete": CELLS - len(lost), "failed": len(lost)} and heard.left["attacking"] == 0
 
 
 def test_an_error_outside_of_attacks_fails_the_cells_of_its_job(tmp_path):
-    engine = Watched(lambda job: OSError("planted") if job.group and (job.point, job.group.batch) == (0, 2) else None)
-    run(configure(**SMALL), tmp_path, engine)
+    executor = Watched(lambda job: OSError("planted") if job.group and (job.point, job.group.batch) == (0, 2) else None)
+    run(tmp_path, executor)
     assert Counter(r.reason for r in found(tmp_path)) == {None: CELLS - 2, "the cell: OSError: planted": 2}
 
 
 def test_a_refused_audit_is_told_by_its_cells(tmp_path):
     """The schedule does not judge a refusal: the cells are run, and each says what was refused."""
-    engine = Watched(lambda job: Refused("no audit") if trains(job) else None)
-    assert run(configure(**SMALL), tmp_path, engine, strict=True).statuses == {"complete": CELLS}
+    executor = Watched(lambda job: Refused("no audit") if trains(job) else None)
+    assert run(tmp_path, executor, strict=True).statuses == {"complete": CELLS}
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_where_nothing_can_be_written_all_ends(strict, tmp_path):
-    engine = Watched(lambda job: Unwritable("No space is left."))
+    executor = Watched(lambda job: Unwritable("No space is left."))
     with pytest.raises(Unwritable, match="No space"):
-        run(configure(**SMALL), tmp_path, engine, strict)
-    assert found(tmp_path) == [] and len(engine._jobs) == 0
+        run(tmp_path, executor, strict=strict)
+    assert found(tmp_path) == [] and len(executor._jobs) == 0
 
 
 @pytest.mark.parametrize(
@@ -210,35 +215,35 @@ def test_where_nothing_can_be_written_all_ends(strict, tmp_path):
 )
 def test_a_single_evaluation_ends_with_the_first_error(error, raised, sentence, tmp_path):
     with pytest.raises(raised, match=sentence):
-        run(configure(**SMALL), tmp_path, Watched(lambda job: error), strict=True)
+        run(tmp_path, Watched(lambda job: error), strict=True)
 
 
 # -- processes of this machine ---------------------------------------------------------------------------------------
-def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(tmp_path):
+def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(tmp_path, forked):
     attacks, settings = ("planted_deadly", "label_recovery", "planted_slow"), {"planted_slow.seconds": 300.0}
-    config = configure(**{**SMALL, "defense": "none", "grid": "quick", "attacks": attacks, "settings": settings})
-    asked, text = wanted([config]), config.model_dump_json()
+    experiment = small(defense="none", grid="quick", attacks=attacks, settings=settings)
+    asked = wanted([experiment])
 
     def of(attack: str, batch: int) -> Job:
         one = next(w for w in asked if w.group.batch == batch)
         cells = tuple(c.id for c in one.cells if c.attack.name == attack)
-        return Job(text, tmp_path, one.group.point, one.group, cells)
+        return Job(experiment, tmp_path, one.group.point, one.group, cells)
 
     Store(tmp_path).prepare()
-    work(Job(text, tmp_path, asked[0].group.point))
+    work(Job(experiment, tmp_path, asked[0].group.point))
     deadly, others = of("planted_deadly", 1), [of("label_recovery", 3), of("planted_deadly", 2)]
-    sore = Job(configure(**{**SMALL, "defense": "planted_sore", "grid": "quick"}).model_dump_json(), tmp_path, 2)
-    with pytest.raises(KeyboardInterrupt), Local(2, lambda rounds: None) as engine:
+    sore = Job(small(defense="planted_sore", grid="quick"), tmp_path, 2)
+    with pytest.raises(KeyboardInterrupt), LocalExecutor(2, lambda rounds: None) as executor:
         for job in (deadly, *others, sore):
-            engine.submit(job)
-        ended = {done.job: done.error for done in (engine.wait() for _ in range(4))}
-        idle, *_ = engine._free
+            executor.submit(job)
+        ended = {done.job: done.error for done in (executor.wait() for _ in range(4))}
+        idle, *_ = executor._free
         next(iter(idle._processes.values())).kill()
         while not idle._broken:
             time.sleep(0.01)
-        engine.submit(of("planted_slow", 1))
-        engine.submit(of("label_recovery", 1))
-        last = engine.wait()
+        executor.submit(of("planted_slow", 1))
+        executor.submit(of("label_recovery", 1))
+        last = executor.wait()
         began = time.monotonic()
         raise KeyboardInterrupt
     assert time.monotonic() - began < 60, "the slow one is not waited for"

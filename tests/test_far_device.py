@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.utils import backend_registration
@@ -18,11 +17,10 @@ from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all, plugins
 
 HERE = Path(__file__).parent
-TOGETHER = (
-    ("none", "central", "full_noise", "phong", "dp", "dp_sgd", "ppdl", "spn"),
-    ("baffle", "fedpc", "pbpfl", "pbpfl_ext", "mp_dp_naive", "mp_cdp", "mpdp", "mpdp_h"),
+DEFENSES, ATTACKS = (
+    sorted(name for name, plugin in plugins(group).items() if plugin.distribution == "ppbench")
+    for group in ("defenses", "attacks")
 )
-"""Defenses that one process evaluates: starting takes as long as two of them."""
 BLIND = "nothing in the view of", "was given 0 reconstructions"
 """What cells say whose adversary sees no upload, and what follows them: no device has a part in it."""
 
@@ -60,54 +58,27 @@ def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else() 
     assert found["kept"] == len(found["refused"]) - 1  # numpy is refused by torch itself
 
 
-@dataclass(frozen=True)
-class Told:
-    """What the evaluations of one process said: a row a cell, and everything that was refused."""
-
-    cells: list[dict[str, Any]]
-    refused: list[str]
-
-
-def evaluated(device: str, defenses: tuple[str, ...], folder: Path, battery: str) -> Told:
-    words = ("far_evaluation.py", str(folder), device, battery, *defenses)
-    ran = spoken(*words, PPBENCH_CACHE=str(folder / "cache"))
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    return Told(**json.loads(ran.stdout.splitlines()[-1]))
-
-
-def test_every_defense_is_evaluated_here() -> None:
-    mine = {name for name, plugin in plugins("defenses").items() if plugin.distribution == "ppbench"}
-    assert {name for together in TOGETHER for name in together} == mine
-
-
-@pytest.mark.parametrize("defenses", TOGETHER, ids=lambda names: names[0])
 def test_every_attack_that_applies_ends_with_everything_on_one_device(
-    defenses: tuple[str, ...], tmp_path: Path, pytestconfig: pytest.Config
+    tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     needed()
-    told = evaluated("far", defenses, tmp_path, pytestconfig.getoption("--battery"))
-    assert told.refused == []
-    seen = [cell for cell in told.cells if not any(word in (cell["reason"] or "") for word in BLIND)]
+    assert set(ATTACKS) == set().union(*map(expected, DEFENSES)), "every attack must end somewhere"
+    battery = pytestconfig.getoption("--battery")
+    ran = spoken("far_evaluation.py", str(tmp_path), battery, *DEFENSES, PPBENCH_CACHE=str(tmp_path / "cache"))
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["refused"] == []
+    seen = [cell for cell in told["cells"] if not any(word in (cell["reason"] or "") for word in BLIND)]
     assert [cell for cell in seen if cell["status"] != "complete"] == []
-    for defense in defenses:
+    for defense in DEFENSES:
         done = {cell["attack"] for cell in seen if cell["defense"] == defense}
         assert done >= expected(defense), (defense, sorted(expected(defense) - done))
 
 
-def test_every_attack_is_expected_somewhere() -> None:
-    mine = {name for name, plugin in plugins("attacks").items() if plugin.distribution == "ppbench"}
-    assert set().union(*(expected(name) for together in TOGETHER for name in together)) == mine
-
-
 def test_a_device_that_torch_does_not_know_or_have_is_refused_in_one_sentence() -> None:
     check_device("cpu")
+    assert device_name("cpu") == platform.machine()
     for word in ("tpu", "meta", "cuda:77", ""):
         with pytest.raises(UsageError, match="cannot be used") as refused:
             check_device(word)
         assert "\n" not in str(refused.value) and "--device cpu" in str(refused.value)
-
-
-def test_the_cpu_is_named_by_its_architecture() -> None:
-    import platform
-
-    assert device_name("cpu") == platform.machine()

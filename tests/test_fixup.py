@@ -37,21 +37,14 @@ def moved(params: Params) -> Params:
     return {n: p.double() + 0.1 * torch.randn(p.shape, generator=g, dtype=torch.float64) for n, p in params.items()}
 
 
-@pytest.mark.parametrize(("width", "parameters"), [(64, 23_467_836), (40, 9_172_404)])
-def test_parameters(width: int, parameters: int) -> None:
-    with torch.device("meta"):
-        model = resnet50_fixup(CIFAR, 10, width=width)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-
-
 def test_it_has_fifty_layers_scalar_biases_and_a_multiplier_a_block() -> None:
     with torch.device("meta"):
-        model = resnet50_fixup(CIFAR, 10)
+        model, narrow = (resnet50_fixup(CIFAR, 10, width=width) for width in (64, 40))
+    assert [sum(p.numel() for p in m.parameters()) for m in (model, narrow)] == [23_467_836, 9_172_404]
     layers = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and "shortcut" not in n]
     blocks = [m for m in model.modules() if isinstance(m, FixupBottleneck)]
     shifts = [m for m in model.modules() if isinstance(m, Shift)]
-    assert (len(layers), len(blocks)) == (50, 16)
-    assert len(shifts) == 6 * 16 + 2
+    assert (len(layers), len(blocks), len(shifts)) == (50, 16, 6 * 16 + 2)
     assert all(shift.bias.numel() == 1 for shift in shifts)
     assert all(block.scale.numel() == 1 for block in blocks)
 

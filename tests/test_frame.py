@@ -210,12 +210,13 @@ def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabric
     (board,) = boards(records, no_claims)
     entry = next(e for e in board.entries if e.defense.id == "spn")
     (row,) = [row for row in worst_rows([board]) if row["defense"] == "spn"]
-    (line,) = [line for line in lines(records) if line.defense == "spn"]
+    (line,) = [line for line in lines(records) if line.key.defense == "spn"]
     claim = Claim("psnr_median", 8.0, "digits", "mlp", None, "Table 1")
     (outcome,) = check({"spn": (claim,)}, records, ())
     limit = worst_figures([r for r in records if r.config.defense.id == "spn"])["psnr"]
     assert entry.worst.metric("psnr_median").value == row["worst_psnr_median"] == limit.value == 30.0
-    assert line.worst.metric("psnr_median").value == 30.0 and line.plain.metric("psnr_median").value == 19.5
+    sides = line.rebuilt
+    assert sides.worst.metric("psnr_median").value == 30.0 and sides.plain.metric("psnr_median").value == 19.5
     assert isinstance(outcome, Checked) and (outcome.finding.verdict, outcome.finding.to) == ("falls", "to 30.0 dB")
     assert len(outcome.finding.cells) == 3, "both attacks' cells and the undefended one"
 

@@ -6,18 +6,19 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from observations import seeded
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.generator import store, training
-from ppbench.attacks.reconstruction.generator.fingerprints import common, fingerprints
 from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
-from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, overlap, read, write
+from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, fingerprints, overlap, read, write
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.base.errors import UsageError
 from ppbench.task.dataset import open_dataset
@@ -48,8 +49,8 @@ def made(digits: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Generator:
 def test_blocks_follow_the_shape_of_the_images(shape: tuple[int, ...], sizes: list[tuple[int, ...]]) -> None:
     plan = architecture(shape)
     assert [plan.size(k) for k in range(plan.blocks + 1)] == sizes
-    decoder = Decoder(plan, initial(plan, torch.Generator().manual_seed(0)), -1.0, 3.0)
-    h = torch.randn(2, *sizes[0], generator=torch.Generator().manual_seed(1))
+    decoder = Decoder(plan, initial(plan, seeded(0)), -1.0, 3.0)
+    h = torch.randn(2, *sizes[0], generator=seeded(1))
     whole = decoder.decode(h)
     for k in range(plan.blocks):
         assert torch.equal(decoder.decode(h, k), whole)
@@ -83,11 +84,11 @@ def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_befo
 def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits: Tensor, tmp_path: Path) -> None:
     """Scale of codes: latents of covariance about 1, maps of mean square 1, so that one learning rate fits."""
     short = trained(digits, (0.0, 1.0), Training(steps=4), folder=tmp_path)
-    longer = trained(digits, (0.0, 1.0), Training(steps=240), folder=tmp_path)
-    assert longer.ceiling > short.ceiling + 1
-    assert longer.about.ceiling_latent > longer.ceiling
+    longer = trained(digits, (0.0, 1.0), Training(steps=200), folder=tmp_path)
+    assert longer.about.ceiling > short.about.ceiling + 1
+    assert longer.about.ceiling_latent > longer.about.ceiling
     assert (longer.about.images, longer.about.held_out) == (216, 24)
-    h = torch.randn(500, 32, generator=torch.Generator().manual_seed(0))
+    h = torch.randn(500, 32, generator=seeded(0))
     size = float(longer.decoder.block(0, h).square().mean().sqrt())
     assert 0.6 < size < 1.7
 
@@ -106,14 +107,6 @@ def test_a_second_call_reads_the_file(digits: Tensor, tmp_path: Path, monkeypatc
         asked = {"images": digits, "data_range": (0.0, 1.0), "training": Training(steps=2), **changed}
         with pytest.raises(AssertionError, match="trained again"):
             trained(**asked, folder=tmp_path)
-
-
-def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPBENCH_CACHE", str(tmp_path))
-    assert store.cache() == tmp_path / "generators"
-    monkeypatch.delenv("PPBENCH_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert store.cache() == tmp_path / "home" / ".cache" / "ppbench" / "generators"
 
 
 def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made: Generator, tmp_path: Path) -> None:
@@ -154,74 +147,61 @@ def test_training_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 Tensors, Entries = dict[str, Tensor], dict
-DAMAGE: dict[str, Callable[[Tensors, Entries], object]] = {
-    "missing": lambda tensors, about: tensors.pop("block1.bias"),
-    "unknown": lambda tensors, about: tensors.update({"block9.bias": torch.zeros(2)}),
-    "shape": lambda tensors, about: tensors.update({"block1.weight": torch.zeros(3, 3)}),
-    "dtype": lambda tensors, about: tensors.update({"block1.weight": tensors["block1.weight"].double()}),
-    "nan": lambda tensors, about: tensors["block0.bias"].fill_(torch.nan),
-    "prints": lambda tensors, about: tensors.update({"fingerprints": tensors["fingerprints"].flip(0)}),
-    "entry": lambda tensors, about: about.update(author="me"),
-    "lacking": lambda tensors, about: about.pop("seed"),
-    "type": lambda tensors, about: about.update(images="many"),
-    "range": lambda tensors, about: about.update(data_range=[1.0, 0.0]),
-    "format": lambda tensors, about: about.update(format="ppbench.generator/9"),
-    "widths": lambda tensors, about: about["plan"].update(widths=[0]),
-    "bare": lambda tensors, about: None,
-    "json": lambda tensors, about: None,
+DAMAGE: dict[str, tuple[Callable[[Tensors, Entries], object], str]] = {
+    "missing": (lambda tensors, about: tensors.pop("block1.bias"), "'block1.bias' is missing"),
+    "unknown": (lambda tensors, about: tensors.update(other=torch.zeros(2)), "'other' is unknown"),
+    "shape": (
+        lambda tensors, about: tensors.update({"block1.weight": torch.zeros(3, 3)}),
+        r"'block1.weight' is torch.float32 \(3, 3\)",
+    ),
+    "dtype": (
+        lambda tensors, about: tensors.update({"block1.weight": tensors["block1.weight"].double()}),
+        "'block1.weight' is torch.float64",
+    ),
+    "nan": (lambda tensors, about: tensors["block0.bias"].fill_(torch.nan), "'block0.bias' holds .* not finite"),
+    "prints": (
+        lambda tensors, about: tensors.update(fingerprints=tensors["fingerprints"].flip(0)),
+        "'fingerprints' must be ascending",
+    ),
+    "entry": (lambda tensors, about: about.update(author="me"), "at author"),
+    "lacking": (lambda tensors, about: about.pop("seed"), "at seed"),
+    "type": (lambda tensors, about: about.update(images="many"), "at images"),
+    "range": (lambda tensors, about: about.update(data_range=[1.0, 0.0]), "at data_range .*must rise"),
+    "format": (lambda tensors, about: about.update(format="ppbench.generator/9"), "at format .*generator/1"),
+    "widths": (lambda tensors, about: about["plan"].update(widths=[0]), r"at plan\.widths"),
+    "bare": (lambda tensors, about: None, "is no generator"),
+    "json": (lambda tensors, about: None, "unknown metadata"),
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("missing", "'block1.bias' is missing"),
-        ("unknown", "'block9.bias' is unknown"),
-        ("shape", r"'block1.weight' is torch.float32 \(3, 3\)"),
-        ("dtype", r"'block1.weight' is torch.float64"),
-        ("nan", "'block0.bias' holds numbers that are not finite"),
-        ("prints", "'fingerprints' must be ascending"),
-        ("entry", "author"),
-        ("lacking", "seed"),
-        ("type", "unknown metadata at images"),
-        ("range", "data range"),
-        ("format", "reads 'ppbench.generator/1'"),
-        ("widths", "metadata of another kind"),
-        ("bare", "is no generator"),
-        ("json", "unknown metadata"),
-    ],
-)
+@pytest.mark.parametrize("kind", DAMAGE)
 def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(
-    made: Generator, tmp_path: Path, kind: str, says: str
+    made: Generator, tmp_path: Path, kind: str
 ) -> None:
-    path = tmp_path / "mine.safetensors"
+    path, (damage, says) = tmp_path / "mine.safetensors", DAMAGE[kind]
     write(made, path)
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["ppbench.generator"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    DAMAGE[kind](tensors, about)
+    damage(tensors, about)
     meta = {} if kind == "bare" else {"ppbench.generator": "{" if kind == "json" else json.dumps(about)}
     save_file({n: v.contiguous() for n, v in tensors.items()}, path, meta)
-    with pytest.raises(UsageError, match=says) as raised:
+    with pytest.raises(UsageError, match=rf"mine\.safetensors .*{says}"):
         read(path)
-    assert str(path) in str(raised.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64, None])
+def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"x\.safetensors"):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"generator file .*x\.safetensors"):
         read(path)
-    with pytest.raises(UsageError, match="no generator file"):
-        read(tmp_path / "nowhere.safetensors")
 
 
 def test_a_larger_decoder_of_the_family_comes_from_a_file(made: Generator, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     plan = replace(made.decoder.plan, latent=7, widths=(24,))
-    decoder = Decoder(plan, initial(plan, torch.Generator().manual_seed(0)))
+    decoder = Decoder(plan, initial(plan, seeded(0)))
     write(Generator(decoder, replace(made.about, plan=plan), made.prints), tmp_path / "big.safetensors")
     back = read(tmp_path / "big.safetensors").decoder
     z = torch.ones(1, 7)
@@ -233,18 +213,19 @@ def test_images_are_known_by_their_contents(digits: Tensor, made: Generator) -> 
     assert len(held) == 20  # the tenth that measured the ceiling was not trained on
     assert overlap(made, digits[200:]) == 0
     assert overlap(made, digits[:200]) == 180
-    shuffled = digits[:200][torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    shuffled = digits[:200][torch.randperm(200, generator=seeded(0))]
     assert overlap(made, shuffled + 1e-4) == 180  # less than a step of 8 bits
     assert overlap(made, 1 - digits[:200]) == 0
-    assert common(made.prints, digits[:0]) == 0
+    assert overlap(made, digits[:0]) == 0
 
 
-def test_shape_and_copies_count_in_fingerprints() -> None:
-    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+def test_shape_and_copies_count_in_fingerprints(made: Generator) -> None:
+    x = torch.rand(3, 1, 8, 8, generator=seeded(0))
     twice = torch.cat([x, x])
     assert torch.equal(fingerprints(twice), fingerprints(x))
-    assert common(fingerprints(x), twice) == 6
-    assert common(fingerprints(x), x.view(3, 1, 4, 16)) == 0
+    known = replace(made, prints=fingerprints(x))
+    assert overlap(known, twice) == 6
+    assert overlap(known, x.view(3, 1, 4, 16)) == 0
     assert len(fingerprints(torch.full((2, 1, 8, 8), torch.nan))) == 1
 
 

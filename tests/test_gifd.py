@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +11,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import ask, psnr, seeded, updates, uploads
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights, project_l1
 from ppbench.attacks.reconstruction.generator.store import Generator, overlap, write
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD
 from ppbench.base.errors import UsageError
-from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial as weights
 from ppbench.nets.net import net_spec
 from ppbench.task.dataset import open_dataset
@@ -35,8 +34,7 @@ SMALL = {"widths": "8,8", "pool": "avg"}
 
 @pytest.fixture(scope="module")
 def digits() -> Data:
-    train = open_dataset("digits", seed=0).train
-    return train.take(torch.arange(260))
+    return open_dataset("digits", seed=0).train.take(torch.arange(260))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,7 @@ def public(digits: Data) -> Data:
 
 @pytest.fixture(scope="module")
 def made(public: Data, tmp_path_factory: pytest.TempPathFactory) -> Generator:
-    return trained(public.x, (0.0, 1.0), Training(steps=700), folder=tmp_path_factory.mktemp("generators"))
+    return trained(public.x, (0.0, 1.0), Training(steps=500), folder=tmp_path_factory.mktemp("generators"))
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +54,12 @@ def path(made: Generator, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def seen(x: Tensor, y: Tensor, public: Data | None = None, poison: float | None = None) -> View:
-    """Return a server's view of one gradient for each batch of x [V, N, *shape], y [V, N, C]."""
+def seen(x: Tensor, y: Tensor, public: Data | None = None) -> View:
+    """Return a server's view of a gradient for each batch of x [V, N, *shape], y [V, N, C]."""
     plan = Plan(net_spec("cnn", tuple(x.shape[2:]), 10, SMALL), clients=1)
     params = weights(plan.spec, seed=0)
-    simulate, mail = simulation(plan, params), []
-    for i in range(len(x)):
-        observed = {n: v.detach() for n, v in simulate(x[i][None], y[i][None]).items()}
-        if poison is not None and i == 0:
-            observed = {n: v * poison if poison == 0 else v + poison for n, v in observed.items()}
-        mail.append(Envelope(i, 1, 0, SERVER, 0, 0, Model(params)))
-        mail.append(Envelope(i, 1, 0, 0, SERVER, 0, Update(observed)))
-    return View("server/1", SERVER, plan, NoDefense(), tuple(mail), (), public=public)
+    observed = updates(simulation(plan, params), x, y)
+    return uploads(plan, params, observed, public)
 
 
 def victims(digits: Data, count: int, batch: int = 1) -> tuple[Tensor, Tensor]:
@@ -76,12 +68,7 @@ def victims(digits: Data, count: int, batch: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def run(attack: GIFD, view: View, count: int, batch: int = 1) -> list[Guess]:
-    asked = [Challenge((Slot(i, 0),), batch) for i in range(count)]
-    return attack.run(view, asked, torch.Generator().manual_seed(0))
-
-
-def psnr(guess: Tensor, truth: Tensor) -> float:
-    return -10 * math.log10(float((guess.clamp(0, 1) - truth).square().mean()))
+    return attack.run(view, ask(count, batch), seeded())
 
 
 def nearest_in_ball(z: Tensor, radius: float) -> Tensor:
@@ -89,13 +76,13 @@ def nearest_in_ball(z: Tensor, radius: float) -> Tensor:
     if float(z.abs().sum()) <= radius:
         return z
     low, high = 0.0, float(z.abs().max())
-    for _ in range(200):
+    for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if float((z.abs() - middle).clamp(min=0).sum()) > radius else (low, middle)
     return z.sign() * (z.abs() - high).clamp(min=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     rows=st.lists(st.lists(st.floats(-100, 100), min_size=5, max_size=5), min_size=1, max_size=4),
     radii=st.lists(st.floats(0, 300), min_size=4, max_size=4),
@@ -109,7 +96,7 @@ def test_projection_finds_the_nearest_point_of_the_l1_ball(rows: list[list[float
 
 
 def test_projection_in_float32_stays_in_balls_of_many_numbers() -> None:
-    z = torch.randn(6, 8192, generator=torch.Generator().manual_seed(0))
+    z = torch.randn(6, 8192, generator=seeded(0))
     radius = torch.tensor([0.0, 1.0, 100.0, 1000.0, 6000.0, 1e6])
     found = project_l1(z, radius)
     assert bool((found.abs().sum(1) <= radius * (1 + 1e-4) + 1e-6).all())
@@ -117,7 +104,7 @@ def test_projection_in_float32_stays_in_balls_of_many_numbers() -> None:
 
 
 def space(stage: int, rho: float, rows: int = 2, count: int = 3) -> Maps:
-    g = torch.Generator().manual_seed(1)
+    g = seeded(1)
     plan = architecture((1, 12, 8))
     decoder = Decoder(plan, initial(plan, g))
     return Maps(decoder, stage, count, torch.rand(rows, count, math.prod(plan.size(stage)), generator=g), rho)
@@ -125,7 +112,7 @@ def space(stage: int, rho: float, rows: int = 2, count: int = 3) -> Maps:
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_slopes_come_back_through_the_generator_as_autograd_has_them(stage: int) -> None:
-    maps, g = space(stage, 0.5), torch.Generator().manual_seed(2)
+    maps, g = space(stage, 0.5), seeded(2)
     z = torch.randn(2, maps.size, generator=g)
     images, pull = maps.images(z, torch.arange(2))
     assert images.shape == (2, 3, 1, 12, 8)
@@ -143,7 +130,7 @@ def test_maps_stay_in_the_ball_of_their_own_image_and_latents_are_free() -> None
 
 
 def test_every_row_has_weights_of_its_own() -> None:
-    maps, g = space(0, 0.0), torch.Generator().manual_seed(3)
+    maps, g = space(0, 0.0), seeded(3)
     apart = Weights(maps.decoder, torch.randn(2, 3, maps.decoder.plan.latent, generator=g))
     z, index = apart.start(), torch.arange(2)
     images, _ = apart.images(z, index)
@@ -164,12 +151,9 @@ def test_a_planted_leak_comes_out_far_better_than_a_random_or_a_mean_image(
 ) -> None:
     x, y = victims(digits, 6)
     found = run(replace(attack, generator=path, budget=STEPS), seen(x, y), 6)
+    noise, mean, few = torch.rand(x.shape, generator=seeded()), public.x.mean(0), public.x[:6].mean(0)
     mine = sorted(psnr(guess.x, truth) for guess, truth in zip(found, x, strict=True))
-    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
-    blind = sorted(
-        max(psnr(n, truth), psnr(public.x.mean(0), truth), psnr(public.x[:6].mean(0), truth))
-        for n, truth in zip(noise, x, strict=True)
-    )
+    blind = sorted(max(psnr(image, truth) for image in (n, mean, few)) for n, truth in zip(noise, x, strict=True))
     assert mine[3] > blind[3] + (5 if attack.method == "gifd" else 1.5)
     assert all(guess.y.tolist() == label.argmax(-1).tolist() for guess, label in zip(found, y, strict=True))
 
@@ -204,39 +188,12 @@ def test_the_budget_is_kept_over_starts_and_stages(
         assert torch.equal(guess.path[-1][1], guess.x)
 
 
-@pytest.mark.parametrize("blocks", [2, 4, 6])
-@pytest.mark.parametrize("total", [1, 2, 3, 10, 300, 1001])
 @pytest.mark.parametrize("method", ["gifd", "ggl", "gias"])
-def test_stages_share_all_evaluations(blocks: int, total: int, method: str) -> None:
-    shares = GIFD(budget=total, method=method).shares(blocks)
-    assert sum(steps for _, steps in shares) == total and min(steps for _, steps in shares) >= 0
-    assert [stage for stage, _ in shares] == sorted(stage for stage, _ in shares)
-
-
-def test_one_seed_gives_one_guess_bit_for_bit_whatever_runs_beside_it(digits: Data, path: str) -> None:
-    x, y = victims(digits, 3)
-    attack = GIFD(generator=path, budget=24)
-    first, second = run(attack, seen(x, y), 3), run(attack, seen(x, y), 3)
-    assert all(torch.equal(a.x, b.x) and a.confidence == b.confidence for a, b in zip(first, second, strict=True))
-    assert not torch.equal(first[0].x, first[1].x)
-
-
-@pytest.mark.parametrize("method", ["gifd", "ggl", "gias"])
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0])
-def test_an_observation_that_says_nothing_is_a_failed_guess(
-    method: str, poison: float, digits: Data, path: str
-) -> None:
-    x, y = victims(digits, 2)
-    broken, whole = run(GIFD(generator=path, method=method, budget=10), seen(x, y, poison=poison), 2)
-    assert broken.confidence is None and broken.evaluations == 0 and bool(broken.x.isfinite().all())
-    assert whole.confidence is not None and whole.evaluations == 10
-
-
-def test_batches_and_huge_gradients_are_searched(digits: Data, path: str) -> None:
-    x, y = victims(digits, 2, batch=3)
-    found = run(GIFD(generator=path, budget=20, tries=2), seen(x, y, poison=1e30), 2, batch=3)
-    assert all(guess.x.shape == (3, 1, 8, 8) and bool(guess.x.isfinite().all()) for guess in found)
-    assert found[1].confidence is not None and found[1].confidence < 1
+def test_stages_share_all_evaluations(method: str) -> None:
+    for blocks, total in itertools.product((2, 4, 6), (1, 2, 3, 10, 300, 1001)):
+        shares = GIFD(budget=total, method=method).shares(blocks)
+        assert sum(steps for _, steps in shares) == total and min(steps for _, steps in shares) >= 0
+        assert [stage for stage, _ in shares] == sorted(stage for stage, _ in shares)
 
 
 def test_the_generator_comes_from_the_views_public_examples(
@@ -248,7 +205,6 @@ def test_the_generator_comes_from_the_views_public_examples(
     run(attack, view, 1)
     assert len(list((tmp_path / "generators").glob("*.safetensors"))) == 1
     assert overlap(attack.prior(view), public.x) == 216
-    assert attack.ceiling(view) == attack.prior(view).ceiling
     attack.check_held({0: public.x})  # trained on the view's examples, which the harness set apart itself
 
 
@@ -274,14 +230,6 @@ def test_a_file_for_other_images_or_of_the_clients_images_is_refused(
     GIFD(generator=path).check_held({0: digits.x[240:]})
     with pytest.raises(UsageError, match=r"digits\.safetensors was trained on \d+ of the 240 images of client 3"):
         GIFD(generator=path).check_held({0: digits.x[240:], 3: public.x})
-
-
-def test_variants_differ_and_keep_the_budget() -> None:
-    variants = GIFD(budget=77, generator="x").variants()
-    assert variants[0] == GIFD(budget=77, generator="x") and len(set(map(repr, variants))) == len(variants) == 4
-    assert all(isinstance(v, GIFD) and v.budget == 77 and v.generator == "x" for v in variants)
-    for variant in variants:
-        variant.check()
 
 
 @pytest.mark.parametrize(

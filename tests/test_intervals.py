@@ -43,12 +43,6 @@ def test_clopper_pearson_holds_the_share_and_shrinks_with_n(n: int, data: st.Dat
     assert ten.high - ten.low < one.high - one.low
 
 
-def test_clopper_pearson_covers_the_truth_at_least_as_often_as_it_claims() -> None:
-    draws = np.random.default_rng(0).binomial(40, 0.3, size=1500)
-    hits = [clopper_pearson(int(k), 40).low <= 0.3 <= clopper_pearson(int(k), 40).high for k in draws[:400]]
-    assert np.mean(hits) > 0.93
-
-
 def test_clustered_proportion_is_wider_where_victims_of_a_batch_fall_together() -> None:
     rng = np.random.default_rng(0)
     together = [np.full(8, rng.random() < 0.5) for _ in range(20)]
@@ -75,7 +69,9 @@ def test_clustered_proportion_of_all_counts_each_batch_once_and_one_batch_not_at
     assert alone.value == 0.5 and alone.interval.low is None and "one batch" in alone.interval.method
 
 
-@given(st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.sampled_from(["mean", "median", "p95"]))
+@given(
+    st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.sampled_from(["mean", "median", "p95", "worst_decile"])
+)
 @settings(max_examples=25, deadline=None)
 def test_bootstrap_is_bounded_by_the_data_and_repeats(values: list[float], name: str) -> None:
     units = flat(np.array(values))
@@ -105,9 +101,6 @@ def test_bootstrap_takes_batches_of_unequal_size() -> None:
     units = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
     found = bootstrap(units, "mean", 0)
     assert found.value == 4 and found.interval.low == 2 and found.interval.high == 10
-
-
-def test_statistic_leaves_padding_out() -> None:
     padded = np.array([[1.0, 3.0, np.nan]])
     assert statistic(padded, "mean")[0] == 2 and statistic(padded, "median")[0] == 2
 
@@ -121,11 +114,8 @@ def test_auc_bootstrap_is_that_of_scikit_learn_and_handles_ties() -> None:
         m, o = draw.choice(members, 60), draw.choice(others, 50)
         slow.append(roc_auc_score(np.r_[np.ones(60), np.zeros(50)], np.r_[m, o]))
     assert (found.low, found.high) == pytest.approx(tuple(np.percentile(slow, [2.5, 97.5])), abs=0.02)
-
-
-def test_auc_of_equal_scores_is_exactly_chance() -> None:
-    interval = auc_interval([(np.ones(30), np.ones(20))], 0)
-    assert interval.low == interval.high == 0.5
+    equal = auc_interval([(np.ones(30), np.ones(20))], 0)
+    assert equal.low == equal.high == 0.5
 
 
 def test_balanced_interval_is_exact_for_equal_strata_and_stratified_else() -> None:

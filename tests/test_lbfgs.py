@@ -111,12 +111,6 @@ def test_a_victim_does_not_depend_on_its_neighbors(slots: int) -> None:
         assert int(alone.evaluations) == int(together.evaluations[v])
 
 
-def test_victims_are_matched_with_their_own_function_when_slots_are_refilled() -> None:
-    function, centers = quadratics(9, 4, 5.0)
-    found = run(function, torch.zeros(9, 4, dtype=torch.float64), slots=2)
-    assert torch.allclose(found.z, centers, atol=1e-4)
-
-
 def test_budget_is_kept_victim_by_victim_and_the_best_point_returned() -> None:
     starts = torch.full((3, 8), -1.2, dtype=torch.float64)
     budget = torch.tensor([1, 7, 30])
@@ -163,9 +157,3 @@ def test_a_region_without_finite_values_is_backed_out_of() -> None:
     found = run(barrier, torch.full((1, 3), 20.0, dtype=torch.float64), stop=1e-9)
     assert found.reasons == ("converged",)
     assert torch.allclose(found.z, torch.ones(1, 3, dtype=torch.float64), atol=1e-4)
-
-
-def test_no_victims_is_no_error() -> None:
-    found = run(rosenbrock, torch.zeros(0, 4))
-    assert found.z.shape == (0, 4)
-    assert found.reasons == ()

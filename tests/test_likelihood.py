@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import pytest
 import torch
+from observations import observation, reached, seeded, server_sees
 
-from ppbench.adversary.attack import Guess
-from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.reconstruction.explained import explained, layers, masked
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
-from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.ppdl import PPDL
-from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.evidence import Evidence, simulation
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Opt
 from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Data, Local, Noise, Plan
-from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.images import score_images
-
-PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient", batch=1))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture(scope="module")
-def see(digits: Data) -> Callable[[Defense], tuple[View, Victims]]:
-    """Return what a server sees of eight digits under a defense, and whose they are."""
-
-    def make(defense: Defense) -> tuple[View, Victims]:
-        fed = Federation(defense, PLAN, {0: Data(digits.x[900:960].clone(), digits.y[900:960].clone())}, Seeds(0))
-        fed.start(initial(PLAN.spec, 1))
-        victims = choose_victims(fed.shards, "server/1", 1, 8, Seeds(0))
-        return fed.probe(victims.data).view("server/1"), victims
-
-    return make
 
 
 def hand(noise: Noise | None, weight: dict[str, torch.Tensor] | None = None) -> Evidence:
@@ -57,22 +32,18 @@ def hand(noise: Noise | None, weight: dict[str, torch.Tensor] | None = None) -> 
     return Evidence((Slot(0, 0),), observed, lambda x, y: observed, weight=weight, noise=noise)
 
 
-def test_the_discrepancy_is_the_negative_log_likelihood_up_to_its_constant() -> None:
-    law = Noise("gaussian", 0.5, (("b.weight", 2.0),))
+@pytest.mark.parametrize(("kind", "share"), [("gaussian", 0.5), ("laplace", 1.0)])
+def test_the_discrepancy_is_the_negative_log_likelihood_up_to_its_constant(kind: str, share: float) -> None:
+    evidence = hand(Noise(kind, 0.5, (("b.weight", 2.0),)))  # type: ignore[arg-type]
     guess = {"a.weight": torch.tensor([[2.0, 1.0]]), "b.weight": torch.tensor([[1.5], [-1.0]])}
-    for kind, attack in (("gaussian", Likelihood()), ("laplace", Likelihood())):
-        evidence = hand(replace(law, law=kind))  # type: ignore[arg-type]
-        found = attack.matched(evidence)
-        total = 0.0
-        for name, std in (("a.weight", 0.5), ("b.weight", 2.0)):
-            o, s = evidence.observed[name].double(), guess[name].double()
-            normal = torch.distributions.Normal(s, std)
-            laplace = torch.distributions.Laplace(s, std / math.sqrt(2))
-            p = normal if kind == "gaussian" else laplace
-            total -= float((p.log_prob(o) - p.log_prob(s)).sum())
-        assert float(found.discrepancy(guess)) == pytest.approx(total)
-        share = 0.5 if kind == "gaussian" else 1.0
-        assert attack.unit([evidence]).tolist() == [4 * share]
+    total = 0.0
+    for name, std in (("a.weight", 0.5), ("b.weight", 2.0)):
+        o, s = evidence.observed[name].double(), guess[name].double()
+        laplace = torch.distributions.Laplace(s, std / math.sqrt(2))
+        p = torch.distributions.Normal(s, std) if kind == "gaussian" else laplace
+        total -= float((p.log_prob(o) - p.log_prob(s)).sum())
+    assert float(Likelihood().matched(evidence).discrepancy(guess)) == pytest.approx(total)
+    assert Likelihood().unit([evidence]).tolist() == [4 * share]
 
 
 def test_the_unit_is_what_the_discrepancy_is_at_the_truth() -> None:
@@ -115,8 +86,8 @@ def test_a_mean_of_uploads_has_less_noise_in_every_tensor() -> None:
     assert (law.of("a"), law.of("b")) == (2.0, 1.0)
 
 
-def test_what_a_sparse_message_holds_is_its_support(see: Callable[[Defense], tuple[View, Victims]]) -> None:
-    view, _ = see(PPDL(theta=0.2, sigma=1e-3))
+def test_what_a_sparse_message_holds_is_its_support(digits: Data) -> None:
+    view, _ = server_sees(digits, PPDL(theta=0.2, sigma=1e-3))
     for evidence in Likelihood().evidence(view):
         assert evidence.noise == Noise("gaussian", 1e-3)
         assert evidence.weight is not None
@@ -126,89 +97,67 @@ def test_what_a_sparse_message_holds_is_its_support(see: Callable[[Defense], tup
         assert all(bool((evidence.observed[n][w == 0] == 0).all()) for n, w in evidence.weight.items())
 
 
-def medians(see: Callable[[Defense], tuple[View, Victims]], defense: Defense, attack: IG | Likelihood) -> float:
-    view, victims = see(defense)
-    guesses = attack.run(view, victims.challenges(), seeded())
-    return median(s.psnr or 0.0 for s in score_images(victims, guesses, {}, {}, (0.0, 1.0)).victims)
-
-
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_under_noise_the_likelihood_beats_the_oblivious(
-    law: str, see: Callable[[Defense], tuple[View, Victims]]
-) -> None:
+def test_under_noise_the_likelihood_beats_the_oblivious(law: str, digits: Data) -> None:
     """Noise of a hundredth of the gradient's root mean square, at which DLNet's images begin to blur."""
-    view, _ = see(NoDefense())
+    view, _ = server_sees(digits, NoDefense(), count=4)
     flat = torch.cat([v.flatten() for e in plain_evidence(view) for v in e.observed.values()])
     scale = 0.01 * float(flat.square().mean().sqrt()) / (math.sqrt(2) if law == "laplace" else 1)
-    defense = DP(scale, law)  # type: ignore[arg-type]
-    aware, oblivious = (medians(see, defense, attack) for attack in (Likelihood(budget=300), IG()))
+    seen = server_sees(digits, DP(scale, law), count=4)  # type: ignore[arg-type]
+    aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=300), IG()))
     assert aware > oblivious + 5
     assert aware > 20
 
 
-def test_evaluations_include_trying_labels_and_the_path_ends_at_the_answer(
-    see: Callable[[Defense], tuple[View, Victims]],
-) -> None:
-    view, victims = see(DP(1e-4))
-    for budget, spent in ((60, 60), (11, 11), (10, 10), (1, 1)):
-        guesses: list[Guess] = Likelihood(budget=budget).run(view, victims.challenges(), seeded())
-        assert {g.evaluations for g in guesses} == {spent}
-        assert all(g.path[-1][0] == spent and torch.equal(g.path[-1][1], g.x) for g in guesses)
+def test_evaluations_include_trying_labels_and_the_path_ends_at_the_answer(digits: Data) -> None:
+    seen = server_sees(digits, DP(1e-4), count=2)
+    for budget in (60, 11, 10, 1):
+        _, guesses = reached(seen, Likelihood(budget=budget))
+        assert {g.evaluations for g in guesses} == {budget}
+        assert all(g.path[-1][0] == budget and torch.equal(g.path[-1][1], g.x) for g in guesses)
 
 
 # -- how well a guess explains ----------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Case:
-    """An exact observation of one digit, and its truth."""
-
-    evidence: Evidence
-    x: torch.Tensor
-    y: torch.Tensor
+@pytest.fixture(scope="module")
+def truth(digits: Data) -> Data:
+    return Data(digits.x[:1], digits.y[:1])
 
 
 @pytest.fixture(scope="module")
-def case(digits: Data) -> Case:
-    params = initial(PLAN.spec, 1)
-    simulate, x, y = simulation(PLAN, params), digits.x[:1], digits.y[:1]
-    return Case(
-        Evidence((Slot(0, 0),), {n: v.detach() for n, v in simulate(x[None], y[None]).items()}, simulate, params), x, y
-    )
+def case(truth: Data) -> Evidence:
+    """An exact observation of one digit."""
+    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1)
+    return observation(plan, initial(plan.spec, 1), truth.x, truth.y)
 
 
-def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(case: Case) -> None:
-    exact = explained(case.evidence, case.x, case.y)
+def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(case: Evidence, truth: Data) -> None:
+    exact = explained(case, truth.x, truth.y)
     assert exact == pytest.approx(math.log(1e-4))
-    count = len(layers(case.evidence))
-    poisoned = dict(case.evidence.observed)
+    count = len(layers(case))
+    poisoned = dict(case.observed)
     poisoned["head.weight"], poisoned["head.bias"] = (
         torch.randn(poisoned[n].shape, generator=seeded()) for n in ("head.weight", "head.bias")
     )
-    found = explained(replace(case.evidence, observed=poisoned), case.x, case.y)
+    found = explained(replace(case, observed=poisoned), truth.x, truth.y)
     assert found == pytest.approx(exact * (count - 1) / count, abs=0.1)
 
 
-def test_hidden_layers_and_entries_do_not_count(case: Case) -> None:
-    names = layers(case.evidence)
-    wrong = dict(case.evidence.observed)
+def test_hidden_layers_and_entries_do_not_count(case: Evidence, truth: Data) -> None:
+    names = layers(case)
+    wrong = dict(case.observed)
     wrong["head.weight"] = -wrong["head.weight"]
     wrong["head.bias"] = -wrong["head.bias"]
-    seen = masked(replace(case.evidence, observed=wrong), names[:-1])
-    assert explained(seen, case.x, case.y) == pytest.approx(math.log(1e-4))
-    zeroed = {n: v * (torch.arange(v.numel()).view(v.shape) % 3 > 0) for n, v in case.evidence.observed.items()}
-    assert explained(replace(case.evidence, observed=zeroed), case.x, case.y) == pytest.approx(math.log(1e-4))
+    seen = masked(replace(case, observed=wrong), names[:-1])
+    assert explained(seen, truth.x, truth.y) == pytest.approx(math.log(1e-4))
+    zeroed = {n: v * (torch.arange(v.numel()).view(v.shape) % 3 > 0) for n, v in case.observed.items()}
+    assert explained(replace(case, observed=zeroed), truth.x, truth.y) == pytest.approx(math.log(1e-4))
 
 
-def test_nothing_finite_explains_nothing(case: Case) -> None:
-    bad = {n: v * torch.nan for n, v in case.evidence.observed.items()}
-    assert explained(replace(case.evidence, observed=bad), case.x, case.y) == math.inf
-    right = explained(case.evidence, case.x, case.y)
-    assert explained(case.evidence, case.x * torch.nan, case.y) > right
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    for bad in (Likelihood(tv=-1.0), Likelihood(lr=0.0), Likelihood(budget=0), Likelihood(start="white")):  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="likelihood"):
-            bad.check()
+def test_nothing_finite_explains_nothing(case: Evidence, truth: Data) -> None:
+    bad = {n: v * torch.nan for n, v in case.observed.items()}
+    assert explained(replace(case, observed=bad), truth.x, truth.y) == math.inf
+    right = explained(case, truth.x, truth.y)
+    assert explained(case, truth.x * torch.nan, truth.y) > right
 
 
 def test_the_law_of_a_weight_change_is_divided_as_the_change_is(plan: Plan, digits: Data) -> None:

@@ -16,7 +16,7 @@ from ppbench.metrics.image import (
     match,
     psnr,
 )
-from ppbench.metrics.intervals import bootstrap, statistic
+from ppbench.metrics.intervals import statistic
 from ppbench.metrics.labels import multiset_chance, multiset_hits
 from ppbench.metrics.membership import Half, asr, auc, operating_point, roc, together, tpr_at
 from ppbench.metrics.tracing import tracing_accuracy
@@ -26,11 +26,16 @@ def image(seed: int = 0, shape: tuple[int, ...] = (3, 16, 16)) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_an_exact_reconstruction_is_perfect() -> None:
-    x = image()
+def test_figures_of_known_cases() -> None:
+    """An exact image, one far too bright, one unlike, a black one, a huge one."""
+    x, white, black = image(), torch.ones(1, 8, 8), torch.zeros(1, 8, 8)
     found = image_figures(x, x)
-    assert (found.psnr, found.rmse, found.rmse_raw) == (PSNR_CAP, 0, 0)
-    assert found.ssim == pytest.approx(1)
+    assert (found.psnr, found.rmse, found.rmse_raw) == (PSNR_CAP, 0, 0) and found.ssim == pytest.approx(1)
+    assert image_figures(x + 0.05 * image(1), x).ssim > 0.9 > 0.3 > image_figures(image(2), x).ssim
+    bright = image_figures(10 * white, white)
+    assert bright.psnr == PSNR_CAP and bright.rmse == 0 and bright.rmse_raw == pytest.approx(9)
+    assert image_figures(black, black).rmse == 0 and image_figures(black + 1 / 255, black).rmse == pytest.approx(1)
+    assert image_figures(torch.full_like(x.double(), 1e300), x.double()).rmse_raw == RMSE_RAW_CAP
 
 
 @given(st.floats(1e-3, 0.4), st.integers(0, 50))
@@ -62,12 +67,6 @@ def test_the_squared_error_is_that_of_the_clipped_image_in_units_of_the_range(se
     assert psnr(guess, x) == found.psnr
 
 
-def test_clipping_forgives_the_optimizer_but_the_raw_figure_does_not() -> None:
-    x = torch.ones(1, 8, 8)
-    found = image_figures(10 * x, x)
-    assert found.psnr == PSNR_CAP and found.rmse == 0 and found.rmse_raw == pytest.approx(9)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_reconstruction_that_is_not_finite_has_no_figures(bad: float) -> None:
     x, guess = image(), image(1)
@@ -76,26 +75,9 @@ def test_a_reconstruction_that_is_not_finite_has_no_figures(bad: float) -> None:
     assert (found.psnr, found.rmse, found.rmse_raw, found.ssim) == (None,) * 4
 
 
-def test_a_huge_finite_reconstruction_stays_finite() -> None:
-    x = image().double()
-    assert image_figures(torch.full_like(x, 1e300), x).rmse_raw == RMSE_RAW_CAP
-
-
-def test_a_black_image_has_a_finite_relative_error() -> None:
-    x = torch.zeros(1, 8, 8)
-    assert image_figures(x, x).rmse == 0
-    assert image_figures(x + 1 / 255, x).rmse == pytest.approx(1)
-
-
 @pytest.mark.parametrize(("shape", "known"), [((1, 8, 8), True), ((3, 7, 7), True), ((1, 6, 9), False), ((12,), False)])
 def test_ssim_is_null_below_its_window(shape: tuple[int, ...], known: bool) -> None:
     assert (image_figures(image(1, shape), image(0, shape)).ssim is not None) is known
-
-
-def test_ssim_falls_with_structure_lost() -> None:
-    x = image()
-    near, far = image_figures(x + 0.05 * image(1), x), image_figures(image(2), x)
-    assert near.ssim > 0.9 > 0.3 > far.ssim
 
 
 def test_shapes_that_differ_are_refused() -> None:
@@ -132,13 +114,9 @@ def test_match_clips_before_it_compares() -> None:
     assert match(guess, truth) == [1, 0]
 
 
-def test_labels_as_multiset() -> None:
-    assert multiset_hits([1, 1, 2], [1, 2, 3]) == [True, True, False]
-    assert multiset_hits([1, 1], [1, 1]) == [True, True] and multiset_hits([], [4]) == [False]
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.randoms())
 def test_multiset_hits_do_not_depend_on_order(truth: list[int], random: object) -> None:
+    assert multiset_hits([1, 1, 2], [1, 2, 3]) == [True, True, False] and multiset_hits([], [4]) == [False]
     guess = [(v + random.randint(0, 1)) % 4 for v in truth]
     shuffled = random.sample(guess, len(guess))
     assert sum(multiset_hits(guess, truth)) == sum(multiset_hits(shuffled, truth[::-1]))
@@ -149,7 +127,7 @@ def test_multiset_chance_is_what_blind_guessing_gets(classes: int, batch: int) -
     rng = np.random.default_rng(0)
     got = [
         np.mean(multiset_hits(rng.integers(0, classes, batch).tolist(), rng.integers(0, classes, batch).tolist()))
-        for _ in range(6000)
+        for _ in range(3000)
     ]
     assert multiset_chance(classes, batch) == pytest.approx(np.mean(got), abs=0.02)
     assert batch > 1 or multiset_chance(classes, batch) == pytest.approx(1 / classes)
@@ -163,17 +141,14 @@ def member(n: int) -> np.ndarray:
     return np.arange(n) % 2 == 1
 
 
-def test_random_binary_scores_give_chance_though_all_are_tied() -> None:
+def test_random_binary_scores_give_chance_though_all_are_tied_and_a_planted_leak_is_found() -> None:
     rng = np.random.default_rng(0)
     halves = [half(rng.integers(0, 2, 2000), member(2000)) for _ in range(2)]
     found = auc(halves, 0)
     assert found.value == pytest.approx(0.5, abs=0.03) and found.interval.low < 0.5 < found.interval.high
     assert asr(halves, 0).value == pytest.approx(0.5, abs=0.03)
-
-
-def test_a_planted_leak_is_found() -> None:
-    halves = [half(member(200).astype(float), member(200)) for _ in range(2)]
-    assert auc(halves, 0).value == asr(halves, 0).value == tpr_at(halves, 0.01).value == 1
+    leak = [half(member(200).astype(float), member(200)) for _ in range(2)]
+    assert auc(leak, 0).value == asr(leak, 0).value == tpr_at(leak, 0.01).value == 1
 
 
 @given(st.integers(0, 1000), st.floats(0.1, 50), st.floats(-50, 50))
@@ -185,17 +160,6 @@ def test_auc_is_scikit_learns_and_ignores_monotone_scales(seed: int, scale: floa
     assert found == pytest.approx(roc_auc_score(truth, score))
     assert auc([half(np.round(scale * 8) * score + np.round(shift), truth)], 0).value == pytest.approx(found)
     assert auc([half(-score, truth)], 0).value == pytest.approx(1 - found)
-
-
-@given(st.integers(0, 500))
-@settings(max_examples=25, deadline=None)
-def test_membership_figures_do_not_depend_on_the_order_of_candidates(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    score, order = rng.normal(size=60) + member(60), rng.permutation(60)
-    one, two = half(score, member(60)), half(score[order], member(60)[order])
-    assert auc([one], 0).value == pytest.approx(auc([two], 0).value)
-    assert asr([one], 0).value == asr([two], 0).value
-    assert operating_point(one, 0.1) == operating_point(two, 0.1)
 
 
 def test_tpr_is_refused_where_not_one_false_positive_fits() -> None:
@@ -220,6 +184,7 @@ def test_one_threshold_for_both_halves_where_each_is_too_small_and_the_method_sa
     found = tpr_at(small, 0.01, pooled=True)
     whole = half(np.concatenate([h.score for h in small]), np.concatenate([h.member for h in small]))
     assert (found.value, found.realized_fpr) == operating_point(whole, 0.01)
+    assert together(small).decision.tolist() == [d for h in small for d in h.decision]
     assert "one threshold for both halves" in found.interval.method and found.n == 208
     assert "104 non-members in both halves" in tpr_at(small, 0.001, pooled=True).reason
     large = [half(np.arange(200.0), member(200))] * 2
@@ -240,13 +205,6 @@ def test_the_roc_curve_has_the_points_of_every_threshold_and_no_others(pairs: li
     assert (found.members, found.others) == (truth.sum(), (~truth).sum())
 
 
-def test_halves_together_keep_everyone() -> None:
-    one, two = half(np.arange(4.0), member(4)), half(np.arange(6.0), member(6), cut=3)
-    both = together([one, two])
-    assert both.score.tolist() == [*range(4), *range(6)] and both.member.tolist() == [*member(4), *member(6)]
-    assert both.decision.tolist() == [*one.decision, *two.decision]
-
-
 @given(st.lists(st.floats(-50, 100), min_size=1, max_size=45), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_the_worst_decile_is_the_mean_of_the_largest_tenth(values: list[float], padding: int) -> None:
@@ -257,13 +215,6 @@ def test_the_worst_decile_is_the_mean_of_the_largest_tenth(values: list[float], 
     rows = statistic(np.stack([padded, padded[::-1]]), "worst_decile")
     assert rows == pytest.approx([expected] * 2, abs=1e-9)
     assert expected >= statistic(padded, "p95") - 1e-9 or count > 1
-
-
-def test_the_worst_decile_has_an_interval_over_units() -> None:
-    units = [np.array([float(i), float(i + 1)]) for i in range(30)]
-    found = bootstrap(units, "worst_decile", 0)
-    assert found.value == pytest.approx(np.mean([27, 28, 28, 29, 29, 30]))
-    assert found.interval.low < found.value and "batches" in found.interval.method
 
 
 def test_one_class_gives_null_with_the_reason() -> None:

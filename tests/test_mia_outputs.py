@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import MembershipAttack, log_probabilities
+from ppbench.attacks.membership.base import MembershipAttack, best_threshold, last_model, log_probabilities
 from ppbench.attacks.membership.entropy import ModifiedEntropy, log_complement, modified_entropy
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.attacks.membership.network import OutputClassifier, signals
@@ -24,13 +25,14 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.messages import Model
+from ppbench.federation.messages import Hello, Model, Update
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.losses import LossName
 from ppbench.nets.net import initial, net_spec
+from ppbench.run.choice import make_attack
 
 COUNT = 120
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})
@@ -40,6 +42,7 @@ each_attack = pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
 each_loss = pytest.mark.parametrize("loss", PLANS)
 
 
+@lru_cache
 def candidates(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, one-hot labels (drawn, so that only memory helps) and membership of 2 * COUNT digits."""
     g = torch.Generator().manual_seed(seed)
@@ -111,9 +114,9 @@ def test_planted_leak_an_overfit_model_betrays_its_members(
 def test_null_an_untrained_model_is_inside_the_interval_of_chance(
     attack: type[MembershipAttack], loss: LossName
 ) -> None:
-    """Three seeds of 60 members and 60 others: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n)."""
+    """Two seeds of 60 members and 60 others: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n)."""
     areas, right, count = [], 0, 0
-    for seed in range(3):
+    for seed in range(2):
         _, _, member = candidates(seed)
         known = half(member)
         guess = ask(attack(), view(PLANS[loss], initial(SPEC, seed)), known, data=seed)
@@ -123,7 +126,7 @@ def test_null_an_untrained_model_is_inside_the_interval_of_chance(
         areas.append((roc_auc_score(member[asked], guess.score[asked]) - 0.5) / deviation)
         right, count = right + int((guess.decision == member)[asked].sum()), count + inside + outside
     assert max(map(abs, areas)) < stats.norm.isf(5e-4)
-    assert abs(sum(areas)) / 3**0.5 < stats.norm.isf(5e-4)
+    assert abs(sum(areas)) / 2**0.5 < stats.norm.isf(5e-4)
     low, high = stats.binom.interval(0.999, count, 0.5)
     assert low <= right <= high
 
@@ -143,7 +146,7 @@ def test_the_classifier_finds_what_no_threshold_on_the_loss_does() -> None:
     for attack in (LossThreshold, OutputClassifier):
 
         class Told(attack):
-            def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
+            def signal(self, view: View, challenge: Challenge) -> Tensor:
                 return outputs
 
         asked = Challenge((), 1, x=x, labels=labels, known=known)
@@ -155,13 +158,11 @@ def test_the_classifier_finds_what_no_threshold_on_the_loss_does() -> None:
 
 # -- determinism, order, coins ---------------------------------------------------------------------------------------
 @each_attack
-@each_loss
 def test_the_order_of_the_candidates_does_not_matter(
-    attack: type[MembershipAttack], loss: LossName, overfit: dict[str, Params]
+    attack: type[MembershipAttack], overfit: dict[str, Params]
 ) -> None:
     """Up to the rounding of a matrix product, whose sums depend on a record's place in it."""
-    _, _, member = candidates()
-    known, seen = half(member), view(PLANS[loss], overfit[loss])
+    known, seen = half(candidates()[2]), view(PLANS["squared"], overfit["squared"])
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(5))
     straight, moved = ask(attack(), seen, known), ask(attack(), seen, known, order=order)
     scale = float(straight.score.std())
@@ -174,18 +175,10 @@ def test_one_generator_one_guess_and_global_randomness_is_left_alone(
     attack: type[MembershipAttack], overfit: dict[str, Params]
 ) -> None:
     seen, known = view(PLANS["cross_entropy"], overfit["cross_entropy"]), half(candidates()[2])
-    guesses = []
-    for global_seed in (1, 2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(global_seed)
-            np.random.seed(global_seed)
-            before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-            guesses.append(ask(attack(), seen, known, seed=3))
-            assert torch.equal(torch.get_rng_state(), before)
-            assert (np.random.get_state()[1] == numpy_before).all()
-    first, again = guesses
-    assert torch.equal(first.score, again.score)
-    assert torch.equal(first.decision, again.decision)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first, again = ask(attack(), seen, known, seed=3), ask(attack(), seen, known, seed=3)
+    assert torch.equal(torch.get_rng_state(), before) and (np.random.get_state()[1] == numpy_before).all()
+    assert torch.equal(first.score, again.score) and torch.equal(first.decision, again.decision)
     if attack is OutputClassifier:
         assert not torch.equal(first.score, ask(attack(), seen, known, seed=4).score)
 
@@ -214,44 +207,17 @@ def test_one_known_record_of_each_kind_is_enough(attack: type[MembershipAttack],
     _, _, member = candidates()
     known = told((int(member.nonzero()[0]), 1), (int((~member).nonzero()[0]), 0))
     guess = ask(attack(), view(PLANS["squared"], overfit["squared"]), known)
-    assert bool(guess.decision[known == 1].all())
-    assert not bool(guess.decision[known == 0].any())
+    assert bool(guess.decision[known == 1].all()) and not bool(guess.decision[known == 0].any())
 
 
-# -- unusable models and queries -------------------------------------------------------------------------------------
-POISONS = {
-    "nan": lambda t: torch.full_like(t, torch.nan),
-    "inf": lambda t: torch.full_like(t, torch.inf),
-    "huge": lambda t: torch.full_like(t, 1e30),
-    "zero": torch.zeros_like,
-    "double": lambda t: t.double() * 1e120,
-}
-
-
-@each_attack
-@each_loss
-@pytest.mark.parametrize("poison", POISONS)
-def test_a_poisoned_model_gives_finite_scores_and_chance(
-    attack: type[MembershipAttack], loss: LossName, poison: str
-) -> None:
-    _, _, member = candidates()
-    known = half(member)
-    params = {n: POISONS[poison](v) for n, v in initial(SPEC, 0).items()}
-    guess = ask(attack(), view(PLANS[loss], params), known)
-    asked = known == -1
-    low, high = stats.binom.interval(0.999, int(asked.sum()), 0.5)
-    assert low <= int((guess.decision == member)[asked].sum()) <= high
-    if poison in ("nan", "inf", "zero"):
-        assert len(guess.score.unique()) == 1
-
-
+# -- one door, odd models ---------------------------------------------------------------------------------------------
 @each_attack
 def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(
     attack: type[MembershipAttack], overfit: dict[str, Params]
 ) -> None:
     class Diverging(attack):
-        def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
-            found = super().outputs(view, challenge, generator)
+        def signal(self, view: View, challenge: Challenge) -> Tensor:
+            found = super().signal(view, challenge)
             found[[3, 4, 5]] = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)[:, None]
             return found
 
@@ -265,17 +231,14 @@ def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(
 
 @each_attack
 def test_a_float64_model_is_queried_in_float64(attack: type[MembershipAttack], overfit: dict[str, Params]) -> None:
-    seen, known = PLANS["squared"], half(candidates()[2])
+    plan, (x, y, member) = PLANS["squared"], candidates()
     double = {name: value.double() for name, value in overfit["squared"].items()}
-    challenge = Challenge((), 1, x=candidates()[0], labels=candidates()[1], known=known)
-    outputs = attack().outputs(view(seen, double), challenge, torch.Generator())
+    outputs = attack().signal(view(plan, double), Challenge((), 1, x=x, labels=y, known=half(member)))
     assert outputs.dtype == torch.float64
-    assert torch.equal(outputs, seen.net(double, candidates()[0].double()))
-    single = ask(attack(), view(seen, overfit["squared"]), known)
-    assert float((ask(attack(), view(seen, double), known).decision == single.decision).double().mean()) > 0.95
+    assert torch.equal(outputs, plan.net(double, x.double()))
 
 
-def test_outputs_is_the_one_door_for_adaptive_attacks(overfit: dict[str, Params]) -> None:
+def test_the_signal_is_the_one_door_for_adaptive_attacks(overfit: dict[str, Params]) -> None:
     """A defense that shifts every output by a large record-dependent amount blinds the plain attack only."""
 
     @dataclass(frozen=True)
@@ -289,8 +252,8 @@ def test_outputs_is_the_one_door_for_adaptive_attacks(overfit: dict[str, Params]
         return 50 * torch.sin(1e3 * x.flatten(1).sum(1, keepdim=True) * torch.arange(1, classes + 1))
 
     class Adaptive(LossThreshold):
-        def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
-            return super().outputs(view, challenge, generator) - shift(challenge.x, view.plan.spec.classes)
+        def signal(self, view: View, challenge: Challenge) -> Tensor:
+            return super().signal(view, challenge) - shift(challenge.x, view.plan.spec.classes)
 
     _, _, member = candidates()
     known = half(member)
@@ -369,10 +332,34 @@ def test_signals_are_those_of_the_membership_papers() -> None:
     assert found[0, 6].item() == pytest.approx(2 - torch.tensor([0.0, 1.0]).logsumexp(0).item())
 
 
-@pytest.mark.parametrize("options", [{"seeds": 2}, {"hidden": 0}, {"decay": -1.0}, {"steps": 0}])
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=f"'mia_nn'.*{next(iter(options))}="):
-        OutputClassifier(**options).check()
+def test_the_last_broadcast_to_this_client_is_the_one_used() -> None:
+    first, second, other = (Model(initial(SPEC, seed)) for seed in range(3))
+    sent = (first, 0), (second, 0), (other, 1), (Hello(), 0)
+    mail = [Envelope(-1, number, 0, SERVER, receiver, 0, message) for number, (message, receiver) in enumerate(sent)]
+    mail.insert(3, Envelope(0, 3, 0, 0, SERVER, 0, Update(initial(SPEC, 4))))
+    assert last_model(replace(view(PLANS["squared"], {}), mail=tuple(mail))) is second
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs: list[tuple[int, bool]]) -> None:
+    scores = torch.tensor([float(s) for s, _ in pairs], dtype=torch.float64)
+    member = torch.tensor([m for _, m in pairs])
+    found = best_threshold(scores, member)
+    if len(scores.unique()) < 2 or bool(member.all()) or not bool(member.any()):
+        assert found is None
+        return
+
+    def balanced(t: float) -> float:
+        return float(((scores[member] >= t).double().mean() + (scores[~member] < t).double().mean()) / 2)
+
+    assert found is not None and found not in scores.tolist()
+    assert balanced(found) == pytest.approx(max(balanced(t + 0.5) for t in range(-4, 4)))
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(UsageError, match="'mia_nn' refuses seeds=2"):
+        make_attack("mia_nn", {"seeds": 2})
 
 
 @each_attack

@@ -89,10 +89,10 @@ def test_image_models_refuse_tables(model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("dlnet", {"activation": "relu"}, "'sigmoid' or 'tanh'"),
-        ("dlnet", {"init": "normal"}, "'uniform' or 'default'"),
-        ("dlnet", {"nconv": 1}, "nconv >= 2"),
-        ("lenet", {"scale": 0.0}, "scale > 0"),
+        ("dlnet", {"activation": "relu"}, "sigmoid, tanh"),
+        ("dlnet", {"init": "normal"}, "uniform, default"),
+        ("dlnet", {"nconv": 1}, "nconv must be"),
+        ("lenet", {"scale": 0.0}, "scale must be > 0"),
         ("lenet", {"nconv": 3}, "nconv"),
         ("vgg16", {"late_stride": 3}, "1 or 2"),
         ("vgg16", {"groups": 24}, "divide 64"),
@@ -133,19 +133,6 @@ def test_kaiming_law(model: str) -> None:
             bound = math.sqrt(6 / value[0].numel())
             assert value.abs().max() <= bound
             assert value.std() == pytest.approx(bound / math.sqrt(3), rel=0.05)
-
-
-@pytest.mark.parametrize("model", ["dlnet", "lenet", "alexnet", "mlp"])
-def test_initial_parameters_are_a_function_of_the_seed_alone(model: str) -> None:
-    spec = net_spec(model, CIFAR, 10)
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    first = initial(spec, 7)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(2)
-    again, other = initial(spec, 7), initial(spec, 8)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize(("model", "shape"), [("dlnet", (3, 16, 16)), ("alexnet", (3, 8, 8)), ("mlp", (3, 4, 4))])

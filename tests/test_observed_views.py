@@ -89,25 +89,21 @@ def test_nobody_sees_what_others_keep(name: str, kind: str, threat: str, plan: P
     assert leaks((view, view.defense.evidence(view)), secrets_of(run, transcript, threat)) == []
 
 
-@dataclass(frozen=True)
-class SendsMask(PBPFL):
-    def broadcast(self, ctx, server):
-        server, message = super().broadcast(ctx, server)
-        return server, replace(message, direction=server.own.gamma * server.own.direction)
+def sends(leak):
+    """PBPFL whose message down is changed by `leak(server, message)`."""
+
+    @dataclass(frozen=True)
+    class Leaky(PBPFL):
+        def broadcast(self, ctx, server):
+            server, message = super().broadcast(ctx, server)
+            return server, leak(server, message)
+
+    return Leaky
 
 
-@dataclass(frozen=True)
-class SendsScales(PBPFL):
-    def broadcast(self, ctx, server):
-        server, message = super().broadcast(ctx, server)
-        return server, replace(message, params={**message.params, "debug": server.own.scales})
-
-
-@dataclass(frozen=True)
-class SendsTrueHead(PBPFL):
-    def broadcast(self, ctx, server):
-        server, message = super().broadcast(ctx, server)
-        return server, replace(message, params={**message.params, "debug": server.params["head.weight"]})
+SendsMask = sends(lambda server, message: replace(message, direction=server.own.gamma * server.own.direction))
+SendsScales = sends(lambda server, message: replace(message, params={**message.params, "debug": server.own.scales}))
+SendsTrueHead = sends(lambda server, m: replace(m, params={**m.params, "debug": server.params["head.weight"]}))
 
 
 @dataclass(frozen=True)
@@ -121,17 +117,11 @@ class SendsImage(PBPFL):
         return super().aggregate(ctx, server, clean)
 
 
-@pytest.mark.parametrize(
-    ("leaky", "threat"),
-    [
-        (SendsMask, "client/1"),
-        (SendsScales, "client/1"),
-        (SendsTrueHead, "client/1"),
-        (SendsTrueHead, "eavesdropper/1"),
-        (SendsImage, "server/1"),
-        (SendsImage, "eavesdropper/1"),
-    ],
-)
+LEAKS = [(leak, "client/1") for leak in (SendsMask, SendsScales, SendsTrueHead)]
+LEAKS += [(SendsTrueHead, "eavesdropper/1"), (SendsImage, "server/1"), (SendsImage, "eavesdropper/1")]
+
+
+@pytest.mark.parametrize(("leaky", "threat"), LEAKS, ids=repr)
 def test_what_is_planted_in_a_training_round_is_found(
     leaky: type[PBPFL], threat: str, plan: Plan, digits: Data
 ) -> None:

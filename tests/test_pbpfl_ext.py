@@ -33,16 +33,14 @@ SIZES = (40, 64, 100, 60)
 BATCH = 6
 
 
-def federation(digits: Data, defense: PBPFL | None = None, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
+def federation(digits: Data, defense: PBPFL | None = None, sizes: tuple[int, ...] = SIZES) -> Federation:
     """A started federation over unequal shards, float64."""
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
     plan = Plan(spec, len(sizes), Local("gradient", batch=16), "squared", Opt("sgd", 0.1))
-    first, shards = 0, {}
-    for client, size in enumerate(sizes):
-        part = slice(first, first + size)
-        shards[client] = Data(digits.x[part].double(), digits.y[part].double())
-        first += size
-    run = Federation(defense or PBPFLExt(), plan, shards, Seeds(seed))
+    ends = [sum(sizes[: client + 1]) for client in range(len(sizes))]
+    parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    shards = {c: Data(digits.x[p].double(), digits.y[p].double()) for c, p in enumerate(parts)}
+    run = Federation(defense or PBPFLExt(), plan, shards, Seeds(0))
     run.start({n: p.double() for n, p in initial(spec, 1).items()})
     return run
 
@@ -120,7 +118,7 @@ def test_the_sum_of_uploads_is_the_sum_of_what_they_hide_and_recovers_the_mean(
     assert relative(tree_map(lambda t: -t, recovered), true_mean(run, data)) > 1
 
 
-@pytest.mark.parametrize("kappa", PBPFLExt.grids["paper"])
+@pytest.mark.parametrize("kappa", [0.1, 10.0, 1000.0])
 def test_every_kappa_of_the_grid_fits_the_fixed_point_and_loses_little(kappa: float) -> None:
     """2048 features: beta is too large for 48 fractional bits at any kappa, sigma from 10 and g from 100."""
     spec = net_spec("cnn", (3, 32, 32), 10)
@@ -207,16 +205,6 @@ def test_a_mask_shared_by_the_families_leaves_their_differences_bare(digits: Dat
         assert float((alone - flat(hidden.g)).norm() / flat(hidden.g).norm()) > 1e3
 
 
-def test_a_probe_and_the_real_round_are_masked_by_unlike_streams(digits: Data) -> None:
-    run = federation(digits)
-    masks = []
-    for session in ("real", "probe-0", "probe-1", "observed"):
-        ctx = Context(run.plan, 1, session, 2, Seeds(0).generator("unused"))
-        keys = run.parties.clients[2]
-        masks += [secagg.zero_sum(keys, ctx, family, 64) for family in (*FAMILIES, "all")]
-    assert len({word for mask in masks for word in mask.tolist()}) == 16 * 64
-
-
 # -- evidence ----------------------------------------------------------------------------------------------------------
 
 
@@ -294,21 +282,6 @@ def test_bytes_are_those_of_64_bit_words_and_one_key_exchange(digits: Data) -> N
     run.run(2)
     assert run.wire.up - run.setup_up == 2 * 4 * 3 * 8 * params
     assert run.wire.down - run.setup_down == 2 * 4 * 8 * (params + 10)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "right"),
-    [
-        ("families", "one", "'independent' or 'shared'"),
-        ("fraction_bits", 15, "from 16 to 56"),
-        ("fraction_bits", 57, "from 16 to 56"),
-    ],
-)
-def test_wrong_parameters_are_refused_by_name(field: str, value: Any, right: str, digits: Data) -> None:
-    plan = federation(digits).plan
-    with pytest.raises(UsageError) as caught:
-        PBPFLExt(**{field: value}).check(plan)
-    assert str(caught.value) == f"Defense 'pbpfl_ext': {field}={value!r} cannot be used; it must be {right}."
 
 
 def test_plans_without_a_sum_are_refused(digits: Data) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.metrics import perceptual
-from ppbench.metrics.perceptual import SHAPES, Network, identity, located, measurable, network, tensors
+from ppbench.metrics.perceptual import SHAPES, Network, identity, located, measurable, network
 from ppbench.report.verify import verify
 
 DATA = os.environ.get("PPBENCH_TEST_DATA")
@@ -59,12 +59,47 @@ def image(seed: int = 0, shape: tuple[int, ...] = (2, 3, 32, 32)) -> torch.Tenso
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_without_a_file_there_is_no_network_and_no_name() -> None:
+def test_without_a_file_there_is_no_network_and_a_named_one_must_be_there(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert identity(None) == "" and network(None) is None and located(None) is None
-
-
-def test_the_network_is_named_by_the_file_and_never_by_its_path(weights: Path) -> None:
     assert identity(str(weights)) == f"alexnet sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
+    with pytest.raises(UsageError, match=r"no file .*absent.*option weights"):
+        identity(str(tmp_path / "absent"))
+    monkeypatch.setenv(perceptual.VARIABLE, str(tmp_path / "gone"))
+    with pytest.raises(UsageError, match=r"no file .*gone.*PPBENCH_WEIGHTS"):
+        identity(None)
+
+
+REFUSED = {
+    "less": ({n: v for n, v in made().items() if n != "features.8.bias"}, r"no tensor 'features\.8\.bias'"),
+    "other": (
+        {**made(), "features.3.weight": torch.zeros(192, 64, 3, 3)},
+        r"'features\.3\.weight' has shape \(192, 64, 3, 3\).*\(192, 64, 5, 5\)",
+    ),
+    "nan": (
+        {**made(), "features.0.bias": torch.full((64,), torch.nan)},
+        r"'features\.0\.bias' holds values that are no finite",
+    ),
+    "code": ({"features.0.weight": Path("x")}, "is no file of weights"),
+    "list": ([1, 2], "holds no tensors by name"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_file_that_is_not_alexnets_is_refused_with_file_and_tensor(tmp_path: Path, kind: str) -> None:
+    """Also a checkpoint that would run code."""
+    content, says = REFUSED[kind]
+    torch.save(content, tmp_path / f"{kind}.pth")
+    with pytest.raises(UsageError, match=rf"{kind}\.pth.*{says}"):
+        identity(str(tmp_path / f"{kind}.pth"))
+
+
+@pytest.mark.parametrize("name", ["bad.safetensors", "bad.pth"])
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x02no weights here")
+    with pytest.raises(UsageError, match=r"bad\..* is no file of weights that can be read"):
+        identity(str(tmp_path / name))
 
 
 def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cache(
@@ -78,46 +113,6 @@ def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cach
     monkeypatch.setenv(perceptual.VARIABLE, str(weights))
     assert located(None) == weights
     assert located(str(checkpoint)) == checkpoint
-
-
-def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"no file .*absent.*option weights"):
-        identity(str(tmp_path / "absent"))
-    monkeypatch.setenv(perceptual.VARIABLE, str(tmp_path / "gone"))
-    with pytest.raises(UsageError, match=r"no file .*gone.*PPBENCH_WEIGHTS"):
-        identity(None)
-
-
-def test_a_file_that_is_not_alexnets_is_refused_with_file_and_tensor(tmp_path: Path) -> None:
-    state = made()
-    del state["features.8.bias"]
-    save_file(state, tmp_path / "less.safetensors")
-    with pytest.raises(UsageError, match=r"less\.safetensors has no tensor 'features\.8\.bias'"):
-        identity(str(tmp_path / "less.safetensors"))
-    save_file({**made(), "features.3.weight": torch.zeros(192, 64, 3, 3)}, tmp_path / "other.safetensors")
-    with pytest.raises(
-        UsageError, match=r"other.*'features\.3\.weight' has shape \(192, 64, 3, 3\).*\(192, 64, 5, 5\)"
-    ):
-        identity(str(tmp_path / "other.safetensors"))
-    torch.save({**made(), "features.0.bias": torch.full((64,), torch.nan)}, tmp_path / "nan.pth")
-    with pytest.raises(UsageError, match=r"nan\.pth.*'features\.0\.bias' holds values that are no finite"):
-        identity(str(tmp_path / "nan.pth"))
-
-
-@pytest.mark.parametrize("name", ["bad.safetensors", "bad.pth"])
-def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"\x80\x02no weights here")
-    with pytest.raises(UsageError, match=r"bad\..* is no file of weights that can be read"):
-        identity(str(tmp_path / name))
-
-
-def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    torch.save({"features.0.weight": Path("x")}, tmp_path / "code.pth")
-    with pytest.raises(UsageError, match="is no file of weights"):
-        identity(str(tmp_path / "code.pth"))
-    torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(UsageError, match="holds no tensors by name"):
-        tensors(tmp_path / "list.pth")
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:

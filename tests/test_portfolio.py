@@ -22,6 +22,7 @@ from ppbench.report.worst import worst_case
 from ppbench.run.cells import Group
 from ppbench.run.choice import attacks
 from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, make_task
 from ppbench.run.tuning import FIRST, rehearsal, tuned
 
@@ -114,7 +115,7 @@ def prepared() -> tuple[Task, Federation]:
 
 def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared: tuple[Task, Federation]) -> None:
     task, federation = prepared
-    trial = rehearsal(federation, task, configure(defense="none", clients=3, train=60, tuning=4), GROUP)
+    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
     ANSWERS.update({unit: trial.victims.truth(unit).x for unit in trial.victims.units})
     with pytest.warns(
         UserWarning, match="variant of attack 'told' failed on tuning victims: ZeroDivisionError: planted"
@@ -129,7 +130,7 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared: tupl
 def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared: tuple[Task, Federation]) -> None:
     task, federation = prepared
     before = [leaf.clone() for leaf in federation.parties.server.params.values()]
-    trial = rehearsal(federation, task, configure(defense="none", clients=3, train=60, tuning=4), GROUP)
+    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
     slots = [slot for unit in trial.victims.units for slot in unit]
     assert all(slot.probe >= FIRST for slot in slots) and len(slots) == 2
     held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}

@@ -14,19 +14,20 @@ import pytest
 
 from ppbench import __version__
 from ppbench.base import registry
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
 from ppbench.records.store import MARKER, Store
 from ppbench.run.audit.runs import Refused
-from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
-from ppbench.run.executors import Engine, WorkerDied
+from ppbench.run.executors import make_executor
 from ppbench.run.executors import ray as ours
-from ppbench.run.executors.failure import Failure
-from ppbench.run.executors.local import Inline
-from ppbench.run.executors.make import make_engine
-from ppbench.run.executors.ray import Order, RayEngine, gpu_share, marker_of, unfit
-from ppbench.run.jobs import Job
-from ppbench.run.schedule import Silent, missing, wanted
+from ppbench.run.executors.executor import Executor, WorkerDied
+from ppbench.run.executors.local import InlineExecutor
+from ppbench.run.executors.ray import Order, RayExecutor, gpu_share, marker_of, unfit
+from ppbench.run.experiment import resolve
+from ppbench.run.jobs import Failure, Job
+from ppbench.run.schedule import missing, wanted
 
 PLANTED = Path(__file__).parent / "planted"
 SMALL: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)}
@@ -66,21 +67,21 @@ def cluster(planted: None) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def connected(cluster: Any) -> Iterator[None]:
-    """This process connected to the nodes: engines stay where it is, and workers serve several tests."""
+    """This process connected to the nodes: executors stay where it is, and workers serve several tests."""
     import ray
 
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield
-    assert ray.is_initialized(), "an engine leaves a connection alone that is not its own"
+    assert ray.is_initialized(), "an executor leaves a connection alone that is not its own"
     ray.shutdown()
 
 
-def done(config: EvaluateConfig, out: Path, engine: Engine) -> Store:
-    """Have everything computed that a configuration asks for."""
+def done(out: Path, executor: Executor) -> Store:
+    """Have all CELLS computed."""
     store = Store(out)
     store.prepare()
-    asked = wanted([config])
-    compute(asked, missing(asked, store), store, engine, Silent(), strict=False)
+    asked = wanted([resolve(configure(**CELLS))])
+    compute(asked, missing(asked, store), store, executor, Bars(quiet=True), strict=False)
     return store
 
 
@@ -93,13 +94,13 @@ def records(store: Store) -> dict[str, bytes]:
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as caught:
-        make_engine("ray", 2, lambda rounds: None)
+        make_executor("ray", 2, lambda rounds: None)
     assert str(caught.value) == "Engine 'ray' needs the package ray; install ppbench[ray]."
 
 
 def test_an_address_is_for_ray_only():
     with pytest.raises(UsageError, match="has no address"):
-        make_engine("local", 2, lambda rounds: None, address="auto")
+        make_executor("local", 2, lambda rounds: None, address="auto")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_an_error_arrives_under_its_name_whatever_its_class():
 
 def test_a_node_that_cannot_work_says_why(tmp_path):
     Store(tmp_path / "out").prepare()
-    job = Job("{}", tmp_path / "out", 0)
+    job = Job(resolve(configure(**CELLS)), tmp_path / "out", 0)
     right = Order(job, __version__, marker_of(tmp_path / "out"), str(tmp_path))
     assert unfit(right) is None
     old = Order(job, "0.0.1", right.marker, right.cwd)
@@ -136,7 +137,7 @@ def test_nobody_at_the_address_is_one_sentence(cluster, monkeypatch):
     began = time.monotonic()
     with (
         pytest.raises(UsageError, match=r"No Ray cluster answers at '127\.0\.0\.1:9' ") as caught,
-        RayEngine(1, "127.0.0.1:9"),
+        RayExecutor(1, "127.0.0.1:9"),
     ):
         pass
     assert time.monotonic() - began < 10 and "\n" not in str(caught.value)
@@ -148,7 +149,7 @@ def test_a_folder_that_a_node_does_not_see_ends_the_run(cluster, tmp_path, monke
 
     monkeypatch.setattr(ours, "marker_of", lambda out: "of another folder")  # in this process alone
     with pytest.raises(UsageError, match="does not see the folder"):
-        done(configure(**CELLS), tmp_path / "out", RayEngine(2, cluster.address))
+        done(tmp_path / "out", RayExecutor(2, cluster.address))
     assert records(Store(tmp_path / "out")) == {} and not ray.is_initialized(), (
         "who connects leaves, after an error too"
     )
@@ -157,18 +158,19 @@ def test_a_folder_that_a_node_does_not_see_ends_the_run(cluster, tmp_path, monke
 def test_what_a_job_raises_and_that_its_worker_died_are_told(connected, tmp_path):
     Store(tmp_path).prepare()
     heard: list[int] = []
-    sore = configure(**SMALL, defense="planted_sore", attacks=("label_recovery",)).model_dump_json()
-    deadly = wanted([configure(**SMALL, defense="none", attacks=("planted_deadly",), attack_batch=(1,))])[0]
+    sore = resolve(configure(**SMALL, defense="planted_sore", attacks=("label_recovery",)))
+    deadly = resolve(configure(**SMALL, defense="none", attacks=("planted_deadly",), attack_batch=(1,)))
+    first = wanted([deadly])[0]
     jobs = [
         Job(sore, tmp_path, 0),
         Job(sore, tmp_path, 2),
-        Job(deadly.config.model_dump_json(), tmp_path, 0, deadly.group, (deadly.cells[0].id,)),
+        Job(deadly, tmp_path, 0, first.group, (first.cells[0].id,)),
     ]
-    with RayEngine(None, tell=heard.append) as engine:
-        assert engine.capacity == 2
+    with RayExecutor(None, tell=heard.append) as executor:
+        assert executor.capacity == 2
         for job in jobs:
-            engine.submit(job)
-        ended = {done.job: done.error for done in (engine.wait() for _ in jobs)}
+            executor.submit(job)
+        ended = {done.job: done.error for done in (executor.wait() for _ in jobs)}
     assert ended[jobs[0]] is None and heard == [1], "one training of one round"
     assert f"{type(ended[jobs[1]]).__name__}: {ended[jobs[1]]}" == "SoreError: planted in training (7)"
     assert isinstance(ended[jobs[2]], WorkerDied)
@@ -176,8 +178,7 @@ def test_what_a_job_raises_and_that_its_worker_died_are_told(connected, tmp_path
 
 def test_a_node_goes_away_and_all_cells_are_what_they_would_be(connected, cluster, tmp_path):
     """The last test on the cluster: it takes one of its nodes."""
-    config = configure(**CELLS)
-    here = done(config, tmp_path / "here", Inline(lambda rounds: None))
+    here = done(tmp_path / "here", InlineExecutor(lambda rounds: None))
     out, seen = tmp_path / "there", list[int]()
 
     def take() -> None:
@@ -188,7 +189,7 @@ def test_a_node_goes_away_and_all_cells_are_what_they_would_be(connected, cluste
 
     taker = threading.Thread(target=take, daemon=True)
     taker.start()
-    there = done(config, out, RayEngine(2))
+    there = done(out, RayExecutor(2))
     taker.join(30)
     assert not taker.is_alive() and seen[0] < 12, "the node went away while there was work"
     assert len(there.ids()) == 12 and {r.status for r in there.load_all()} == {"complete"}

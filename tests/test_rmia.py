@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
 from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA, beaten, log_mean, log_prior
-from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Plan
@@ -78,7 +77,7 @@ def challenge(runs: int, seed: int = 0, count: int = 300, population: int = 500)
     return Challenge((), 1, x=x, labels=labels, known=known, references=references), member
 
 
-@pytest.mark.parametrize("runs", [2, 4, 8])
+@pytest.mark.parametrize("runs", [2, 8])
 @pytest.mark.parametrize("attack", [RMIA(), RMIA(gamma=2.0), OfflineRMIA(), OfflineRMIA(gamma=2.0, a=0.6)])
 def test_two_to_eight_references_beat_the_loss(runs: int, attack: RMIA) -> None:
     asked, member = challenge(runs)
@@ -100,8 +99,7 @@ def test_gamma_moves_shares_and_the_tie_break_keeps_the_order() -> None:
 def test_ties_break_where_the_population_is_beaten_whole() -> None:
     """TPR at a low FPR lives at the very top, where every member beats all z (spec: .000 -> .115)."""
     asked, member = challenge(4)
-    r = asked.references
-    low = References(r.keep, r.outputs, r.labels, -9 * r.labels, r.population)  # the target finds all z unlikely
+    low = replace(asked.references, x=-9 * asked.references.labels)  # the target finds all z unlikely
     (guess,) = RMIA().run(view(), [replace(asked, references=low)], torch.Generator())
     assert bool((guess.score > 0.99).all())
     half = Half(member.numpy(), guess.score.numpy(), guess.decision.numpy())
@@ -111,8 +109,8 @@ def test_ties_break_where_the_population_is_beaten_whole() -> None:
 def test_without_a_population_the_ratio_alone_decides() -> None:
     asked, member = challenge(4)
     r = asked.references
-    empty = References(r.keep, r.outputs, r.labels[:0], r.x[:0], r.population[:, :0])
-    for references in (empty, References(r.keep, r.outputs, r.labels, r.x * torch.nan, r.population)):
+    empty = replace(r, labels=r.labels[:0], x=r.x[:0], population=r.population[:, :0])
+    for references in (empty, replace(r, x=r.x * torch.nan)):
         (guess,) = RMIA().run(view(), [replace(asked, references=references)], torch.Generator())
         (usual,) = RMIA().run(view(), [asked], torch.Generator())
         assert torch.equal(guess.score.argsort(), usual.score.argsort())
@@ -143,10 +141,3 @@ def test_the_roc_is_exact_with_ties(pairs: list[tuple[bool, int]]) -> None:
     for rate in (0.0, 0.1, 0.5, 1.0):
         best = max((score[member] >= t).mean() for t in [np.inf, *score] if (score[~member] >= t).mean() <= rate)
         assert operating_point(half, rate)[0] == pytest.approx(best)
-
-
-@pytest.mark.parametrize("options", [{"gamma": 0.0}, {"gamma": math.inf}, {"a": -0.1}, {"a": 1.5}])
-def test_bad_options_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=f"'mia_rmia'.*{next(iter(options))}="):
-        RMIA(**options).check()
-    RMIA().check()

@@ -26,12 +26,12 @@ from ppbench.federation.plan import Plan
 from ppbench.metrics.segmentation import over_images, overlap
 from ppbench.nets.losses import bce
 from ppbench.nets.models.unet import unet
-from ppbench.nets.net import Classifier, Net, build, initial, net_spec
+from ppbench.nets.net import Classifier, build, initial, net_spec
 from ppbench.nets.walk import channels
 from ppbench.records.schema import Utility
-from ppbench.run.choice import points
 from ppbench.run.config import configure
-from ppbench.run.task import Task, check_fit, describe, make_plan
+from ppbench.run.experiment import resolve
+from ppbench.run.task import Task, check_fit
 from ppbench.run.train import train
 from ppbench.task.dataset import Dataset, Split, open_dataset
 from ppbench.task.partition import mask_strata, partition
@@ -317,19 +317,14 @@ def test_a_network_of_masks_is_refused_where_images_have_classes(shapes: Dataset
 
 
 @pytest.fixture(scope="module")
-def learned(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Utility]:
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Utility]:
     """A task, and what undefended training makes of it."""
     options = {"model": "unet", "model_options": {"width": 4}, "clients": 2, "batch_size": 4, "schedule": "parallel"}
-    config = configure(defense="none", rounds=10, lr=5e-3, **options)
-    plan = replace(make_plan(config, shapes), loss="bce")
-    check_fit(shapes, plan)
-    parts = partition("iid", shapes.train.strata, 2, 0)
-    shards = {client: shapes.train.take(index) for client, index in enumerate(parts)}
-    test = shapes.test.take(torch.arange(len(shapes.test)))
-    task = Task(shapes, plan, shards, test, initial(plan.spec, 0), Seeds(0))
-    utility = train(task, points(config)[-1], config, tmp_path_factory.mktemp("cache"))[1].utility
-    assert describe(task, config)[1].loss == "bce"
-    return task, utility
+    config = configure(defense="none", dataset="shapes", loss="bce", attacks=("label_recovery",), **options)
+    experiment = resolve(config.model_copy(update={"rounds": 10, "lr": 5e-3}))
+    utility = train(experiment, experiment.points[-1], tmp_path_factory.mktemp("cache"))[1].utility
+    assert experiment.facts[1].loss == "bce"
+    return experiment.task, utility
 
 
 def blind(task: Task) -> tuple[float, float]:
@@ -376,7 +371,3 @@ def test_membership_by_loss_finds_planted_members(learned: tuple[Task, Utility])
     sure = torch.where(torch.arange(8)[:, None, None, None] < 4, 3.0, 0.3)
     scores = LossThreshold().scores(plan, (2 * masks - 1) * sure, masks)
     assert scores.shape == (8,) and scores[:4].min() > scores[4:].max()
-
-
-def test_a_net_is_built_anew_from_its_spec() -> None:
-    assert isinstance(build(UNET), Net) and build(UNET) is build(net_spec("unet", SHAPE, 1, {"width": 2}))

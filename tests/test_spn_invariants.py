@@ -24,8 +24,8 @@ from ppbench.federation.contract import Context, Job
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Data, Local
-from ppbench.nets.net import initial
+from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.nets.net import initial, net_spec
 
 ALPHAS = (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5)
 
@@ -87,19 +87,6 @@ def test_polarization_bounds_the_hamming_distance(v, code):
     assert float(polarization(v, t)) >= float((torch.where(v > 0, 1.0, -1.0) != t).sum()) - 1e-4
 
 
-@pytest.mark.parametrize("schedule", ["parallel", "round_robin"])
-def test_alpha2_zero_is_fedavg_bit_for_bit(federate, plan, shards, schedule):
-    equal = {c: Data(d.x[:40].clone(), d.y[:40].clone()) for c, d in shards.items()}
-    runs = []
-    for defense in (NoDefense(), SPN(alpha2=0.0)):
-        run = federate(defense, replace(plan, schedule=schedule), backend="loop")
-        run.shards = equal
-        run.start(initial(plan.spec, 1))
-        run.run(3)
-        runs.append(run.parties.server.params)
-    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
-
-
 def test_the_upload_holds_public_weights_only_and_secrets_stay(federate, plan):
     run = federate(SPN())
     before = [leaf.clone() for leaf in leaves(run.parties.clients)]
@@ -111,19 +98,10 @@ def test_the_upload_holds_public_weights_only_and_secrets_stay(federate, plan):
     run.run(1)
     assert not all(map(torch.equal, before, leaves(run.parties.clients))), "the secret head trains"
     assert all(torch.equal(c.code, b) for c, b in zip(run.parties.clients, before[2::6], strict=True))
-
-
-def test_spn_secrets_differ_between_clients(federate):
-    run = federate(SPN())
-    heads = [state.head["weight"] for state in run.parties.clients]
-    assert not torch.equal(heads[0], heads[1])
-    assert set(run.parties.clients[0].code.unique().tolist()) == {-1.0, 1.0}
+    assert not torch.equal(before[0], before[6]) and set(before[2].unique().tolist()) == {-1.0, 1.0}
 
 
 def test_phi_tap_reads_what_the_convolutions_hand_over(digits):
-    from ppbench.federation.plan import Plan
-    from ppbench.nets.net import net_spec
-
     plan = Plan(net_spec("alexnet", (3, 32, 32), 10), 2, Local("gradient", batch=1))
     ctx = context(plan)
     params = initial(plan.spec, 0)
@@ -196,18 +174,10 @@ def test_laplace_draws_are_finite_and_symmetric():
     assert float(draws.abs().mean()) == pytest.approx(1, rel=0.01)
 
 
-def test_dp_reports_no_epsilon_and_says_why(plan):
-    assert DP().guarantee(plan, 100, 10) is None
-    assert "clip" in DP.epsilon_reason
-
-
 # -- DP-SGD ------------------------------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=15)
 @given(n=st.integers(2, 6), clip=st.floats(0.01, 5), drop=st.integers(0, 5))
 def test_clipped_sum_moves_by_at_most_clip_when_an_example_leaves(n, clip, drop):
-    from ppbench.federation.plan import Plan
-    from ppbench.nets.net import net_spec
-
     plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 2)
     params = initial(plan.spec, 0)
     generator = torch.Generator().manual_seed(n)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from functools import cache
+import importlib.util
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,36 +11,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ppbench"
-LINES, FUNCTION = 300, 40
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "vendor" not in path.parts)
+LINES = 300
 
 
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def drawing():
+    spec = importlib.util.spec_from_file_location("house", ROOT / "docs" / "house.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-MODULES = {module_of(path): path for path in SOURCES}
-
-
-@cache
-def imports(path: Path) -> frozenset[str]:
-    """The modules of this package that a file names in an import statement, wherever it stands: also under
-    TYPE_CHECKING and inside functions, which hide a circle and do not undo it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in MODULES}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: a relative import; write the whole name"
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= whole & set(MODULES) or {str(node.module)} & set(MODULES)
-    return frozenset(found)
-
-
-def room(module: str) -> str:
-    """The package below ppbench, or the module itself where it lies at the top (`ppbench.cli`)."""
-    return ".".join(module.split(".")[:2])
+house = drawing()
+MODULES, SOURCES = house.MODULES, sorted(house.MODULES.values())
+arrows_between, imports, room = house.arrows_between, house.imports, house.room
 
 
 def circle(arrows: dict[str, set[str]]) -> list[str]:
@@ -50,15 +32,6 @@ def circle(arrows: dict[str, set[str]]) -> list[str]:
     except CycleError as error:
         return list(error.args[1])
     return []
-
-
-def arrows_between(level: Callable[[str], str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for module, path in MODULES.items():
-        own = found.setdefault(level(module), set())
-        own |= {level(other) for other in imports(path)} - {level(module), "ppbench"}
-    found.pop("ppbench", None)  # the face: it names the public API, for readers of types
-    return found
 
 
 def test_packages_do_not_import_one_another_in_a_circle():
@@ -73,6 +46,12 @@ def test_the_check_finds_a_circle_through_a_plugin_package():
 
 def test_files_do_not_import_one_another_in_a_circle():
     assert not (found := circle(arrows_between(lambda module: module))), " -> ".join(found)
+
+
+def test_the_house_is_small_and_its_picture_is_this_house():
+    rooms = arrows_between(room)
+    assert len(rooms) <= 20 and sum(map(len, rooms.values())) <= 100 and max(house.floors(rooms).values()) <= 10
+    assert house.PICTURE.read_text() == house.picture(), "docs/images/house.svg is old; run: python docs/house.py"
 
 
 @pytest.mark.parametrize(

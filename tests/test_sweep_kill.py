@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import signal
 import sys
 import time
@@ -45,25 +44,31 @@ def planted() -> Iterator[None]:
     registry.plugins.cache_clear()
 
 
-def test_a_sweep_killed_three_times_gives_what_an_undisturbed_one_gives(kill, tmp_path):
-    """Of the command's own process, its workers, and the restarted command: none changes a file that is finished."""
+def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(kill, forked, tmp_path, monkeypatch):
+    """First a worker, of which the sweep takes no notice, then the sweep: no file that is finished changes."""
     suite, log, out = tmp_path / "kill.toml", tmp_path / "log", tmp_path / "killed"
-    suite.write_text(kill.SUITE.format(seeds="[0]", seconds="0.3", grid="[0.1]"))
+    suite.write_text(kill.SUITE.format(seeds="[0]", seconds="0.2", grid="[0.1]"))
     still = sweep(suite, out=tmp_path / "still", engine="inline")
-    cells, draws, watch = len(still.records), random.Random(0), kill.Watch(out)
-    for goal, engine in ((1, "inline"), (cells // 3, "inline"), (2 * cells // 3, "local")):
-        process = kill.start(suite, out, 2, log, engine)
-        kill.until(lambda goal=goal: watch.count() >= goal, process)
-        if engine == "local":  # first a worker, of which the sweep takes no notice; then itself
-            os.kill(draws.choice(kill.workers_of(process.pid)), signal.SIGKILL)
-            more = watch.look() + 2
-            kill.until(lambda more=more: watch.count() >= more, process)
-        assert process.poll() is None, (process.communicate()[0] or b"").decode()
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    monkeypatch.setenv("PPBENCH_PLANTED_LOG", str(log))
+    watch = kill.Watch(out)
+    process = forked.Process(target=sweep, args=(suite,), kwargs={"out": out, "workers": 2})
+    process.start()
+
+    def until(goal: int) -> None:
+        while watch.count() < goal and process.is_alive():
+            time.sleep(0.02)
+
+    until(1)
+    (worker, *_) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    os.kill(worker, signal.SIGKILL)
+    until(watch.look() + 4)
+    assert process.is_alive()
+    process.kill()
+    process.join()
     time.sleep(0.2)
+    cells = len(still.records)
     left = cells - watch.look()
-    assert left > 0, "killed too late to prove anything"
+    assert 0 < left < cells, "killed too late, or too early, to prove anything"
     last = sweep(suite, out=out, engine="inline")
     watch.look()
     assert last.computed == left and last.failed == () and not watch.changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
@@ -27,12 +27,25 @@ from ppbench.testing.attacks import ATTACK_PROPERTIES, ONCE, duels
 from ppbench.testing.records import pool
 from ppbench.testing.scene import digits
 
-Guesses = list[Guess]
 TURN = count()
+Look = Callable[[Any, View, Sequence[Challenge]], None]
+Answer = Callable[[Guess, Challenge], Guess]
 
 
-def random_images(guesses: Guesses, generator: torch.Generator) -> Guesses:
-    return [replace(g, x=torch.rand(g.x.shape, generator=generator)) for g in guesses]
+def spoilt(
+    base: type[Attack], name: str, *, look: Look = lambda *_: None, answer: Answer = lambda guess, _: guess,
+    seeded: bool = True,
+) -> type[Attack]:  # fmt: skip
+    """Return an attack that looks at what it is handed, makes something else of its guesses, or draws by no seed."""
+
+    class Spoilt(base):  # type: ignore[misc, valid-type]
+        def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+            look(self, view, challenges)
+            found = super().run(view, challenges, generator if seeded else torch.Generator().manual_seed(0))
+            return [answer(*both) for both in zip(found, challenges, strict=True)]
+
+    Spoilt.__name__ = name
+    return dataclass(frozen=True)(Spoilt)
 
 
 class Nameless(LabelRecovery):
@@ -41,7 +54,6 @@ class Nameless(LabelRecovery):
     reference: ClassVar[str] = ""
 
 
-@dataclass(frozen=True)
 class Elsewhere(LabelRecovery):
     """Uses views that nobody has."""
 
@@ -49,22 +61,15 @@ class Elsewhere(LabelRecovery):
 
 
 @dataclass(frozen=True)
-class Blind(AnalyticInversion):
-    """Rebuilds nothing."""
+class Overspends(AnalyticInversion):
+    """Takes ten times its budget."""
 
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return random_images(super().run(view, challenges, generator), generator)
-
-
-@dataclass(frozen=True)
-class BlindToLabels(LabelRecovery):
-    """Guesses class 0."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [replace(g, y=torch.zeros_like(g.y)) for g in super().run(view, challenges, generator)]
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        found = super().run(view, challenges, generator)
+        return [replace(g, evaluations=10 * self.budget + 9) for g in found]
 
 
-def knows_the_data(asked: Challenge) -> Tensor:
+def victims_images(asked: Challenge) -> Tensor:
     """Return the victims' images as the harness draws them: what an attack must not read for itself."""
     from ppbench.adversary.victims import choose_victims
     from ppbench.base.seeds import Seeds
@@ -75,201 +80,96 @@ def knows_the_data(asked: Challenge) -> Tensor:
     return victims.truth(asked.unit).x
 
 
-@dataclass(frozen=True)
-class Cheats(AnalyticInversion):
-    """Reads the data set instead of the view."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        found = super().run(view, challenges, generator)
-        return [replace(g, x=knows_the_data(c)) for g, c in zip(found, challenges, strict=True)]
+def scribble(_: Any, view: View, challenges: Sequence[Challenge]) -> None:
+    for leaf in leaves([letter.message for letter in view.mail]):
+        leaf.mul_(2)
 
 
-@dataclass(frozen=True)
-class GlobalDraws(AnalyticInversion):
-    """Draws from torch's global generator."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        found = super().run(view, challenges, generator)
-        return [replace(g, x=g.x + 1e-3 * torch.rand(g.x.shape)) for g in found]
+def trust_numbers(_: Any, view: View, challenges: Sequence[Challenge]) -> None:
+    for leaf in leaves([letter.message for letter in view.mail]):
+        assert not leaf.is_floating_point() or bool((leaf.isfinite() & (leaf.abs() < 1e20)).all())
+        assert leaf.dim() < 2 or not leaf.is_floating_point() or bool((leaf != 0).any())
 
 
-@dataclass(frozen=True)
-class Stubborn(LabelRecovery):
-    """Answers 0 where nothing is told, whatever the seed."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return super().run(view, challenges, torch.Generator().manual_seed(0))
+def trust_mail(attack: Any, view: View, challenges: Sequence[Challenge]) -> None:
+    evidence = {e.unit: e for e in attack.evidence(view)}
+    assert all(evidence[c.unit] for c in challenges)
 
 
-@dataclass(frozen=True)
-class Overspends(AnalyticInversion):
-    """Takes ten times its budget."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        found = super().run(view, challenges, generator)
-        return [replace(g, evaluations=10 * self.budget + 9) for g in found]
-
-
-@dataclass(frozen=True)
-class Misshapen(AnalyticInversion):
-    """Answers in float64."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [replace(g, x=g.x.double()) for g in super().run(view, challenges, generator)]
-
-
-@dataclass(frozen=True)
-class Scribbles(LabelRecovery):
-    """Writes into the letters that it was handed."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        for leaf in leaves([letter.message for letter in view.mail]):
-            leaf.mul_(2)
-        return super().run(view, challenges, generator)
-
-
-@dataclass(frozen=True)
-class Fragile(LabelRecovery):
-    """Fails where a number is bad."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        for leaf in leaves([letter.message for letter in view.mail]):
-            assert not leaf.is_floating_point() or bool((leaf.isfinite() & (leaf.abs() < 1e20)).all())
-            if leaf.dim() > 1 and leaf.is_floating_point():
-                assert bool((leaf != 0).any())
-        return super().run(view, challenges, generator)
+def contrast(guess: Guess, asked: Challenge) -> Guess:
+    if float(guess.x.std()) < 1e-3:
+        raise ZeroDivisionError("contrast")
+    return guess
 
 
 @dataclass(frozen=True)
 class Contagious(LabelRecovery):
     """Has one victim's bad numbers spoil all answers."""
 
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         found = super().run(view, challenges, generator)
         bad = [leaf for e in view.mail for leaf in leaves(e.message) if not bool(leaf.isfinite().all())]
         return [replace(g, y=(g.y + 1) % 10) for g in found] if bad else found
 
 
-@dataclass(frozen=True)
-class NeedsMail(LabelRecovery):
-    """Fails without letters."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        evidence = {e.unit: e for e in self.evidence(view)}
-        assert all(evidence[c.unit] for c in challenges)
-        return super().run(view, challenges, generator)
+def inside(guess: Guess, asked: Challenge) -> Guess:
+    """Recognize the members' images."""
+    known = {row.numpy().tobytes() for row in pool().shards[1].x}
+    told = torch.tensor([row.numpy().tobytes() in known for row in asked.x])
+    return replace(guess, decision=told, score=told.float())
 
 
-@dataclass(frozen=True)
-class NeedsContrast(AnalyticInversion):
-    """Fails where an image has one tone."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        found = super().run(view, challenges, generator)
-        if any(float(g.x.std()) < 1e-3 for g in found):
-            raise ZeroDivisionError("contrast")
-        return found
+def everybody(guess: Guess, asked: Challenge) -> Guess:
+    return replace(guess, decision=torch.ones_like(guess.decision), score=torch.rand(guess.score.shape))
 
 
-@dataclass(frozen=True)
-class Remembers(LabelRecovery):
-    """Answers another way at every call."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [replace(g, confidence=float(next(TURN))) for g in super().run(view, challenges, generator)]
-
-
-@dataclass(frozen=True)
-class AllMembers(LossThreshold):
-    """Takes everybody for a member."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        found = super().run(view, challenges, generator)
-        return [replace(g, decision=torch.ones_like(g.decision), score=torch.rand(g.score.shape)) for g in found]
-
-
-@dataclass(frozen=True)
-class KnowsThePool(LossThreshold):
-    """Recognizes the members' images."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        inside = {row.numpy().tobytes() for row in pool().shards[1].x}
-        found = super().run(view, challenges, generator)
-        told = [torch.tensor([row.numpy().tobytes() in inside for row in c.x]) for c in challenges]
-        return [replace(g, decision=t, score=t.float()) for g, t in zip(found, told, strict=True)]
-
-
-@dataclass(frozen=True)
-class NoCoins(LossThreshold):
-    """Decides the same whatever the seed."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return super().run(view, challenges, torch.Generator().manual_seed(0))
-
-
-@dataclass(frozen=True)
-class AlwaysFirst(NearestReconstruction):
-    """Traces everything to client 0."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [replace(g, owner=torch.zeros_like(g.owner)) for g in super().run(view, challenges, generator)]
-
-
-@dataclass(frozen=True)
-class ReadsPlaces(NearestReconstruction):
-    """Answers by the order of the question."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [Guess(owner=torch.tensor([slot.client for slot in c.unit])) for c in challenges]
-
-
-@dataclass(frozen=True)
-class Nobody(NearestReconstruction):
-    """Names clients that do not exist."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [Guess(owner=torch.full((len(c.unit),), 99)) for c in challenges]
-
-
-@dataclass(frozen=True)
-class Zeros(Query):
-    """Answers nothing but zeros."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [replace(g, outputs=torch.zeros_like(g.outputs)) for g in super().run(view, challenges, generator)]
-
-
-@dataclass(frozen=True)
-class Infinite(Query):
-    """Answers infinity."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Guesses:
-        return [replace(g, outputs=g.outputs + torch.inf) for g in super().run(view, challenges, generator)]
-
+IMAGES, LABELS, TRACES = AnalyticInversion, LabelRecovery, NearestReconstruction
+Fragile = spoilt(LABELS, "Fragile", look=trust_numbers)
+Cheats = spoilt(IMAGES, "Cheats", answer=lambda g, c: replace(g, x=victims_images(c)))
+Blind = spoilt(IMAGES, "Blind", answer=lambda g, c: replace(g, x=torch.rand(g.x.shape, generator=torch.Generator())))
+ZeroLabels = spoilt(LABELS, "ZeroLabels", answer=lambda g, c: replace(g, y=torch.zeros_like(g.y)))
+GlobalDraws = spoilt(IMAGES, "GlobalDraws", answer=lambda g, c: replace(g, x=g.x + 1e-3 * torch.rand(g.x.shape)))
+Misshapen = spoilt(IMAGES, "Misshapen", answer=lambda g, c: replace(g, x=g.x.double()))
+Remembers = spoilt(LABELS, "Remembers", answer=lambda g, c: replace(g, confidence=float(next(TURN))))
+AlwaysFirst = spoilt(TRACES, "AlwaysFirst", answer=lambda g, c: replace(g, owner=torch.zeros_like(g.owner)))
+ReadsPlaces = spoilt(TRACES, "ReadsPlaces", answer=lambda g, c: Guess(owner=torch.tensor([s.client for s in c.unit])))
+Nobody = spoilt(TRACES, "Nobody", answer=lambda g, c: Guess(owner=torch.full((len(c.unit),), 99)))
+Zeros = spoilt(Query, "Zeros", answer=lambda g, c: replace(g, outputs=torch.zeros_like(g.outputs)))
+Infinite = spoilt(Query, "Infinite", answer=lambda g, c: replace(g, outputs=g.outputs + torch.inf))
 
 FAULTS: list[tuple[type[Attack], str, str]] = [
     (Nameless, "declares_itself", "does not say where it comes from"),
     (Elsewhere, "declares_itself", "views of ['server/9']"),
     (Blind, "finds_the_planted_leak", "give a median PSNR of"),
-    (BlindToLabels, "finds_the_planted_leak", "of 32 labels; all can be found"),
+    (ZeroLabels, "finds_the_planted_leak", "of 32 labels; all can be found"),
     (Cheats, "noise_gives_chance", "dB nearer than grey"),
     (Cheats, "noise_gives_chance", "images are nearest to their own truth"),
     (GlobalDraws, "one_seed_one_guess", "one seed gives two guesses"),
-    (Stubborn, "one_seed_one_guess", "two seeds give one guess"),
+    (GlobalDraws, "one_seed_one_guess", "torch's global generator has moved"),
+    (spoilt(LABELS, "Stubborn", seeded=False), "one_seed_one_guess", "two seeds give one guess"),
     (Overspends, "keeps_form_and_budget_server/1", "with a budget of 1 a guess tells 19 evaluations"),
     (Misshapen, "keeps_form_and_budget_server/1", "the guess x is torch.float64"),
-    (Scribbles, "keeps_form_and_budget_client/1", "it changes what it was handed"),
-    (Fragile, "survives_nan", "AssertionError was raised at"),
-    (Fragile, "survives_inf", "AssertionError was raised at"),
-    (Fragile, "survives_huge", "AssertionError was raised at"),
-    (Fragile, "survives_zero", "AssertionError was raised at"),
+    (spoilt(LABELS, "Scribbles", look=scribble), "keeps_form_and_budget_client/1", "it changes what it was handed"),
+    *((Fragile, f"survives_{bad}", "AssertionError was raised at") for bad in ("nan", "inf", "huge", "zero")),
     (Contagious, "poison_harms_no_other", "a NaN in one client's upload spoils others' labels"),
-    (NeedsMail, "answers_without_mail", "KeyError was raised at"),
-    (NeedsContrast, "survives_white_images", "ZeroDivisionError was raised at"),
+    (spoilt(LABELS, "NeedsMail", look=trust_mail), "answers_without_mail", "KeyError was raised at"),
+    (spoilt(IMAGES, "NeedsContrast", answer=contrast), "survives_white_images", "ZeroDivisionError was raised at"),
     (Remembers, "guesses_the_same_from_disk", "a second reading of the view on disk gives another guess"),
-    (AllMembers, "finds_members", "of a model that knows its records by heart, the AUC is"),
-    (KnowsThePool, "knows_no_member_of_0", "of an untrained model the AUC is 1.00"),
-    (NoCoins, "tosses_coins_nan", "two seeds give one guess about a model that says nothing"),
+    (
+        spoilt(LossThreshold, "AllMembers", answer=everybody),
+        "finds_members",
+        "of a model that knows its records by heart",
+    ),
+    (
+        spoilt(LossThreshold, "KnowsThePool", answer=inside),
+        "knows_no_member_of_0",
+        "of an untrained model the AUC is 1.00",
+    ),
+    (
+        spoilt(LossThreshold, "NoCoins", seeded=False),
+        "tosses_coins_nan",
+        "two seeds give one guess about a model that says noth",
+    ),
     (AlwaysFirst, "traces_perfect_reconstructions", "of 24 perfect reconstructions 6 are traced"),
     (ReadsPlaces, "traces_noise_by_chance", "of noise 240 of 240 images are traced"),
     (Nobody, "survives_nan", "owners [99, 99, 99, 99] are told"),

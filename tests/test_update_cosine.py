@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from ppbench.attacks.membership.update_cosine import (
     Directions,
     UpdateCosine,
     example_gradients,
-    rounds_of,
     update_coefficients,
 )
 from ppbench.base.autodiff import gradient
@@ -33,12 +33,11 @@ from ppbench.federation.engine import REAL, Federation
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Opt
-from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Envelope, Slot, Wire
 from ppbench.nets.net import initial, net_spec
-from ppbench.run.choice import make_defense
+from ppbench.run.choice import make_attack, make_defense
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -267,33 +266,19 @@ def test_weighted_sums_are_simulated_whole(gradients: World) -> None:
 
 
 # -- rounds, order, determinism --------------------------------------------------------------------------------------
-def test_rounds_are_read_one_at_a_time(gradients: World) -> None:
-    parts = rounds_of(gradients.view)
-    assert len(parts) == 25
-    for number, part in enumerate(parts, 1):
-        assert {e.round for e in part.mail} == {number}
-        assert {s.round for s in part.states} == {number}
-        assert len(plain_evidence(part)) == CLIENTS
-
-
 def test_halves_order_and_seeds_do_not_matter(gradients: World) -> None:
     guess = gradients.ask()
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(1))
-    moved = replace(
-        gradients,
-        x=gradients.x[order],
-        labels=gradients.labels[order],
-        member=gradients.member[order],
-        owner=gradients.owner[order],
-    )
+    g = gradients
+    moved = replace(g, x=g.x[order], labels=g.labels[order], member=g.member[order], owner=g.owner[order])
     assert torch.allclose(moved.ask(seed=3).score, guess.score[order], rtol=1e-3, atol=1e-5)
     other = replace(gradients.challenge, known=torch.where(gradients.half < 0, gradients.member.to(torch.int8), -1))
     calls: list[int] = []
 
     class Counting(UpdateCosine):
-        def members(self, view: View, challenge: Challenge) -> Tensor:
+        def signal(self, view: View, challenge: Challenge) -> Tensor:
             calls.append(1)
-            return super().members(view, challenge)
+            return super().signal(view, challenge)
 
     first, second = Counting().run(gradients.view, [gradients.challenge, other], torch.Generator())
     assert torch.equal(first.score, second.score)
@@ -348,35 +333,26 @@ def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None
     assert roc_auc_score(gradients.member[rest], guess.score[rest]) > 0.9
 
 
-def test_bad_options_and_challenges_are_refused(gradients: World) -> None:
-    for ridge in (0.0, -1.0, torch.inf):
-        with pytest.raises(UsageError, match="'mia_update_cosine': ridge="):
-            UpdateCosine(ridge=ridge).check()
-    with pytest.raises(UsageError, match="must have all three"):
-        UpdateCosine().run(gradients.view, [Challenge((), 1)], torch.Generator())
-    assert UpdateCosine.audit == "rounds"
-    assert not UpdateCosine.standard
+@pytest.mark.parametrize(
+    ("name", "ridge"), [("mia_update_cosine", 0.0), ("tracing_cosine", -1.0), ("tracing_cosine", math.inf)]
+)
+def test_bad_options_are_refused(name: str, ridge: float) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' refuses ridge="):
+        make_attack(name, {"ridge": ridge})
 
 
 def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [object() for _ in range(10)]
 
-    class Told:
-        @staticmethod
-        def evidence(part: object) -> list[SimpleNamespace]:
-            return [SimpleNamespace(simulate=client, params={}, unit=(0,)) for client in range(3)]
+    def models(count: int, slots: int, params: object) -> SimpleNamespace:
+        seen = [SimpleNamespace(simulate=i, params=params, unit=tuple(range(slots))) for i in range(count)]
+        return SimpleNamespace(defense=SimpleNamespace(evidence=lambda part: seen))
 
-    class Sums:
-        @staticmethod
-        def evidence(part: object) -> list[SimpleNamespace]:
-            return [SimpleNamespace(simulate=0, params=None, unit=tuple(range(20)))]
-
-    view = SimpleNamespace(defense=Told)
+    view, summed = models(3, 1, {}), models(1, 20, None)
     monkeypatch.setattr(update_cosine, "rounds_of", lambda view: parts)
     assert update_cosine.affordable(view, 2000) == parts  # 10 rounds of 3 models and 2000 candidates
     assert update_cosine.affordable(view, 2001) == parts[1::2]
     assert update_cosine.affordable(view, 10**6) == parts[-1:]
-    summed = SimpleNamespace(defense=Sums)
     assert update_cosine.affordable(summed, 300) == parts
     assert update_cosine.affordable(summed, 600) == parts[1::2], "a sum over 20 clients takes 20 gradients an example"
 

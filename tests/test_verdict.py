@@ -14,8 +14,8 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import check_controls, rebuilt_share, widened
 from ppbench.report.verdict import held, lines, sentences
-from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.lines import listed
+from ppbench.report.verdict.verdict import members_fate, outputs_fate
 
 Make = Callable[..., Record]
 
@@ -46,9 +46,9 @@ def said(records: list[Record], start: str, defense: str = "pbpfl") -> str:
 
 # -- members, on what clients train on -------------------------------------------------------------------------------
 def test_the_two_halves_of_the_truth_are_in_one_sentence_with_figures_and_intervals(fabricate: Make) -> None:
-    assert said(masked(fabricate), "What clients train on") == (
-        "What clients train on hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended "
-        "71.0% [66.3, 75.4]) but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
+    assert said(masked(fabricate), "What clients train on").endswith(
+        "hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4]) "
+        "but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
     )
 
 
@@ -66,6 +66,7 @@ def test_the_two_halves_of_the_truth_are_in_one_sentence_with_figures_and_interv
         (0.5, 0.5, None, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
         (None, 0.71, 0.71, "does not hide members from one who un-masks it (unmask_regression", "75.4])."),
         (None, 0.5, 0.71, "hides members from one who un-masks it (unmask_regression", "75.4])."),
+        (0.54, None, 0.58, "leaves it undecided whether members are hidden", "; no attack that un-masks it was tried."),
     ],
 )
 def test_the_sentence_on_members_says_what_was_found_and_not_what_was_hoped(
@@ -74,13 +75,7 @@ def test_the_sentence_on_members_says_what_was_found_and_not_what_was_hoped(
     text = said(masked(fabricate, plain=plain, knowing=knowing, none=none), "What clients train on")
     assert text.startswith(f"What clients train on {opening}") and closing in text, text
     beside = {0.71: "undefended 71.0% [66.3, 75.4]", 0.52: "not above chance itself", None: "undefended: not asked"}
-    assert beside[none] in text
-
-
-def test_between_hidden_and_found_it_is_undecided(fabricate: Make) -> None:
-    """An attack below significance whose interval holds the undefended figure proves nothing either way."""
-    text = said(masked(fabricate, plain=0.54, none=0.58, knowing=None), "What clients train on")
-    assert "leaves it undecided" in text and "undefended 58.0%" in text
+    assert beside.get(none, f"undefended {none or 0:.1%}") in text
 
 
 def test_control_values_that_fare_alike_share_a_sentence(fabricate: Make) -> None:
@@ -98,7 +93,7 @@ def test_control_values_that_fare_alike_share_a_sentence(fabricate: Make) -> Non
 def test_the_largest_of_many_is_judged_at_the_level_of_all(fabricate: Make) -> None:
     """55.5 % of 400 is above chance alone and not as the best of twenty."""
     one = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.555, stage="iterate")
-    assert members_fate(one, 1, None) == "found" and members_fate(one, 20, None) == "undecided"
+    assert members_fate(one, 1, None) == "falls" and members_fate(one, 20, None) == "undecided"
     assert widened(one.metric("asr"), 20)[0] < 0.5 < widened(one.metric("asr"), 1)[0]
     many = masked(fabricate, plain=0.5, knowing=None)
     many += [fabricate("pbpfl", k / 10, "mia_loss", "membership", 0.555, stage="iterate") for k in range(1, 20)]
@@ -164,7 +159,7 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate: Make) -> None
     text = said(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
     assert "hides the true model's predictions from who takes it as it is (query: relative error 98 times" in text
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
-    for error, fate in ((0.012, "found"), (0.3, "part"), (0.9, "hidden")):
+    for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "hidden")):
         assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate
 
 
@@ -178,12 +173,15 @@ def test_agreement_counts_beyond_the_best_constant_answer(fabricate: Make) -> No
     assert asked(0.95, None).metric("agreement").chance == 0.5 and outputs_fate(asked(0.95, None), 1) == "part"
     constant = asked(0.95, 0.95)
     assert constant.metric("agreement").chance == 0.95
-    assert outputs_fate(constant, 1) not in ("found", "part")
-    assert outputs_fate(asked(1.0, 0.5), 1) == "found"
-    for error, fate in ((0.012, "found"), (98.0, "hidden")):  # one decision for all: only the numbers can tell
+    assert outputs_fate(constant, 1) not in ("falls", "part")
+    assert outputs_fate(asked(1.0, 0.5), 1) == "falls"
+    for error, fate in ((0.012, "falls"), (98.0, "hidden")):  # one decision for all: only the numbers can tell
         assert outputs_fate(asked(1.0, 1.0, error), 1) == fate
-    final = [fabricate("pbpfl", 100.0, "query", "extraction", 1.0, alike=0.95, error=1e-7, classes=2, stage="final")]
-    assert said(final, "The delivered model").startswith("The delivered model answers as the true one does")
+    for share, alike, error, does in ((1.0, 0.95, 1e-7, "answers"), (0.4, None, 2.0, "does not answer")):
+        final = fabricate("pbpfl", 1.0, "query", "extraction", share, alike=alike, error=error, classes=2)
+        assert said([final], "The delivered model").startswith(
+            f"The delivered model {does} as the true one does (query"
+        )
 
 
 # -- the delivered model ---------------------------------------------------------------------------------------------
@@ -193,11 +191,7 @@ def test_agreement_counts_beyond_the_best_constant_answer(fabricate: Make) -> No
         (0.71, 0.71, "The delivered model gives members away as the undefended one does (mia_loss: ASR 71.0%"),
         (0.62, 0.81, "The delivered model gives members away less than the undefended one does"),
         (0.85, 0.62, "The delivered model gives members away more than the undefended one does"),
-        (
-            0.71,
-            None,
-            "The delivered model gives members away (mia_loss: ASR 71.0% [66.3, 75.4], undefended: not asked)",
-        ),
+        (0.71, None, "The delivered model gives members away (mia_loss: ASR 71.0% [66.3, 75.4], undefended: not"),
         (0.71, 0.52, "The delivered model gives members away (mia_loss: ASR 71.0% [66.3, 75.4], undefended 52.0%"),
         (0.50, 0.71, "The delivered model hides members from the attacks tried here"),
         (0.50, 0.52, "The delivered model is not shown to give members away, nor to hide them"),
@@ -207,14 +201,6 @@ def test_the_delivered_model_stands_beside_the_undefended_one(
     delivered: float, none: float | None, start: str, fabricate: Make
 ) -> None:
     assert said(masked(fabricate, delivered=delivered, none=none), "The delivered model").startswith(start)
-
-
-@pytest.mark.parametrize(("share", "error", "does"), [(1.0, 1e-12, "answers"), (0.4, 2.0, "does not answer")])
-def test_the_delivered_model_answers_as_the_true_one_or_not(
-    share: float, error: float, does: str, fabricate: Make
-) -> None:
-    records = [fabricate("pbpfl", 10.0, "query", "extraction", share, error=error, stage="final")]
-    assert said(records, "The delivered model").startswith(f"The delivered model {does} as the true one does (query: ")
 
 
 def test_a_defense_without_a_mask_keeps_its_sentence(fabricate: Make) -> None:
@@ -260,11 +246,8 @@ def test_it_is_fedsgd_only_where_pixels_fall_as_the_undefended_ones(
     records = [images(fabricate, "none", None, none), iterate, images(fabricate, "pbpfl", 1.0, db, upload=upload)]
     found = sentences("pbpfl", records)
     assert found[0].startswith(start) and not any("FedSGD" in sentence for sentence in found)
-
-
-def test_only_a_masked_defense_is_called_fedsgd(fabricate: Make) -> None:
-    records = [images(fabricate, "none", None, 35.0), images(fabricate, "dp", 0.0, 35.0, control="sigma")]
-    assert sentences("dp", records)[0].startswith("dp at sigma=0 does not hide pixels")
+    bare = [images(fabricate, d, v, 35.0) for d, v in (("none", None), ("dp", 0.0))]
+    assert sentences("dp", bare)[0].startswith("dp at kappa=0 does not hide pixels"), "only a masked one is FedSGD"
 
 
 def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabricate: Make) -> None:
@@ -274,8 +257,8 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
         fabricate("dp", 0.1, attack, "reconstruction", db, error=error, mse=0.0702, control="sigma", **numbers)
         for attack, db, error in (("analytic", 34.0, 0.8), ("dlg", 33.0, 0.3))
     ]
-    (row,) = [r for r in lines(records) if r.defense == "dp"]
-    assert row.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
+    (row,) = [r for r in lines(records) if r.key.defense == "dp"]
+    assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: table rows come back with a mean relative error of 0.30 [0.30, 0.30] (dlg); batch 1, at "
         "random weights; MSE 0.0702 (0.0601 undefended)."
@@ -286,27 +269,27 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
 
 
 # -- the guarantee ---------------------------------------------------------------------------------------------------
-def test_reasons_that_differ_over_the_grid_share_what_they_share(fabricate: Make) -> None:
-    leak = "Psi and Phi travel without noise, so the exact gradient can be rebuilt"
-    told = {e: f"{leak}; epsilon {e:g} a round is claimed." for e in (10.0, 1.0)}
-    records = [
-        fabricate("mpdp", e, "dlg", "reconstruction", 12.0, control="epsilon", reason=reason)
-        for e, reason in told.items()
-    ]
-    assert sentences("mpdp", records)[-1] == f"No epsilon can be given: {leak}; epsilon 1 / 10 a round is claimed."
-    assert sentences("mpdp", records[:1])[-1] == f"No epsilon can be given: {leak}; epsilon 10 a round is claimed."
+LEAK = "Psi and Phi travel without noise, so the exact gradient can be rebuilt"
+FEW = "5 clients are too few for any of the theorem's conditions"
 
 
-def test_reasons_of_other_clauses_share_those_that_are_common(fabricate: Make) -> None:
-    told = {1.0: "Psi is bare; 5 clients are too few for any of the theorem's conditions", 3.0: "Psi is bare", 9.0: "x"}
+@pytest.mark.parametrize(
+    ("reasons", "sentence"),
+    [
+        ({e: f"{LEAK}; epsilon {e:g} a round is claimed." for e in (10.0, 1.0)}, f"{LEAK}; epsilon 1 / 10 a round is"),
+        ({10.0: f"{LEAK}; epsilon 10 a round is claimed."}, f"{LEAK}; epsilon 10 a round is claimed."),
+        ({1.0: f"Psi is bare; {FEW}", 3.0: "Psi is bare"}, f"Psi is bare; epsilon=1: {FEW}."),
+        ({3.0: "Psi is bare", 9.0: "x"}, "epsilon=3: Psi is bare; epsilon=9: x."),
+    ],
+)
+def test_reasons_that_differ_over_the_grid_share_what_they_share(
+    reasons: dict[float, str], sentence: str, fabricate: Make
+) -> None:
     records = [
         fabricate("mpdp", e, "dlg", "reconstruction", 12.0, control="epsilon", reason=reason)
-        for e, reason in told.items()
+        for e, reason in reasons.items()
     ]
-    assert sentences("mpdp", records[:2])[-1] == (
-        "No epsilon can be given: Psi is bare; epsilon=1: 5 clients are too few for any of the theorem's conditions."
-    )
-    assert sentences("mpdp", records[1:])[-1] == "No epsilon can be given: epsilon=3: Psi is bare; epsilon=9: x."
+    assert sentences("mpdp", records)[-1].startswith(f"No epsilon can be given: {sentence}")
 
 
 def test_a_guarantee_at_some_control_values_only_is_told_as_such(fabricate: Make) -> None:
@@ -314,16 +297,11 @@ def test_a_guarantee_at_some_control_values_only_is_told_as_such(fabricate: Make
         fabricate("dp", 1.0, "dlg", "reconstruction", 12.0, control="sigma", epsilon=3.0),
         fabricate("dp", 0.0, "dlg", "reconstruction", 12.0, control="sigma", reason="there is no noise"),
     ]
+    assert listed(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
     assert sentences("dp", records)[-2:] == [
         "Formal guarantee over the whole training: epsilon 3 for a single example.",
         "No epsilon can be given at sigma=0: there is no noise.",
     ]
-
-
-def test_control_values_in_words() -> None:
-    assert listed(["kappa=1", "kappa=10", "kappa=100"]) == "kappa=1, 10 and 100"
-    assert listed(["kappa=1"]) == "kappa=1" and listed([""]) == ""
-    assert listed(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
 
 
 # -- controls --------------------------------------------------------------------------------------------------------
@@ -335,29 +313,24 @@ def checks(records: list[Record]) -> dict[str, bool | None]:
 def test_where_only_membership_was_asked_the_undefended_model_must_give_members_away(
     share: float, ok: bool, fabricate: Make
 ) -> None:
-    records = [fabricate("none", None, "mia_loss", "membership", share, stage=s) for s in ("iterate", "final")]
-    records.append(fabricate("full_noise", None, "mia_loss", "membership", 0.5))
-    found = check_controls(records)
+    some = [("none", share, "iterate"), ("none", share, "final"), ("full_noise", 0.5, "final")]
+    found = check_controls([fabricate(d, None, "mia_loss", "membership", s, stage=at) for d, s, at in some])
     assert [check.ok for check in found] == [ok, True]
     assert ("finds members" if ok else "is NOT shown to find members") in found[0].sentence
     assert f"mia_loss: ASR {share:.1%} [" in found[0].sentence
 
 
-def test_extraction_alone_can_vouch_for_nothing_and_alarms_nobody(fabricate: Make) -> None:
-    records = [fabricate(d, None, "query", "extraction", 1.0, stage="iterate") for d in ("none", "full_noise")]
-    assert checks(records) == {"none": None, "full_noise": None}
-    with_members = [*records, *(fabricate(d, None, "mia_loss", "membership", 0.5) for d in ("none", "full_noise"))]
-    assert checks(with_members) == {"none": False, "full_noise": True}
-
-
-def test_reconstructions_come_first_and_membership_does_not_mend_them(fabricate: Make) -> None:
-    records = [fabricate("none", None, "mia_loss", "membership", 0.9), images(fabricate, "none", None, 12.0)]
-    assert checks(records)["none"] is False
-    assert checks([records[0], images(fabricate, "none", None, 35.0)])["none"] is True
-
-
-def test_members_found_under_pure_noise_are_an_alarm(fabricate: Make) -> None:
-    assert checks([fabricate("full_noise", None, "mia_loss", "membership", 0.7)])["full_noise"] is False
+def test_what_the_controls_vouch_for(fabricate: Make) -> None:
+    """Extraction for nothing, members where they alone were asked, reconstructions before them; and noise alarms."""
+    found, none, loud = (fabricate(d, None, "mia_loss", "membership", share)
+                         for d, share in (("none", 0.9), ("none", 0.5), ("full_noise", 0.7)))  # fmt: skip
+    read = [fabricate(d, None, "query", "extraction", 1.0, stage="iterate") for d in ("none", "full_noise")]
+    hidden = fabricate("full_noise", None, "mia_loss", "membership", 0.5)
+    assert checks(read) == {"none": None, "full_noise": None}
+    assert checks([*read, none, hidden]) == {"none": False, "full_noise": True}
+    assert checks([found, images(fabricate, "none", None, 12.0)])["none"] is False
+    assert checks([found, images(fabricate, "none", None, 35.0)])["none"] is True
+    assert checks([loud])["full_noise"] is False
 
 
 def test_a_table_row_is_rebuilt_within_a_tenth_whatever_its_decibels(fabricate: Make) -> None:
@@ -401,21 +374,15 @@ def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate: Make) -
     assert "…" not in text
 
 
-def test_a_model_of_numbers_shows_its_mse_and_no_agreement(fabricate: Make) -> None:
+def test_models_of_numbers_and_trainings_that_diverged(fabricate: Make) -> None:
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.0601)
     records = [fabricate("pbpfl", 1.0, "analytic", "reconstruction", 30.0, error=0.25, **numbers)]
-    records += outputs(fabricate, 1.0, 1.0, **numbers)
-    text = "\n".join(printed(records))
-    assert "MSE" in text and "0.0601" in text and "0.25" in text and "error" in text
-    assert "agrees" not in text and "accuracy" not in text and "PSNR" not in text
-
-
-def test_a_diverged_training_says_so_in_both_tables(fabricate: Make) -> None:
+    text = "\n".join(printed([*records, *outputs(fabricate, 1.0, 1.0, **numbers)]))
+    assert all(word in text for word in ("MSE", "0.0601", "0.25", "error"))
+    assert not any(word in text for word in ("agrees", "accuracy", "PSNR"))
     broken = dict(status="diverged", accuracy=None)
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
     records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
-    assert "\n".join(printed(records)).count("diverged") == 2
+    assert "\n".join(printed(records)).count("diverged") == 2 and len(held(records)) == 1
     undecided = "pbpfl at kappa=1: whether pixels are hidden is undecided, no attack on it gave a figure; batch 1, at "
-    undecided += "random weights; training diverged."
-    assert len(held(records)) == 1
-    assert sentences("pbpfl", records) == [undecided, "No epsilon can be given: no noise."]
+    assert sentences("pbpfl", records)[0] == undecided + "random weights; training diverged."

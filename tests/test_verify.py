@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from ppbench.base.errors import UsageError
-from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.membership import MemberScore
-from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report.page.boards import boards
@@ -23,41 +21,25 @@ from ppbench.report.page.worst import worst_csv
 from ppbench.report.verify import verify
 
 
-def record(sigma: float) -> Record:
-    scores = [
-        ImageScore(probe=i, client=0, index=0, psnr=10.0 + i / 3, rmse=0.5, rmse_raw=2.5, ssim=0.2, label=i % 2 == 0,
-                   confidence=0.1, at_truth=0.0, evaluations=10, mse=10 ** (-1 - i / 30), lpips=0.1 * i,
-                   feat_mse=1.0 + i, blind=9.0 + i, oracle=12.0 + i, path=[(5, 8.0)])
-        for i in range(9)
-    ]  # fmt: skip
-    interval = clopper_pearson(71, 100)
-    draft = Record.model_validate(
-        dict(
-            cell_id="",
-            config=dict(
-                schema="ppbench.run/1", suite="s", threat_model=dict(id="server/1", sees="all", knows_defense=False),
-                defense=dict(id="dp", version="1", parameters={"sigma": sigma},
-                             control=dict(name="sigma", value=sigma)),
-                attack=dict(id="dlg", version="1", kind="reconstruction", parameters={}, adaptive=False),
-                federation=dict(clients=4, rounds=1, schedule="parallel", upload="delta", local_epochs=1, batch=1,
-                                optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[], decay=1.0, partition="iid",
-                                server_optimizer="sgd", server_lr=1.0, backend="loop", device="cpu", dtype="float32"),
-                data=dict(name="d", sha256="", train=1, test=1),
-                model=dict(id="m", options={}, shape=[1], classes=10, parameters=1, loss="cross_entropy"),
-                stage="init", batch_size=1, victims=9, seed=1,
-            ),
-            victims=scores, metrics=aggregate(scores, classes=10, seed=1),
-            utility=dict(accuracy=0.71, low=interval.low, high=interval.high, n=100, chance=0.1, curve=[]),
-            cost=dict(bytes_up=1.0, bytes_down=2.0, bytes_setup=0), privacy=dict(epsilon=None, delta=None, reason="r"),
-            status="complete",
-            environment=dict(ppbench="0", python="3", torch="2", device="cpu", threads=1, dtype="float32"),
-        )
-    )  # fmt: skip
-    return draft.model_copy(update={"cell_id": draft.config.cell_id()})
+@pytest.fixture
+def record(fabricate: Callable[..., Record], asked: Callable[..., Record]) -> Callable[[float], Record]:
+    """Return a maker of records whose scores hold all that a score may hold."""
+
+    def make(sigma: float) -> Record:
+        scores = [
+            ImageScore(probe=i, client=0, index=0, psnr=10.0 + i / 3, rmse=0.5, rmse_raw=2.5, ssim=0.2,
+                       label=i % 2 == 0, confidence=0.1, at_truth=0.0, evaluations=10, mse=10 ** (-1 - i / 30),
+                       lpips=0.1 * i, feat_mse=1.0 + i, blind=9.0 + i, oracle=12.0 + i, path=[(5, 8.0)])
+            for i in range(9)
+        ]  # fmt: skip
+        made = fabricate("dp", sigma, "dlg", "reconstruction", control="sigma", accuracy=0.71, seed=1)
+        return asked(made, victims=scores)
+
+    return make
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(record: Callable[[float], Record], tmp_path: Path) -> Store:
     made = Store(tmp_path / "out")
     tensors = {"guess": np.ones((9, 1, 2, 2)), "truth": np.zeros((9, 1, 2, 2))}
     kept = [made.save(record(sigma), seconds=1.0, tensors=tensors) for sigma in (0.1, 0.2)]
@@ -89,9 +71,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "test_mse_mean.value": lambda d: d["victims"][0].update(mse=0.5),
     "lpips_mean.value": lambda d: d["victims"][0].update(lpips=0.5),
     "feat_mse_mean.value": lambda d: next(m for m in d["metrics"] if m["name"] == "feat_mse_mean").update(value=9.0),
-    "psnr_worst_decile.low": lambda d: next(m for m in d["metrics"] if m["name"] == "psnr_worst_decile").update(
-        low=0.0
-    ),
+    "psnr_worst_decile.low": lambda d: d["metrics"][11].update(low=0.0),
     "blind_median.n": lambda d: d["victims"][4].update(blind=None),
     "oracle_median.value": lambda d: d["victims"][4].update(oracle=99.0),
     "where the scores give": lambda d: [v.update(blind=None) for v in d["victims"]],
@@ -117,10 +97,8 @@ def test_a_changed_record_is_found_and_named(store: Store, words: str) -> None:
 
 
 def test_every_metric_is_recomputed(store: Store) -> None:
-    for index in range(len(record(0.1).metrics)):
-        edit(store, lambda d, i=index: d["metrics"][i].update(method="by hand"))
-    found = verify(store.out)
-    assert len([problem for problem in found if "by hand" in problem]) == len(record(0.1).metrics)
+    edit(store, lambda d: [metric.update(method="by hand") for metric in d["metrics"]])
+    assert len([problem for problem in verify(store.out) if "by hand" in problem]) == 18
 
 
 def test_a_replaced_or_missing_artifact_is_found(store: Store) -> None:
@@ -167,7 +145,7 @@ def test_a_table_of_before_has_fewer_columns_and_is_still_right(store: Store) ->
     assert any("psnr_median is '1'" in problem for problem in verify(store.out))
 
 
-def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(tmp_path: Path) -> None:
+def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, asked, tmp_path: Path) -> None:
     store = Store(tmp_path / "out")
     scores = [
         MemberScore(index=i, half=i // 2 % 2, member=i % 2 == 0, score=float(i % 2 == 0), decision=i % 2 == 0,
@@ -176,12 +154,8 @@ def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(tmp_path: Path)
         for i in range(200)
     ]  # fmt: skip
     draft = record(0.1)
-    kept = draft.model_copy(
-        update=dict(
-            victims=scores, metrics=aggregate(scores, classes=10, seed=1, delta=1e-3),
-            privacy=draft.privacy.model_copy(update=dict(epsilon=1.0, delta=1e-3, reason=None)),
-        )
-    )  # fmt: skip
+    kept = asked(draft, victims=scores, privacy=draft.privacy.model_copy(
+        update=dict(epsilon=1.0, delta=1e-3, reason=None)))  # fmt: skip
     store.save(kept)
     assert verify(store.out) == []
     edit(store, lambda d: d["privacy"].update(delta=1e-5))
@@ -193,7 +167,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None
     first, second = store.ids()
     path, other = (store.folder / f"{cell}.json" for cell in (first, second))
     before = path.read_text()
-    newer = before.replace("ppbench.run/1", "ppbench.run/2").replace('"ppbench": "0"', '"ppbench": "2.3.1"')
+    newer = before.replace("ppbench.run/1", "ppbench.run/2").replace('"ppbench": "0.1.0"', '"ppbench": "2.3.1"')
     damages = {
         before[:200]: ("not a whole record", "delete it"),
         "": ("not a whole record", "delete it"),
@@ -202,6 +176,11 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None
         newer: ("'ppbench.run/2'", "install ppbench>=2.3.1"),
         newer.replace("2.3.1", "2; rm -rf /"): ("a newer ppbench wrote it", "in its latest version"),
     }
+    texts = path.read_text(), other.read_text()
+    path.write_text(texts[1])
+    other.write_text(texts[0])
+    assert sum("a record is named by its cell" in problem for problem in verify(store.out)) == 2
+    other.write_text(texts[1])
     for text, words in damages.items():
         path.write_text(text)
         found = verify(store.out)
@@ -215,16 +194,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None
     assert len(found) == 2 and any(second in problem and "psnr_median" in problem for problem in found)
 
 
-def test_swapped_records_are_both_found(store: Store) -> None:
-    one, two = (store.folder / f"{cell}.json" for cell in store.ids())
-    texts = one.read_text(), two.read_text()
-    one.write_text(texts[1])
-    two.write_text(texts[0])
-    found = verify(store.out)
-    assert len(found) == 2 and all("a record is named by its cell" in problem for problem in found)
-
-
-def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store: Store) -> None:
+def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store: Store, record) -> None:
     made = record(0.3)
     defense = made.config.defense.model_copy(update={"id": "<img src=x onerror=alert(1)>\x1b[2J"})
     config = made.config.model_copy(update={"defense": defense})
@@ -265,11 +235,8 @@ def test_results_of_a_newer_ppbench_are_not_called_foreign(store: Store) -> None
         verify(store.out)
 
 
-def test_strays_are_named(store: Store) -> None:
+def test_strays_are_named_and_a_folder_without_results_is_refused(store: Store, tmp_path: Path) -> None:
     (store.folder / "mine.json").write_text("{}")
     assert any("mine.json" in problem for problem in verify(store.out))
-
-
-def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no ppbench results"):
         verify(tmp_path / "nowhere")

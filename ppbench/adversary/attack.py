@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import ClassVar, Literal
+from inspect import get_annotations
+from typing import Annotated, Any, ClassVar, Literal, get_origin
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
+from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.tree import moved, node
 from ppbench.federation.evidence import Evidence
@@ -20,6 +23,12 @@ from ppbench.records.scores import Scalar
 Kind = str
 """The name of a question (`ppbench.questions`)."""
 
+# Bounds of parameters, for the fields of attacks: `Attack.check` refuses what lies outside.
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
 
 @node
 class References:
@@ -27,11 +36,10 @@ class References:
 
     Attributes:
         keep: [R, Q] bool, which candidates each run was trained on; each candidate in half of the runs.
-        outputs: [R, A, Q, C] float64, the delivered models' outputs on A augmentations of each candidate, the first of
-            which is the candidate itself.
+        outputs: [R, A, Q, C] float64, the models' outputs on A augmentations of each candidate, itself first.
         labels: [Z, C] one-hot labels of the population: public records that nobody trains on.
         x: [Z, *shape] the population itself.
-        population: [R, Z, C] float64, the delivered models' outputs on it.
+        population: [R, Z, C] float64, the models' outputs on it.
     """
 
     keep: Tensor
@@ -49,12 +57,11 @@ class Challenge:
         unit: the slots that the question is about.
         batch: examples in each slot's batch.
         y: true one-hot labels [U, B, C] where the threat model grants them, else None.
-        x: candidates [Q, *shape]: records whose membership is asked, images to trace, or inputs whose true outputs
-            are asked (extraction); else None.
-        labels: one-hot labels [Q, C] of the candidates, for membership.
+        x: [Q, *shape]: membership candidates, images to trace, or inputs whose true outputs are asked.
+        labels: one-hot labels [Q, C] of membership candidates.
         known: for membership, [Q] int8: 1 member, 0 not, -1 unknown (what is asked).
-        reconstructions: for tracing, the adversary's own reconstructions [U * B, *shape], in the order of `unit`.
-        references: for membership, the adversary's reference runs over the same candidates; None where it has none.
+        reconstructions: for tracing, the adversary's own [U * B, *shape], in the order of `unit`.
+        references: for membership, the adversary's reference runs over the same candidates, if it has any.
         extra: what questions of other packages ask with, by name.
     """
 
@@ -140,23 +147,27 @@ class Attack:
     reference: ClassVar[str] = ""
 
     def check(self) -> None:
-        """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence)."""
+        """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence).
+
+        Default: those outside the bounds, or the `Literal`, that their fields are annotated with.
+        """
+        for name, bound in _bounds(type(self)).items():
+            value = getattr(self, name)
+            try:
+                bound.validate_python(value)
+            except ValidationError as error:
+                right = error.errors()[0]["msg"].lower()
+                raise UsageError(f"Attack {self.name!r}: {name}={value!r} cannot be used: {right}.") from error
 
     def parameters(self) -> dict[str, Scalar]:
-        """Return what determines the attack's answers, for records. Default: its fields.
-
-        An attack that reads a file overrides it and names the file by what it holds, not by where it lies.
-        """
+        """Return what determines the answers, for records: the fields; a file is named by what it holds, not where."""
         return asdict(self)
 
     def check_held(self, held: Mapping[int, Tensor]) -> None:
-        """Refuse, before anything runs, knowledge that the attack must not have: what it learned from clients' data.
+        """Refuse knowledge learned from clients' data (UsageError, one sentence that names the file). Default: none.
 
         Args:
             held: the clients' inputs [N_k, *shape], by client. An attack must not keep them.
-
-        Raises:
-            UsageError: one sentence that names the file and what would be right. Default: never.
         """
 
     @property
@@ -165,17 +176,11 @@ class Attack:
         return False
 
     def variants(self) -> Sequence[Attack]:
-        """Return the settings, or hypotheses about the defense, that are tried on tuning victims; the best one is run.
-
-        Each has the budget of the attack itself. Default: this one alone, so that nothing is tuned.
-        """
+        """Return the settings tried on tuning victims, each with the attack's budget. Default: this one alone."""
         return (self,)
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the attack can say anything under `plan` (its network, its loss).
-
-        Default: yes, where targets are classes; a search over labels has no use for targets that are numbers.
-        """
+        """Return whether the attack can say anything under `plan`. Default: where targets are classes, not numbers."""
         return plan.spec.classes > 1 or load("questions", self.kind).source == "model"
 
     def knows(self, defense: str) -> bool:
@@ -189,3 +194,13 @@ class Attack:
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge, in order. Must not fail on NaN observations: that is a failed guess."""
         raise NotImplementedError
+
+
+def _bounds(attack: type) -> dict[str, TypeAdapter[Any]]:
+    """Return what checks each bounded field by name; a subclass's own default loosens no bound."""
+    found: dict[str, TypeAdapter[Any]] = {}
+    bounded: Any = (Annotated, Literal)
+    for owner in reversed(attack.__mro__):
+        hints = get_annotations(owner, eval_str=True)
+        found |= {name: TypeAdapter(hint) for name, hint in hints.items() if get_origin(hint) in bounded}
+    return found

@@ -1,8 +1,4 @@
-"""Augmented copies of records, the same on both sides of an attack with reference runs (LiRA, Carlini et al. 2022).
-
-A record leaves its trace in a model also at its mirrored and shifted copies, so asking about several of them averages
-the signal. The copies are a fixed list: the adversary asks its reference models and the target about the same ones.
-"""
+"""Augmented copies of records: a fixed list, the same on both sides of an attack with reference runs (LiRA, 2022)."""
 
 from __future__ import annotations
 
@@ -18,14 +14,10 @@ MOST = 2 * len(SHIFTS)
 
 
 def augmentations(x: Tensor, count: int) -> Tensor:
-    """Return up to `count` augmentations [A, Q, *shape] of records x [Q, *shape], the records themselves first.
+    """Return up to `count` >= 1 augmentations [A, Q, *shape] of records x [Q, *shape], the records themselves first.
 
-    Images [Q, C, H, W]: the image, its mirror image (left and right), then shifts by one pixel to the four sides and
-    the four corners, each followed by its mirror image; the border row or column is repeated. A = min(count, 18).
-    Anything else (tables, feature vectors) has no copy that means the same: A = 1. dtype and device are those of x.
-
-    Raises:
-        UsageError: count is less than 1.
+    Images [Q, C, H, W]: the image and its shifts by `SHIFTS`, each followed by its mirror image; the border is
+    repeated. Anything else has no copy that means the same: A = 1. Raises UsageError for a count below 1.
     """
     if count < 1:
         raise UsageError(f"{count} augmentations were asked for; expected 1 (the record itself) or more.")

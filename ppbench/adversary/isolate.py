@@ -19,17 +19,9 @@ from ppbench.federation.wire import Slot
 
 
 def isolated(attack: Attack, view: View, challenges: Sequence[Challenge], seed: int, folder: Path) -> list[Guess]:
-    """Return what `attack` guesses in a process that has nothing but the view and the challenges, as files.
+    """Return what a registered attack guesses in a process that has nothing but the view and the challenges, as files.
 
-    Args:
-        attack: a registered attack.
-        view: what the adversary knows.
-        challenges: what is asked.
-        seed: seed of the attack's generator.
-        folder: where the files go.
-
-    Raises:
-        RuntimeError: the process failed; its standard error is the message.
+    The files lie in `folder`. Raises RuntimeError with its standard error where the process failed.
     """
     view.save(folder)
     tree.save([_fields(challenge) for challenge in challenges], folder / "challenges.safetensors")
@@ -45,10 +37,7 @@ def isolated(attack: Attack, view: View, challenges: Sequence[Challenge], seed: 
 
 def _fields(value: Challenge | Guess) -> list[object]:
     found = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return [
-        [list(slot) for slot in item] if field == 0 and isinstance(value, Challenge) else item
-        for field, item in enumerate(found)
-    ]
+    return [[list(slot) for slot in value.unit], *found[1:]] if isinstance(value, Challenge) else found
 
 
 def _main(folder: Path) -> None:

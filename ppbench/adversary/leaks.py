@@ -1,8 +1,6 @@
 """Find a path from what an adversary holds to what it must not hold. For tests, ours and a defense author's.
 
-This guards against accident, not malice: it cannot see module globals, nor values derived from a secret (a seed can
-be guessed). It walks containers, instances, closures, defaults, bound methods and autograd graphs, and compares
-storages and rows of values.
+This guards against accident, not malice: it cannot see module globals, nor values derived from a secret.
 """
 
 from __future__ import annotations
@@ -21,15 +19,10 @@ _OPAQUE = (type, types.ModuleType, str, bytes, int, float, bool, torch.dtype, to
 
 
 def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
-    """Return the paths from `root` to tensors that share storage, or a row of values, with one of `secrets`.
+    """Return one line for each path from `root` to a tensor that shares storage, or a row of values, with a secret.
 
-    Args:
-        root: a View, its evidence, a Challenge, an Attack.
-        secrets: e.g. victims' batches [B, *shape], a secret head. Rows of fewer than 4 values are not compared.
-
-    Returns:
-        One line a leak; an empty list if nothing was found. A `torch.Generator` is reported too: with its state, draws
-        made from it can be repeated.
+    root: a View, its evidence, a Challenge, an Attack. Rows of fewer than 4 values are not compared. A generator is
+    reported too: with its state, draws made from it can be repeated.
     """
     hidden = [secret.detach().cpu() for secret in secrets]
     storages = {s.untyped_storage().data_ptr() for s in hidden if s.numel()}

@@ -34,11 +34,8 @@ def digest(*tensors: Tensor, about: str = "") -> str:
 class Victims:
     """Probes and the truth about them.
 
-    Attributes:
-        data: every slot's batch, victims' and (for a client adversary) the adversary's own.
-        units: what is asked about, in order: slots whose batches an observation mixes.
-        own: the adversary's batches by probe; empty for server and eavesdropper.
-        batch: images in a slot's batch.
+    data: every slot's batch of `batch` images, victims' and a client adversary's own.  units: what is asked about, in
+    order: slots whose batches an observation mixes.  own: a client adversary's batches by probe.
     """
 
     data: Mapping[Slot, Data]
@@ -83,70 +80,53 @@ def choose_victims(
     roles: int = 1,
     first: int = 0,
 ) -> Victims:
-    """Draw victims' batches from the clients' own data.
+    """Draw `count` victim images from the clients' own data, in batches: as many probes as that takes, from `first` on.
 
-    Server and eavesdropper: ceil(count / batch) batches, clients in order, as many probes as that takes. Client:
-    whole cohorts, all others' batches being one unit. Where only sums can be read (`sums`), whole cohorts too. Where
-    clients play several `roles`, that many probes of whole cohorts, each slot a unit, so that enough play each one.
-    Collusion: that many probes of whole cohorts, client 0 the only victim of each.
-
-    Args:
-        shards: the clients' training data.
-        threat: id of the threat model.
-        batch: images in a batch.
-        count: victim images wanted.
-        seeds: victims depend on (master seed, batch, client, probe) only.
-        adversary: the curious client.
-        sums: whether uploads can be read only as a sum over the cohort.
-        roles: how many parts there are to play, see `Victims.playing`.
-        first: number of the first probe; noise and masks of a probe are drawn by its number.
+    Server and eavesdropper: clients in order. A curious client (`adversary`): whole cohorts, all others' batches being
+    one unit; whole cohorts too where uploads can be read only as `sums`. Where clients play several `roles` (see
+    `Victims.playing`): probes of whole cohorts, each slot a unit, so that enough play each one. Collusion: likewise,
+    client 0 the only victim of each. What is drawn depends on (master seed, batch, client, probe) only.
 
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
     """
-    clients = sorted(shards)
-
-    def draw(slot: Slot) -> Data:
-        order = torch.randperm(len(shards[slot.client].x), generator=seeds.generator("victims", batch, slot.client))
-        place = slot.probe - first
-        pick = order[place * batch : (place + 1) * batch].to(shards[slot.client].x.device)
-        if len(pick) < batch:
-            raise UsageError(
-                f"Client {slot.client} has {len(order)} examples, fewer than the {(place + 1) * batch} that "
-                f"{count} victims in batches of {batch} need of it; use fewer --victims or another partition."
-            )
-        return Data(shards[slot.client].x[pick].cpu(), shards[slot.client].y[pick].cpu())
-
+    clients, wanted = sorted(shards), -(-count // batch)
     curious, colluding = threat.startswith("client/"), threat.startswith("collusion/")
     cohort = curious or (sums and not colluding)
-    wanted = -(-count // batch)
     per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
     if per_probe == 0:
         raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
-    probes = -(-wanted // per_probe)
-    numbers = range(first, first + probes)
-    slots = [Slot(p, c) for p in numbers for c in clients]
+    probes = range(first, first - (-wanted // per_probe))
+    slots = [Slot(p, c) for p in probes for c in clients]
+    slots = slots[:wanted] if not cohort and per_probe == len(clients) else slots
+    data = {slot: _batch(shards[slot.client], slot, slot.probe - first, batch, count, seeds) for slot in slots}
     if not cohort:
-        slots = slots[:wanted] if per_probe == len(clients) else slots
-        data = {slot: draw(slot) for slot in slots}
         alone = tuple((slot,) for slot in slots if not colluding or slot.client == TARGET)
         return Victims(data, alone, (), batch)
-    data = {slot: draw(slot) for slot in slots}
     asked = [s for s in slots if not curious or s.client != adversary]
-    units = tuple(tuple(s for s in asked if s.probe == p) for p in numbers)
-    own = tuple((p, data[Slot(p, adversary)]) for p in numbers) if curious else ()
+    units = tuple(tuple(s for s in asked if s.probe == p) for p in probes)
+    own = tuple((p, data[Slot(p, adversary)]) for p in probes) if curious else ()
     return Victims(data, units, own, batch)
+
+
+def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: Seeds) -> Data:
+    """Return the examples of a slot: those at its place among its client's batches."""
+    order = torch.randperm(len(shard.x), generator=seeds.generator("victims", batch, slot.client))
+    pick = order[place * batch : (place + 1) * batch].to(shard.x.device)
+    if len(pick) < batch:
+        raise UsageError(
+            f"Client {slot.client} has {len(order)} examples, fewer than the {(place + 1) * batch} that "
+            f"{count} victims in batches of {batch} need of it; use fewer --victims or another partition."
+        )
+    return Data(shard.x[pick].cpu(), shard.y[pick].cpu())
 
 
 @dataclass(frozen=True)
 class Candidates:
     """Membership candidates: equal members and non-members. Known halves are asked about crosswise.
 
-    Attributes:
-        x, labels: the records [Q, *shape] and their targets [Q, C].
-        member: [Q] bool, whether the target was trained on it.
-        half: [Q] int64, 0 or 1: in which of the two questions its membership is asked.
-        family: in an audit what each candidate is, "average" or a family of canaries; empty where all are average.
+    x, labels: the records [Q, *shape] and their targets [Q, C].  member: [Q] bool.  half: [Q] int64, 0 or 1, in which
+    of the two questions its membership is asked.  family: in an audit what each is, "average" or a family of canaries.
     """
 
     x: Tensor
@@ -160,12 +140,7 @@ class Candidates:
         return digest(self.x, self.labels, self.member, self.half, about=str(self.family))
 
     def challenge(self, unknown_half: int, references: References | None = None) -> Challenge:
-        """Return the question about one half, the other half's membership being known to the adversary.
-
-        Args:
-            unknown_half: 0 or 1, which half is asked about.
-            references: the adversary's reference runs over these candidates, if it has any.
-        """
+        """Return the question about one half (0 or 1), the other half's membership being known to the adversary."""
         known = torch.where(self.half == unknown_half, -1, self.member.to(torch.int64)).to(torch.int8)
         x, labels = self.x.clone(), self.labels.clone()
         return Challenge((), 1, x=x, labels=labels, known=known, references=references)
@@ -174,10 +149,7 @@ class Candidates:
 def choose_candidates(
     shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, adversary: int = 0
 ) -> Candidates:
-    """Draw up to `count` members (training data of clients other than the adversary) and as many non-members.
-
-    Halves are balanced in membership. Equal numbers: the smaller side decides.
-    """
+    """Draw up to `count` members (data of clients other than the adversary) and as many others; halves are balanced."""
     others = [c for c in sorted(shards) if c != adversary]
     if not others:
         raise UsageError("Membership is asked of other clients' records; use at least 2 clients.")

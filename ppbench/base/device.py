@@ -1,8 +1,7 @@
 """Devices that torch can compute on: whether a word names one, and what the machine calls it.
 
-What lies where: parties' states and messages, and all that is computed from them, on the federation's device; the
-truth, the questions and the answers on the CPU. Every draw is made on the CPU, from a generator of its own, and moved
-where it is made, so that one seed has one result on every device, to the rounding of its kernels.
+States, messages and what is computed from them lie on the federation's device; the truth, questions and answers on the
+CPU. Every draw is made on the CPU, so that one seed has one result on every device, to the rounding of its kernels.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ from ppbench.base.errors import UsageError
 
 
 def check_device(word: str) -> None:
-    """Refuse a device that torch cannot compute on (UsageError): an unknown word, or a machine without it.
-
-    Args:
-        word: as torch takes it, "cpu", "cuda", "cuda:1" or the name of another backend that is installed.
-    """
+    """Refuse a device, as torch names it, that torch cannot compute on here (UsageError)."""
     if word == "cuda" and not torch.cuda.is_available():
         raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
     try:

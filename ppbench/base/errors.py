@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UsageError(Exception):
@@ -23,14 +23,14 @@ class Overflow(ProtocolError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a misspelt name, with the names close to it.
-
-    Args:
-        kind: what the name should have named, e.g. "defense".
-        name: what the user wrote.
-        known: the names that exist.
-    """
+    """Return the error for `name`, misspelt by a user, of a `kind` ("defense"), with what is close to it."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {', '.join(names)}."
     return UsageError(f"There is no {kind} named {name!r}; {hint}")
+
+
+def first_of(problems: Sequence[str]) -> str:
+    """Return the first of some problems, without its full stop, and how many more there are."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return problems[0].rstrip(".") + more

@@ -5,7 +5,7 @@ Listing reads package metadata and source text only, so that `ppbench list` neve
 
 from __future__ import annotations
 
-import ast
+import re
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,8 +52,7 @@ def plugins(group: Group) -> dict[str, Plugin]:
 def load(group: Group, name: str) -> Any:
     """Return what the plugin points to.
 
-    Raises:
-        UsageError: the name is unknown, or the plugin's own code fails on import (it is named, with the cause).
+    Raises UsageError: the name is unknown, or the plugin's own code fails on import (it is named, with the cause).
     """
     known = plugins(group)
     if name not in known:
@@ -88,7 +87,7 @@ def summary(plugin: Plugin) -> str:
         return f"broken: {type(cause).__name__}: {cause}"
     if spec is None or spec.origin is None:
         return f"broken: no module {module}"
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    text = Path(spec.origin).read_text(encoding="utf-8")  # a parser takes thrice as long for all plugins
+    header = re.search(rf"^(?:class|def) {re.escape(attribute)}\b(?:.*\n)*?.*:[ \t]*(?:#.*)?\n\s*", text, re.MULTILINE)
+    quoted = None if header is None else re.compile(r"[rR]?(\"\"\"|''')(.*?)(?:\1|\n)").match(text, header.end())
+    return "" if quoted is None else quoted[2].strip()

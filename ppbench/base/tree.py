@@ -122,11 +122,7 @@ def save(tree: Tree, path: Path) -> None:
 
 
 def load(path: Path) -> Tree:
-    """Read what `save` wrote.
-
-    Raises:
-        UsageError: the file is not one of ours.
-    """
+    """Read what `save` wrote. Raises UsageError: the file is not one of ours."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -25,9 +25,8 @@ def torchvision() -> ModuleType:
     The schemas are declared only after an import has failed for the lack of one: declaring them first and then
     loading a torchvision that works aborts the process.
 
-    Raises:
-        ImportError: torchvision is not installed.
-        RuntimeError: its import fails for any other reason than the missing operator.
+    Raises ImportError: torchvision is not installed. RuntimeError: its import fails for any other reason than the
+    missing operator.
     """
     try:
         return importlib.import_module("torchvision")
@@ -43,8 +42,7 @@ def torchvision() -> ModuleType:
 def lpips() -> ModuleType:
     """Return the module lpips, imported on the first call, behind a torchvision that can be imported.
 
-    Raises:
-        ImportError: lpips or torchvision is not installed.
+    Raises ImportError: lpips or torchvision is not installed.
     """
     torchvision()
     return importlib.import_module("lpips")

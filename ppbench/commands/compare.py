@@ -10,17 +10,21 @@ import typer
 
 from ppbench.base.errors import UsageError
 
+Baseline = Annotated[
+    Path, typer.Argument(metavar="BASELINE", help="Accepted results, or any folder or archive of results.")
+]
+New = Annotated[Path, typer.Argument(metavar="NEW", help="The folder or archive of results to judge.")]
+GitHub = Annotated[
+    bool, typer.Option("--github", help="Print annotations, and append Markdown to $GITHUB_STEP_SUMMARY.")
+]
+
 
 def compare(
-    baseline: Annotated[
-        Path, typer.Argument(metavar="BASELINE", help="Accepted results, or any folder or archive of results.")
-    ],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder or archive of results to judge.")],
+    baseline: Baseline,
+    new: New,
     markdown: Annotated[Path | None, typer.Option(help="File for the comparison in Markdown.")] = None,
     junit: Annotated[Path | None, typer.Option(help="File for JUnit XML.")] = None,
-    github: Annotated[
-        bool, typer.Option("--github", help="Print annotations, and append Markdown to $GITHUB_STEP_SUMMARY.")
-    ] = False,
+    github: GitHub = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
 ) -> None:
     """Compare NEW with BASELINE, victim by victim: does a defense leak more, or cost more accuracy, than it did?

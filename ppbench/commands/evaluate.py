@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-# Fields of `EvaluateConfig` by option, in the order of `--help`. The table stands here and not beside the fields,
-# because these import torch, for which no one who asks for help should wait. An option's field is its name but where
-# `FIELDS` says otherwise.
+# Fields of `EvaluateConfig` by option, in the order of `--help`: here, because the fields import torch, which who asks
+# for help should not wait for. An option's field is its name but where `FIELDS` says otherwise.
+WEIGHTS = (
+    "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null."
+)
 OPTIONS: dict[str, tuple[type, str]] = {
     "dataset": (str, "NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`."),
     "model": (str, "See `ppbench list models`."),
@@ -42,10 +44,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "upload": (str, "delta (FedAvg: local epochs) or gradient (FedSGD: one batch a round)."),
     "optimizer": (str, "adam or sgd: the clients', or with gradients the server's."),
     "lr": (float, "Learning rate of that optimizer."),
-    "weights": (
-        str,
-        "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null.",
-    ),
+    "weights": (str, WEIGHTS),
     "device": (str, "auto, cpu, cuda, or as torch names it."),
     "seed": (int, "Master seed: one seed, one result."),
 }

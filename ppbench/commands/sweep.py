@@ -9,35 +9,38 @@ import typer
 
 from ppbench.base.errors import UsageError
 
+Suite = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
+Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
+Kind = Annotated[str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; ppbench[ray]).")]
+Workers = Annotated[
+    int | None, typer.Option(help="Cells at the same time; by default one a core, and what a cluster has room for.")
+]
+Address = Annotated[str | None, typer.Option(help="Of a running Ray cluster, as auto or HOST:6379.")]
+ONLY = "defense=spn,dp; also control, attack, kind, threat, stage, batch, seed. Repeatable. Controls stay."
+Only = Annotated[list[str] | None, typer.Option(help=ONLY)]
+Added = Annotated[list[str] | None, typer.Option(help="An installed defense that the suite does not list. Repeatable.")]
+Place = Annotated[
+    str | None, typer.Option(help="Where the suite's data lie here, as parquet:FOLDER; told apart by content.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")]
+Weights = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
+
 
 def sweep(
-    suite: Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")],
-    preset: Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")] = "",
-    engine: Annotated[
-        str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; ppbench[ray]).")
-    ] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="Cells at the same time; by default one a core, and what a cluster has room for.")
-    ] = None,
-    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, as auto or HOST:6379.")] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="defense=spn,dp; also control, attack, kind, threat, stage, batch, seed. Repeatable. Controls stay."
-        ),
-    ] = None,
-    add: Annotated[
-        list[str] | None, typer.Option(help="An installed defense that the suite does not list. Repeatable.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Where the suite's data lie here, as parquet:FOLDER; told apart by content.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")] = "auto",
-    weights: Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")
-    ] = False,
+    suite: Suite,
+    preset: Preset = "",
+    engine: Kind = "local",
+    workers: Workers = None,
+    address: Address = None,
+    only: Only = None,
+    add: Added = None,
+    dataset: Place = None,
+    device: Device = "auto",
+    weights: Weights = None,
+    out: Out = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Compute every cell of a suite that is not there yet, and write its leaderboard.
 
@@ -62,10 +65,8 @@ def sweep(
             asked, out=out, engine=engine, workers=workers, address=address, only=chosen, device=where, progress=bars
         )
     swept_report(swept)
-    if not swept.reliable:
-        raise typer.Exit(3)
-    if swept.failed:
-        raise typer.Exit(1)
+    if swept.failed or not swept.reliable:
+        raise typer.Exit(1 if swept.reliable else 3)
 
 
 def _filters(words: list[str]) -> dict[str, tuple[str, ...]]:

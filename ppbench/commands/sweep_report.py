@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
-from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ppbench.commands.terminal import console, plain_table, say_verdict
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
@@ -19,21 +18,13 @@ from ppbench.report.worst import worst_of
 from ppbench.run.cells import Cell
 from ppbench.run.sweep import Planned, Swept
 
-WIDTH = 120  # of what is not a terminal
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
-
 
 def planned_report(planned: Planned) -> None:
     """Print which cells a sweep would compute, and where they go."""
     asked = [cell for one in planned.asked for cell in one.cells]
     missing = {cell.id for one in planned.todo for cell in one.cells}
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("defense", "control values", "attacks", "cells", "missing"):
-        table.add_column(name, no_wrap=name != "control values")
+    names = ("defense", "control values", "attacks", "cells", "missing")
+    table = plain_table(names, wrapped=("control values",))
     by: dict[str, list[Cell]] = defaultdict(list)
     for cell in asked:
         by[cell.config.defense.id].append(cell)
@@ -42,57 +33,39 @@ def planned_report(planned: Planned) -> None:
         lacking = sum(cell.id in missing for cell in some)
         told = ", ".join(f"{v:g}" for v in controls)
         table.add_row(name, told, str(len({c.config.attack.id for c in some})), str(len(some)), str(lacking))
-    console = _console()
-    console.print(f"{escape(planned.suite.name)} ({planned.suite.digest}): {escape(planned.suite.title)}")
-    console.print(table)
+    to = console()
+    to.print(f"{escape(planned.suite.name)} ({planned.suite.digest}): {escape(planned.suite.title)}")
+    to.print(table)
     verb = f"{len(missing)} of {len(asked)} cells are missing and would be computed, from {planned.trainings} trainings"
-    console.print(f"{verb}; results go to {escape(str(planned.store.out))}.", highlight=False)
+    to.print(f"{verb}; results go to {escape(str(planned.store.out))}.", highlight=False)
 
 
 def swept_report(swept: Swept) -> None:
     """Print a line a defense, what the controls say, what was found, what failed, and where the board is."""
-    console = _console()
-    console.print(defenses(swept.records))
-    for check in swept.checks:
-        style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
-        console.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
-    if not swept.reliable:
-        console.print(
-            "[bold red]EVALUATION UNRELIABLE[/]: a control failed or did not run; no conclusion is drawn there."
-        )
-    for sentence in swept.verdict:
-        console.print(f"• {escape(sentence)}", highlight=False)
-    for reason in dict.fromkeys(r.reason or "" for r in swept.failed):
-        count = sum((r.reason or "") == reason for r in swept.failed)
-        console.print(f"[red]failed, {count} cells:[/] {escape(reason)}", highlight=False)
+    to = console()
+    to.print(defenses(swept.records))
+    say_verdict(to, swept.checks, "" if swept.reliable else "is drawn there", swept.verdict)
+    for reason, count in Counter(r.reason or "" for r in swept.failed).items():
+        to.print(f"[red]failed, {count} cells:[/] {escape(reason)}", highlight=False)
     cells, found = len(swept.records), len(swept.records) - swept.computed
     told = f"{cells} cells ({found} found finished, {len(swept.failed)} failed)"
     where = swept.out / "leaderboard.html"
-    console.print(f"{escape(swept.suite.name)}: {told} in {escape(str(where))}", highlight=False)
+    to.print(f"{escape(swept.suite.name)}: {told} in {escape(str(where))}", highlight=False)
 
 
 def defenses(records: Sequence[Record]) -> Table:
     """Return a table with the most that any cell of a defense gave away, over its grid and all attacks."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"):
-        table.add_column(name, no_wrap=True)
+    table = plain_table(("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"))
     for key, some in frame_of(records).by(("defense",)).items():
+        ends = sorted(r.utility.accuracy for r in some if r.utility.accuracy is not None)
         table.add_row(
             escape(key.defense),
-            _range([r.utility.accuracy for r in some if r.utility.accuracy is not None]),
+            " to ".join(dict.fromkeys(f"{end:.1%}" for end in (*ends[:1], *ends[-1:]))),
             _images(some),
-            _most(some, "label_accuracy"),
-            _most(some, "asr"),
-            _most(some, "canary_tpr_at_1pct_fpr"),
+            *(_most(some, name) for name in ("label_accuracy", "asr", "canary_tpr_at_1pct_fpr")),
             str(len(some)),
         )
     return table
-
-
-def _range(values: Iterable[float]) -> str:
-    ends = sorted(values)
-    shown = dict.fromkeys(f"{end:.1%}" for end in (ends[0], ends[-1])) if ends else {}
-    return " to ".join(shown)
 
 
 def _most(records: Sequence[Record], name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,149 +14,143 @@ from rich.table import Table
 from ppbench.questions.image_metrics import NEAR
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
-from ppbench.report.controls import CONTROLS, is_image
+from ppbench.report.controls import CONTROLS, Check, is_image
 from ppbench.report.page.costs import cost_sentence
-from ppbench.report.verdict.audits import Audited, audits
-from ppbench.report.verdict.lines import Held, Line, extraction_metric_of, held, lines, probed
+from ppbench.report.verdict.lines import Row, audits, extraction_metric_of, held, lines, probed
 from ppbench.report.worst import Measured, attack_of
 from ppbench.run.evaluation import Evaluation
 
 WIDTH = 120  # of what is not a terminal
+HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
+Column = tuple[str, Callable[[Row], str]]
+"""A title, and what stands below it in a row."""
+
+
+def console(width: int = WIDTH) -> Console:
+    """Return the console that reports are printed to; what is no terminal is `width` wide."""
+    found = Console()
+    return found if found.is_terminal else Console(width=width)
+
+
+def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
+    """Return an empty table without frame, whose columns do not wrap but for those named."""
+    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=name not in wrapped)
+    return table
 
 
 def report(result: Evaluation) -> None:
     """Print the tables, what was found, whether the controls hold, and where the files are."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    to = console()
     for table in tables(result.records):
-        console.print(table)
+        to.print(table)
     if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
-        console.print(escape(said), highlight=False)
-    for check in result.checks:
-        style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
-        console.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
-    if not result.reliable:
-        console.print("[bold red]EVALUATION UNRELIABLE[/]: a control failed or did not run; no conclusion is drawn.")
-    for sentence in result.verdict if result.reliable else ():
-        console.print(f"• {escape(sentence)}", highlight=False)
+        to.print(escape(said), highlight=False)
+    say_verdict(to, result.checks, "" if result.reliable else "is drawn", result.verdict if result.reliable else ())
     for reason in dict.fromkeys(r.reason or "" for r in result.records if r.status == "failed"):
-        console.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
+        to.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
     found = len(result.records) - result.computed
-    console.print(f"{len(result.records)} cells ({found} found finished) in {result.out / 'leaderboard.html'}")
+    to.print(f"{len(result.records)} cells ({found} found finished) in {result.out / 'leaderboard.html'}")
+
+
+def say_verdict(to: Console, checks: Iterable[Check], unreliable: str, sentences: Iterable[str]) -> None:
+    """Print what the controls say, that no conclusion `unreliable` ("is drawn") where one fails, and what was found."""
+    for check in checks:
+        style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
+        to.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
+    if unreliable:
+        to.print(f"[bold red]EVALUATION UNRELIABLE[/]: a control failed or did not run; no conclusion {unreliable}.")
+    for sentence in sentences:
+        to.print(f"• {escape(sentence)}", highlight=False)
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
     """Return the final tables: what uploads give away, what models give away to who holds them, what audits find."""
-    made = []
-    if uploads := lines(records):
-        made.append(_uploads(uploads))
-    if models := held(records):
-        made.append(_models(models))
-    if audited := audits(records):
-        made.append(_audits(audited))
-    return made
+    made = ((lines, _uploads), (held, _models), (audits, _audits))
+    return [table(rows) for rows_of, table in made if (rows := rows_of(records))]
 
 
-def _table(title: str, names: Sequence[str]) -> Table:
-    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in names:
-        table.add_column(name, no_wrap=True)
+def _filled(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+    columns = [("defense", lambda row: f"{escape(row.key.defense)}\n{escape(row.control)}"), *columns]
+    table = plain_table([name for name, _ in columns], title)
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in columns))
     return table
 
 
-def _uploads(rows: Sequence[Line]) -> Table:
+def _uploads(rows: Sequence[Row]) -> Table:
     """Return a table of about 90 columns: a value, and its 95 % interval below it."""
-    images = all(row.worst is None or is_image(row.worst) for row in rows)
+    images = all(row.rebuilt.worst is None or is_image(row.rebuilt.worst) for row in rows)
     name, form, what = (
         ("psnr_median", ".1f", "median PSNR in dB") if images else ("rmse_mean", ".2f", "mean relative error of rows")
     )
-    title = f"What uploads give away ({what}; 95 % intervals below)"
-    threats, several = len({row.threat for row in rows}) > 1, any(probed(row, rows) for row in rows)
-    scene = [*(["to"] if threats else []), *(["probe"] if several else [])]
-    names = ["defense", *scene, "stage", "batch", _utility_name(rows)]
-    table = _table(title, [*names, "plain", "worst case", "by", "labels", "tracing"])
-    smallest = min(row.batch for row in rows)
-    for row in rows:
-        if row.defense in CONTROLS and row.batch != smallest:
-            continue
-        table.add_row(
-            f"{escape(row.defense)}\n{escape(row.control)}",
-            *([row.threat] if threats else []),
-            *([probed(row, rows).removeprefix("probe ").replace(", ", "\n")] if several else []),
-            row.stage,
-            str(row.batch),
-            _utility(row),
-            _entry(row.plain, name, form),
-            _entry(row.worst, name, form),
-            attack_of(row.worst),
-            _entry(row.labels, "label_accuracy", ".0%"),
-            _entry(row.tracing, "tracing_accuracy", ".0%"),
-        )
-    return table
+    columns: list[Column] = [
+        ("stage", lambda row: row.key.stage),
+        ("batch", lambda row: str(row.key.batch)),
+        (_utility_name(rows), _utility),
+        ("plain", lambda row: _entry(row.rebuilt.plain, name, form)),
+        ("worst case", lambda row: _entry(row.rebuilt.worst, name, form)),
+        ("by", lambda row: attack_of(row.rebuilt.worst)),
+        ("labels", lambda row: _entry(row.labels, "label_accuracy", ".0%")),
+        ("tracing", lambda row: _entry(row.top("tracing_accuracy"), "tracing_accuracy", ".0%")),
+    ]
+    if any(probed(row, rows) for row in rows):
+        columns.insert(0, ("probe", lambda row: probed(row, rows).removeprefix("probe ").replace(", ", "\n")))
+    if len({row.key.threat for row in rows}) > 1:
+        columns.insert(0, ("to", lambda row: row.key.threat))
+    smallest = min(row.key.batch for row in rows)
+    shown = [row for row in rows if row.key.defense not in CONTROLS or row.key.batch == smallest]
+    return _filled(f"What uploads give away ({what}; 95 % intervals below)", columns, shown)
 
 
-def _models(rows: Sequence[Held]) -> Table:
+def _models(rows: Sequence[Row]) -> Table:
     """Return a table of about 110 columns: a value, its 95 % interval, and under the worst case the attack."""
     metric = extraction_metric_of([r for row in rows if (r := row.outputs.worst) is not None])
-    members, outputs = any(row.members.tried for row in rows), any(row.outputs.tried for row in rows)
-    threats = len({row.threat for row in rows}) > 1
-    names = ["defense", "model", _utility_name(rows)] + (["ASR\nplain", "ASR\nworst", "AUC"] if members else [])
-    if outputs:
-        names += ["agrees\nplain", "agrees\nworst", "error"] if metric == "agreement" else ["error\nplain", "worst"]
-    table = _table("What a model gives away to who holds it (95 % intervals below)", names)
-    for row in rows:
-        cells = [f"{escape(row.defense)}\n{escape(row.control)}"]
-        cells += [HELD[row.stage] + (f"\n{row.threat.partition('/')[0]}" if threats else ""), _utility(row)]
-        if members:
-            top = row.members.worst
-            cells += [_entry(row.members.plain, "asr", ".1%"), _by(top, "asr", ".1%"), _entry(top, "auc", ".2f")]
-        if outputs:
-            top = row.outputs.worst
-            form = ".1%"
-            cells += [_entry(row.outputs.plain, metric, form), _by(top, metric, form)]
-            cells += [_entry(top, "output_error", ".1%")] if metric == "agreement" else []
-        table.add_row(*cells)
-    return table
+    threats = len({row.key.threat for row in rows}) > 1
+
+    def model(row: Row) -> str:
+        return HELD[row.key.stage] + (f"\n{row.key.threat.partition('/')[0]}" if threats else "")
+
+    columns: list[Column] = [("model", model), (_utility_name(rows), _utility)]
+    if any(row.members.tried for row in rows):
+        columns += [
+            ("ASR\nplain", lambda row: _entry(row.members.plain, "asr", ".1%")),
+            ("ASR\nworst", lambda row: _by(row.members.worst, "asr", ".1%")),
+            ("AUC", lambda row: _entry(row.members.worst, "auc", ".2f")),
+        ]
+    if any(row.outputs.tried for row in rows):
+        plain, worst = ("agrees\nplain", "agrees\nworst") if metric == "agreement" else ("error\nplain", "worst")
+        columns += [
+            (plain, lambda row: _entry(row.outputs.plain, metric, ".1%")),
+            (worst, lambda row: _by(row.outputs.worst, metric, ".1%")),
+        ]
+        if metric == "agreement":
+            columns.append(("error", lambda row: _entry(row.outputs.worst, "output_error", ".1%")))
+    return _filled("What a model gives away to who holds it (95 % intervals below)", columns, rows)
 
 
-HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
-
-
-def _audits(rows: Sequence[Audited]) -> Table:
+def _audits(rows: Sequence[Row]) -> Table:
     """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
-    title = "What audits find: trainings with canaries (95 % intervals below)"
-    several = len({(row.key.canaries, row.key.references) for row in rows}) > 1
-    names = [
-        "defense",
-        "to",
-        *(["canaries,\nreferences"] if several else []),
-        "AUC\naverage",
-        "AUC\ncanaries",
-        "TPR at 1%\ncanaries",
-        "owners",
-        "epsilon\nat least",
+    rate, owners, epsilon = "canary_tpr_at_1pct_fpr", "tracing_accuracy", "epsilon_lower"
+    columns: list[Column] = [
+        ("to", lambda row: row.key.threat.partition("/")[0]),
+        ("AUC\naverage", lambda row: _by(row.top("auc"), "auc", ".2f")),
+        ("AUC\ncanaries", lambda row: _by(row.top("canary_auc"), "canary_auc", ".2f")),
+        ("TPR at 1%\ncanaries", lambda row: _entry(row.top("canary_auc"), rate, ".0%")),
+        ("owners", lambda row: _entry(row.top(owners), owners, ".0%")),
+        ("epsilon\nat least", lambda row: _entry(row.top(epsilon), epsilon, ".2f")),
     ]
-    table = _table(title, names)
-    for row in rows:
-        table.add_row(
-            f"{escape(row.defense)}\n{escape(row.control)}",
-            row.threat.partition("/")[0],
-            *([f"{row.key.canaries},\n{row.key.references}"] if several else []),
-            _by(row.members, "auc", ".2f"),
-            _by(row.canaries, "canary_auc", ".2f"),
-            _entry(row.canaries, "canary_tpr_at_1pct_fpr", ".0%"),
-            _entry(row.owners, "tracing_accuracy", ".0%"),
-            _entry(row.epsilon, "epsilon_lower", ".2f"),
-        )
-    return table
+    if len({(row.key.canaries, row.key.references) for row in rows}) > 1:
+        columns.insert(1, ("canaries,\nreferences", lambda row: f"{row.key.canaries},\n{row.key.references}"))
+    return _filled("What audits find: trainings with canaries (95 % intervals below)", columns, rows)
 
 
-def _utility_name(rows: Sequence[Line] | Sequence[Held]) -> str:
+def _utility_name(rows: Sequence[Row]) -> str:
     return "MSE" if any(r.utility.accuracy is None and r.utility.mse is not None for r in rows) else "accuracy"
 
 
-def _utility(row: Line | Held) -> str:
+def _utility(row: Row) -> str:
     if row.utility.accuracy is not None:
         return f"{row.utility.accuracy:.1%}"
     return row.status if row.utility.mse is None else f"{row.utility.mse:.3g}"

@@ -34,12 +34,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Central(Defense):
-    """Trains on the pool of all clients' examples, with the plan's local epochs, batches and optimizer.
-
-    Unlike a client's, the optimizer's state persists over rounds. Examples travel in every round, not once at set-up:
-    so a probe shows what the server sees, and bytes a round mean the same as for other defenses. In a gradient plan a
-    round is one step of the server's optimizer on the gradient of the pool.
-    """
+    """Trains on the pool of all clients' examples, which travel in every round; the optimizer's state persists."""
 
     name: ClassVar[str] = "central"
     paper: ClassVar[str] = CAO2022.citation

@@ -11,6 +11,7 @@ import torch
 
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.claims import paper
+from ppbench.federation.bounds import NonNegative
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.plan import Batch, Noise, Plan
 
@@ -25,14 +26,9 @@ def laplace(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class DP(Defense):
-    """Gaussian or Laplace noise of absolute scale sigma on every batch gradient; no clipping, so no epsilon.
+    """Gaussian or Laplace noise of scale sigma on every batch gradient; no clipping, so no epsilon."""
 
-    Attributes:
-        sigma: standard deviation of the Gaussian, or scale of the Laplace law; >= 0.
-        law: "gaussian" or "laplace".
-    """
-
-    sigma: float = 0.01
+    sigma: NonNegative = 0.01
     law: Literal["gaussian", "laplace"] = "gaussian"
 
     name: ClassVar[str] = "dp"
@@ -44,11 +40,6 @@ class DP(Defense):
     paper: ClassVar[str] = FAN2020.citation
     claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("dp")
     epsilon_reason: ClassVar[str] = "gradients are not clipped, so their sensitivity has no bound"
-
-    def check(self, plan: Plan) -> None:
-        """Refuse a negative or infinite sigma and an unknown law."""
-        self.require(0 <= self.sigma < math.inf, "sigma", "a finite number >= 0")
-        self.require(self.law in ("gaussian", "laplace"), "law", "'gaussian' or 'laplace'")
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the law of the noise on one gradient; of a sum of local steps only where there is one step."""

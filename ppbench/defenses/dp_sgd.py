@@ -14,21 +14,17 @@ from torch.func import grad, vmap
 
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.batching import poisson
+from ppbench.federation.bounds import NonNegative, Positive
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Data, Noise, Plan
 
 
 @dataclass(frozen=True)
 class DPSGD(Defense):
-    """Each client runs DP-SGD on its own examples (Abadi et al. 2016); epsilon holds per example against everyone.
+    """DP-SGD on each client's own examples (Abadi et al. 2016): gradients clipped to `clip`, noise in units of it."""
 
-    Attributes:
-        noise_multiplier: noise of the summed gradient in units of `clip`; >= 0 (0 gives no guarantee).
-        clip: L2 bound of one example's gradient, over all parameters together.
-    """
-
-    noise_multiplier: float = 0.5
-    clip: float = 1.0
+    noise_multiplier: NonNegative = 0.5
+    clip: Positive = 1.0
 
     name: ClassVar[str] = "dp_sgd"
     control: ClassVar[str] = "noise_multiplier"
@@ -38,11 +34,6 @@ class DPSGD(Defense):
     }
     paper: ClassVar[str] = "Abadi et al., Deep Learning with Differential Privacy, CCS 2016"
     epsilon_reason: ClassVar[str] = "noise_multiplier is 0"
-
-    def check(self, plan: Plan) -> None:
-        """Refuse a negative noise multiplier and a clip that is not positive."""
-        self.require(0 <= self.noise_multiplier < math.inf, "noise_multiplier", "a finite number >= 0")
-        self.require(0 < self.clip < math.inf, "clip", "a finite number > 0")
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the noise on one uploaded gradient."""

@@ -1,50 +1,20 @@
-"""What several defenses make evidence of: simulations by weights, whole cohorts, masks that colluders take off."""
+"""What several defenses make evidence of: whole cohorts, and uploads whose masks colluders take off."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, Tree
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
-from ppbench.federation.evidence import Evidence, Simulate, simulation
-from ppbench.federation.plan import Plan
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Shared as Shared
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import session_of
-
-
-class Shared:
-    """Simulations by weights: victims at equal weights share one object, so that attacks take them in one batch.
-
-    Args:
-        plan: the public plan.
-        make: what makes a simulation at given weights; default: the undefended client's gradient.
-    """
-
-    def __init__(self, plan: Plan, make: Callable[[Plan, Params], Simulate] = simulation) -> None:
-        self.plan, self.make = plan, make
-        self.known: list[tuple[Params, tuple[float, ...], Simulate]] = []
-
-    def at(self, params: Params, shares: tuple[float, ...] = ()) -> Simulate:
-        """Return the simulation of the gradient at `params`; of the mean over a unit's slots weighted by `shares`."""
-        for weights, same, simulate in self.known:
-            if same == shares and all(torch.equal(weights[n], v) for n, v in params.items()):
-                return simulate
-        one = self.make(self.plan, params)
-        self.known.append((params, shares, _weighted(one, shares) if shares else one))
-        return self.known[-1][2]
-
-
-def _weighted(one: Simulate, shares: tuple[float, ...]) -> Simulate:
-    def simulate(x: Tensor, y: Tensor) -> Params:
-        parts = [one(x[i : i + 1], y[i : i + 1]) for i in range(len(shares))]
-        return {n: sum((w * p[n] for w, p in zip(shares, parts, strict=True)), torch.zeros(())) for n in parts[0]}
-
-    return simulate
 
 
 def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]:
@@ -56,14 +26,7 @@ def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]
 
 
 def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], server: Server) -> Evidence:
-    """Return evidence about a whole cohort from the mean of its gradients, weighted by numbers of examples.
-
-    Args:
-        shared: the simulations so far; equal weights of two cohorts share one.
-        mean: the recovered mean gradient.
-        unit: one upload a client.
-        server: the server's state of that step.
-    """
+    """Return evidence about a cohort (one upload a client) from the N_k-weighted `mean` of its gradients."""
     counts = server.counts[[e.slot.client for e in unit]].double()
     shares = tuple((counts / counts.sum()).tolist())
     equal = max(shares) - min(shares) < 1e-12
@@ -72,18 +35,20 @@ def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], serv
     return Evidence(slots, mean, shared.at(server.params, () if equal else shares), params, channel="sum")
 
 
-def others_masks(view: View, exchange: Exchange, keys: Mapping[int, secagg.Keys], purpose: str, words: int) -> Tensor:
+def others_masks(
+    view: View, exchange: Exchange, among: Sequence[int], keys_of: Callable[[Tree], Tree], purpose: str, words: int
+) -> Tensor | None:
     """Return the sum [words] int64 of the colluders' masks: what a client's masked upload lacks to be bare.
 
-    Args:
-        view: of the colluding parties.
-        exchange: the client's upload, and when.
-        keys: those of ALL others whose masks cancel with the client's, by client.
-        purpose: of the masks' derivation.
-        words: numbers in the upload.
+    None where `view` lacks the keys (`keys_of` a client's state) of one of `among`, whose masks cancel with the
+    client's.
     """
     total, session = torch.zeros(words, dtype=torch.int64), session_of(exchange.slot.probe)
-    for other, known in keys.items():
+    others = [client for client in among if client != exchange.slot.client]
+    for other in others:
+        state = view.state_at(exchange, other)
+        if state is None:
+            return None
         ctx = Context(view.plan, exchange.round, session, other, torch.Generator())
-        total = total + secagg.zero_sum(known, ctx, purpose, words)
-    return total
+        total = total + secagg.zero_sum(keys_of(state), ctx, purpose, words)
+    return total if others else None

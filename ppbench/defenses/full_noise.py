@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from ppbench.base.tree import Params, Tree
+from ppbench.federation.bounds import Positive
 from ppbench.federation.contract import Context, Defense, Job
 from ppbench.federation.plan import Plan
 
 
 @dataclass(frozen=True)
 class FullNoise(Defense):
-    """Every client uploads Gaussian noise of scale sigma instead of its update; nothing is learnt, nothing leaks.
+    """Every client uploads Gaussian noise of a small scale sigma instead of its update; nothing leaks."""
 
-    Attributes:
-        sigma: standard deviation of the noise; small, so that the model stays finite.
-    """
-
-    sigma: float = 1e-3
+    sigma: Positive = 1e-3
 
     name: ClassVar[str] = "full_noise"
     paper: ClassVar[str] = "control: perfect privacy, no utility"
     epsilon_reason: ClassVar[str] = "uploads do not depend on data (epsilon 0)"
-
-    def check(self, plan: Plan) -> None:
-        """Refuse a sigma that is not positive."""
-        self.require(0 < self.sigma < math.inf, "sigma", "a finite number > 0")
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (0, 0): the uploads are independent of the data."""

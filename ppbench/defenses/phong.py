@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ppbench.defenses.claims import paper
-from ppbench.defenses.evidence import Shared
 from ppbench.federation.contract import Claim, Context, Defense, Round, Server
-from ppbench.federation.evidence import Evidence, as_gradient
-from ppbench.federation.messages import Model
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
+from ppbench.federation.plain import seen_by_client
 from ppbench.federation.view import View
-from ppbench.federation.wire import Slot
 
 CAO2022 = paper("cao2022")
 
@@ -21,12 +19,9 @@ CAO2022 = paper("cao2022")
 class Phong(Defense):
     """Sequential training: each client trains the model that the client before it handed back.
 
-    A round is one pass over the clients: the model down, and what training changed in it up, 2 V bytes a client of a
-    model of V bytes. The server takes the whole change, so that its model is the client's own. It relays every model,
-    so it sees each client's update as under FedAvg: the links are encrypted, and nothing is kept from the server.
-
-    Where clients upload single gradients (a gradient plan or probe) there is no trained model to hand on; they upload
-    as the plan's schedule has it.
+    A round is one pass over the clients: the model down, and what training changed in it up. The server relays every
+    model, so it sees each client's update as under FedAvg. Where clients upload single gradients there is no trained
+    model to hand on; they upload as the plan's schedule has it.
     """
 
     name: ClassVar[str] = "phong"
@@ -44,22 +39,13 @@ class Phong(Defense):
         return super().round(ctx, server, cohort)
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence; of a client that saw a pass, what the others made of the model that it handed on.
-
-        The next model that it gets is no mean over clients: the others trained one after another on what it uploaded.
-        """
+        """Return the plain evidence; of a client, what the others made of the model that it handed on."""
         if not view.threat.startswith("client/") or view.plan.local.upload == "gradient":
             return super().evidence(view)
-        shared, me, found = Shared(view.plan), view.party or 0, []
-        for probe, _ in view.data:
-            sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
-            mine = next((e for e in view.exchanges() if e.slot == Slot(probe, me)), None)
-            others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != me)
-            if len(sent) < 2 or mine is None or not others:
-                continue
-            change = self.decode(mine.answer, sent[0])
-            handed = {name: value - change[name] for name, value in sent[0].items()}
-            divisor = len(others) * as_gradient(view.plan, mine.round)
-            observed = {name: (value - sent[1][name]) / divisor for name, value in handed.items()}
+        shared, found = Shared(view.plan), []
+        for others, mine, first, second in seen_by_client(view):
+            change, divisor = self.decode(mine.answer, first), len(others) * as_gradient(view.plan, mine.round)
+            handed = {name: value - change[name] for name, value in first.items()}
+            observed = {name: (value - second[name]) / divisor for name, value in handed.items()}
             found.append(Evidence(others, observed, shared.at(handed), handed, channel="aggregate"))
         return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
+from ppbench.federation.bounds import Bound, NonNegative
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
@@ -48,15 +49,10 @@ def unpack_bits(bits: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PPDL(Defense):
-    """Uploads the round(theta P) largest entries by magnitude over all layers, optionally with noise on them.
+    """Uploads the round(theta P) largest entries over all layers, with Gaussian noise `sigma` (paper: .05, .30)."""
 
-    Attributes:
-        theta: fraction of entries that is sent, in (0, 1]; the paper runs .05 and .30.
-        sigma: standard deviation of Gaussian noise on the sent entries, in units of the upload; >= 0.
-    """
-
-    theta: float = 0.3
-    sigma: float = 0.0
+    theta: Annotated[float, Bound(lambda value: 0 < value <= 1, "in (0, 1]")] = 0.3
+    sigma: NonNegative = 0.0
 
     name: ClassVar[str] = "ppdl"
     control: ClassVar[str] = "sigma"
@@ -67,11 +63,6 @@ class PPDL(Defense):
     paper: ClassVar[str] = FAN2020.citation
     claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("ppdl")
     epsilon_reason: ClassVar[str] = "which entries are sent depends on the data, and the sent ones are not clipped"
-
-    def check(self, plan: Plan) -> None:
-        """Refuse a fraction outside (0, 1] and a negative sigma."""
-        self.require(0 < self.theta <= 1, "theta", "in (0, 1]")
-        self.require(0 <= self.sigma < math.inf, "sigma", "a finite number >= 0")
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the noise on a sent entry."""
@@ -94,11 +85,7 @@ class PPDL(Defense):
         return layout.unpack(self._mask(upload, len(layout.pack(like))).float())
 
     def decode(self, upload: Tree, like: Params) -> Params:
-        """Return the upload as parameters, zero where nothing was sent.
-
-        Raises:
-            ValueError: indices out of range or repeated, or another number of values than of places.
-        """
+        """Return the upload as parameters, zero where nothing was sent; ValueError for wrong places or values."""
         layout = Layout.of(like)
         total = len(layout.pack(like))
         mask = self._mask(upload, total)

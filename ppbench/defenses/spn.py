@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,6 +12,7 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
+from ppbench.federation.bounds import Count, NonNegative, Positive
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout
@@ -35,20 +35,16 @@ class SPN(Defense):
     """Adds alpha2 times a polarization loss of a secret linear head; only the public part is uploaded.
 
     Loss of a batch (Eq. 4, 5, 18): mean of CE(u, y) + alpha2 sum_k max(1 - v_k t_yk, 0), with v the secret head's
-    output on the features and t the client's secret code of the class. The public head's gradient holds no term of
-    it. Secret head and its optimizer state persist at the client; the server takes the unweighted mean (Alg. 1-3).
+    output on the features and t the client's secret code of the class, of `bits` bits. Secret head, initially
+    U(-head_scale, head_scale), and its optimizer's state persist at the client; the server takes the unweighted mean
+    (Alg. 1-3).
 
-    Attributes:
-        alpha2: weight of the polarization loss; >= 0 (0 is FedAvg).
-        bits: length K of a class code.
-        head_scale: secret head's initial half-width, U(-head_scale, head_scale).
-        phi_tap: "head" feeds the secret head the input of the last linear layer; "conv_flat" what the convolutions
-            hand to the first linear layer.
+    phi_tap: what the secret head sees: the last linear layer's input, or what convolutions hand to the first one.
     """
 
-    alpha2: float = 0.1
-    bits: int = 64
-    head_scale: float = 0.3
+    alpha2: NonNegative = 0.1
+    bits: Count = 64
+    head_scale: Positive = 0.3
     phi_tap: Literal["head", "conv_flat"] = "head"
 
     name: ClassVar[str] = "spn"
@@ -61,11 +57,8 @@ class SPN(Defense):
     claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("spn")
 
     def check(self, plan: Plan) -> None:
-        """Refuse a negative alpha2, no bits, and a loss that is no cross-entropy."""
-        self.require(0 <= self.alpha2 < math.inf, "alpha2", "a finite number >= 0")
-        self.require(self.bits >= 1, "bits", "at least 1")
-        self.require(self.head_scale > 0, "head_scale", "> 0")
-        self.require(self.phi_tap in ("head", "conv_flat"), "phi_tap", "'head' or 'conv_flat'")
+        """As its base; also refuse a loss that is no cross-entropy."""
+        super().check(plan)
         self.require(plan.loss == "cross_entropy", "alpha2", "used with loss 'cross_entropy' (Eq. 4)")
 
     def weights(self, server: Server, clients: Sequence[int]) -> list[float]:

@@ -1,23 +1,9 @@
 """What a paper says about its own defense, as data: the table of claims sets records beside it.
 
-A paper is a TOML file: its `citation`, and a `[[table]]` for each table or place in it. A table holds fields of
-`Claim`, and `defense`, the name of whose they are. Where some differ from claim to claim, `columns` names them and
-`rows` holds one list of them a claim:
-
-    citation = "Doe et al., Rounded Uploads, 2026"
-
-    [[table]]
-    defense = "rounding"
-    source = "Table 2"
-    metric = "psnr_median"
-    dataset = "digits"
-    setting = "{dataset}, {where}"
-    columns = ["when", "value", "where"]
-    rows = [[{ step = 0.1 }, 9.0, "batch 1"], [{ step = 0.5 }, 6.5, "batch 8"]]
-
-`when` and `options` are tables of names and values. A `value` of two numbers is their quotient: what a paper prints as
-"2.11 s beside 1.32 s" is kept as printed. `setting` may name other fields in braces, and `where`, which is for that
-alone.
+A paper is a TOML file: its `citation`, and a `[[table]]` for each table or place in it, with fields of `Claim` and
+`defense`, whose they are. Where some differ from claim to claim, `columns` names them and `rows` holds one list of them
+a claim (docs/tutorial-defense.md has an example). `when` and `options` are tables of names and values. A `value` of two
+numbers is their quotient. `setting` may name other fields in braces, and `where`, which is for that alone.
 """
 
 from __future__ import annotations
@@ -48,17 +34,14 @@ class Claim:
         metric: "cap_reconstruction", "cap_label", "cap_tracing"; "asr" (of membership attacks on what clients train
             on); "psnr_median" (of what the server rebuilds); "agreement" (with the true model's decisions, by who holds
             what clients train on); "accuracy", "accuracy_top5", "dice", "mse", "epsilon"; "accuracy_rises" (with the
-            control parameter); "upload_ratio" (bytes up, to the undefended), "bytes_saving" (share of a round's bytes,
-            both ways, that is saved), "memory_ratio" (a client's peak memory, to the undefended); "client_cost_ratio",
-            "client_backward_ratio" (a client's time, its backward passes', to the undefended).
+            control parameter); beside the undefended: "upload_ratio" (bytes up), "bytes_saving" (share of a round's
+            bytes,
+            both ways), "memory_ratio" (a client's peak), "client_cost_ratio", "client_backward_ratio" (its time).
         value: as printed; shares in [0, 1]. None for a property, then `note` states it.
-        dataset, model: as records call them.  batch: of the victims, None where the paper names none.
-        source: the table or the place in the paper.
-        when: parameters (name, value) of the defense that it holds for.
-        clients: number of clients, None for any.  options: options (name, value) of the model.
-        partition: "iid", "imbalanced" or "dirichlet", with or without its parameter as ":0.3"; "" for any.
-        undefended: what the paper prints for the undefended model beside it.
-        setting: the paper's set-up in words.  note: what a reader must know about the number.
+        batch: of the victims, None where the paper names none.  source: the table or the place in the paper.
+        when, options: parameters (name, value) of the defense, and of the model, that it holds for.
+        clients: None for any.  partition: "iid", "imbalanced" or "dirichlet", with or without ":0.3"; "" for any.
+        undefended: what the paper prints for the undefended model beside it.  setting: its set-up in words.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -93,8 +76,7 @@ class Paper:
 def read_paper(path: Path) -> Paper:
     """Return what the paper prints that `path` holds.
 
-    Raises:
-        UsageError: the file cannot be read or is no TOML, or a claim in it is none: the table and its row are named.
+    Raises UsageError where it cannot be read or is no TOML, or a claim in it is none: the table and its row are named.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))

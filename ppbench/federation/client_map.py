@@ -23,8 +23,8 @@ K = TypeVar("K", bound=Hashable)
 def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop", "vmap"]:
     """Return the backend that "auto" stands for.
 
-    Measured on two CPU cores (benchmarks/bench_training.py): vmap pays where a step is too small to fill a core,
-    a loop where convolutions do; on a GPU the cohort fills the device only together.
+    Measured (benchmarks/bench_training.py): vmap pays where a step is too small to fill a core, or on a GPU; a loop
+    where convolutions do.
     """
     if backend != "auto":
         return backend
@@ -33,10 +33,7 @@ def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop"
 
 
 def client_map(backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:
-    """Return what each client computes, by client, or by run and client where several federations train side by side.
-
-    Equal on equal inputs, to float tolerance, on both backends.
-    """
+    """Return what each client computes, by client, or by run and client; equal on both backends, to float tolerance."""
     build(plan.spec)  # here, because a constructor draws, which vmap forbids
     with torch.no_grad():
         if backend == "loop":

@@ -18,6 +18,7 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.batching import all_at_once, shuffled
+from ppbench.federation.bounds import bounds_of
 from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model, Update, count_of
@@ -92,11 +93,9 @@ class Defense:
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
-        """Refuse, before anything runs, a parameter or a plan that the defense cannot work with.
-
-        Raises:
-            UsageError: one sentence that names the parameter and the values that are right.
-        """
+        """Refuse, before anything runs, a parameter out of the bounds in its annotation, or a plan (UsageError)."""
+        for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
+            self.require(bound.holds(getattr(self, name)), name, bound.right)
 
     def check_data(self, plan: Plan, counts: Sequence[int]) -> None:
         """Refuse, before anything runs, clients' numbers of examples that the defense cannot work with (UsageError)."""
@@ -108,23 +107,11 @@ class Defense:
             raise UsageError(f"Defense {self.name!r}: {field}={value!r} cannot be used; it must be {right}.")
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
-        """Return (epsilon, delta) of one example over all rounds, or None when there is no guarantee.
-
-        Args:
-            plan: the plan of the run.
-            examples: examples of the client; the record keeps the largest epsilon over the clients.
-            rounds: rounds trained.
-        """
+        """Return (epsilon, delta) of an example of a client with so many, over all rounds trained, or None."""
         return None
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why `guarantee` gives None, a clause for people. Default: the class's `epsilon_reason`.
-
-        Args:
-            plan: the plan of the run.
-            server: the server's state after it, for what was drawn at set-up; None before a run.
-            rounds: rounds trained.
-        """
+        """Return why `guarantee` gives None, a clause; `server` is the state after the run, None before it."""
         return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:
@@ -221,10 +208,7 @@ class Defense:
         return Job(message.params, batches, lr, me, noise)
 
     def compute(self, plan: Plan, job: Job) -> Tree:
-        """Return what the client computes: pure tensors, out of place, differentiable in the batches.
-
-        Default: one gradient, or start minus end of local training.
-        """
+        """Return what the client computes, out of place: one gradient, or start minus end of local training."""
         if plan.local.upload == "gradient":
             return self.local_gradient(plan, job.start, *at(job, 0))
         opt, layout = plan.local.opt, Layout.of(job.start)

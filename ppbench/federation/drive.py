@@ -44,8 +44,8 @@ Working = Generator[Work, Mapping[int, Tree], T]
 def together(parts: Sequence[Working[T]]) -> list[T]:
     """Run several parts side by side and return what each returns, in order.
 
-    What they hand out at the same time is computed in one call where clients are mapped (`vmap` over runs and clients);
-    in a loop every client is computed by itself, so that a part gives the same bits alone and beside others.
+    What they hand out at the same time is computed in one call where clients are mapped, else client by client, with
+    the same bits as alone.
     """
     waiting: dict[int, Work] = {}
     ended: dict[int, T] = {}
@@ -98,10 +98,7 @@ def context(
 class Drive:
     """Runs one coroutine of a defense: delivers each step's messages and brings the answers back.
 
-    Attributes:
-        defense, plan, seeds, device, backend: as the federation's, the plan as this run has it.
-        session, probe, round: what masks derive from, and under which numbers mail and states are kept.
-        wire, parties, data: where messages go, whose states move, what clients compute on.
+    session, probe, round: what masks derive from, and under which numbers mail and states are kept.
     """
 
     defense: Defense

@@ -39,11 +39,7 @@ class Federation:
     """A federation under one defense.
 
     Attributes:
-        defense, plan: public description.
-        shards: the clients' data, by client index 0..N-1.
-        seeds: source of every draw.
         device: where tensors live; draws are made on CPU.
-        backend: how a cohort is computed.
         round: last finished round; 0 after set-up.
         wire: byte counts of the real run; `setup_up` and `setup_down` of set-up alone. Where `wire.keep` is set, the
             mail of rounds stays in it, and `states` holds the parties' states of each of their steps.
@@ -66,11 +62,7 @@ class Federation:
     states: list[StateRecord] = field(default_factory=list)
 
     def start(self, params: Params) -> None:
-        """Create every party's state from initial public `params` and run set-up.
-
-        Raises:
-            UsageError: the defense refuses the plan, or the shards do not fit it.
-        """
+        """Create every party's state from initial public `params` and run set-up (UsageError: plan or shards)."""
         if sorted(self.shards) != list(range(self.plan.clients)):
             raise UsageError(f"The plan names {self.plan.clients} clients but {len(self.shards)} have data.")
         self.defense.check(self.plan)
@@ -88,11 +80,8 @@ class Federation:
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
         """Train up to and including round `last`; call `after(round)` after each.
 
-        Returns:
-            False as soon as the model, or what a client would send, is out of range (the run diverged), else True.
-
-        Raises:
-            ProtocolError: a party broke the protocol; server and clients stay as they were before that round.
+        False as soon as the model, or what a client would send, is out of range (the run diverged), else True. Raises
+        ProtocolError where a party breaks the protocol; server and clients stay as they were before that round.
         """
         return together([self.training(last, after)])[0]
 
@@ -135,14 +124,12 @@ class Federation:
     def probe(self, victims: Mapping[Slot, Data], kind: ProbeKind = "gradient", rounds: int = 1) -> Transcript:
         """Fork rounds in which each client holds a victim's batch and nothing else; nothing real moves.
 
-        Every probe runs the defense's own client code from the present states, then one more broadcast, which a
-        client adversary needs; all states that arise are dropped. Clients act in parallel: a gradient fed to a server
-        meant for deltas would spoil what later clients of a sequence see.
+        Every probe runs the defense's own client code from the present states, then one more broadcast, which a client
+        adversary needs. Clients act in parallel: a gradient fed to a server meant for deltas would spoil what later
+        ones see.
 
-        Args:
-            victims: batches by slot; the slots of one probe are its cohort.
-            kind: "gradient": a client uploads ONE gradient of its batch; "local": what its local part makes of it.
-            rounds: how many rounds it holds the batch, all of them in the transcript.
+        victims: batches by slot; the slots of one probe are its cohort. kind: a client uploads ONE "gradient" of its
+        batch, or what its "local" part makes of it. rounds: how many it holds the batch, all of them in the transcript.
         """
         plan = self._probe_plan(max(len(data.x) for data in victims.values()), kind, rounds)
         wire, states = Wire(keep=True), []
@@ -167,10 +154,7 @@ class Federation:
         return replace(self.plan, local=local, schedule="parallel", server_opt=server_opt)
 
     def observe(self) -> Transcript:
-        """Fork the next round of training on the clients' own data, and return all of it; nothing real moves.
-
-        What a curious client holds before the model is delivered: the broadcast that it trains on.
-        """
+        """Fork the next round of training on the clients' own data, and return all of it; nothing real moves."""
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
         drive = self.drive(self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
         drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, range(self.plan.clients)))
@@ -211,14 +195,9 @@ class Federation:
 
 
 def run_many(federations: Sequence[Federation], last: int, after: Callable[[int], None] | None = None) -> list[bool]:
-    """Train several started federations round by round in lockstep, and return what `Federation.run` returns of each.
+    """Train several started federations of one device in lockstep, and return what `Federation.run` returns of each.
 
-    Their clients go through one `client_map`: under vmap all runs' clients are computed at once, in a loop one by one,
-    with the same bits as alone.
-
-    Args:
-        federations: on one device; those of one defense and plan are computed together.
-        last: the round up to which each trains.
-        after: called with each finished round of each federation.
+    Under vmap the clients of all runs of one defense and plan are computed at once; in a loop one by one, with the same
+    bits as alone.
     """
     return together([federation.training(last, after) for federation in federations])

@@ -41,18 +41,15 @@ class Evidence:
         observed: the observed update, oriented as a gradient.
         simulate: simulate(x [U, B, *shape], y [U, B, C], **nuisance) -> the same keys, in the dtype of x. Evidence
             that may be attacked in one batch shares this very object.
-        params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's
-            equally weighted examples, as far as the attacker believes; None where it is something else. Lets an
-            attack take a fast path, and read the head's gradient.
-        weight: precision of each entry (0 hides it: an unsent coordinate, a poisoned layer), or of a tensor's entries
-            alike (a tensor without axes); None for equal.
+        params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's equally
+            weighted examples, as far as the attacker believes; None where it is something else.
+        weight: precision of each entry (0 hides it), or of a tensor's entries alike (no axes); None for equal.
         noise: the public law of noise on `observed`, if any.
         nuisance: names and shapes of secrets treated as unknowns, a sample.
         channel: which message it comes from.
-        measure: how a simulation is compared with `observed`: "squares", sum of weight * squared differences;
-            "absolute", sum of weight * absolute differences (Laplace noise); "cosine", 1 - cosine over all weighted
-            entries, where the scale is unknown; "hinge", where only signs in {-1, 0, 1} are observed: mean over a
-            tensor's entries of relu(-s o / mean|s|), averaged over the tensors.
+        measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
+            over all entries (unknown scale); "hinge", where only signs o are observed, the mean over a tensor's
+            entries of relu(-s o / mean|s|), averaged over the tensors.
     """
 
     unit: tuple[Slot, ...]
@@ -102,7 +99,7 @@ class Evidence:
         return torch.stack(parts).mean()
 
     def scale(self) -> Tensor:
-        """Return what a relative mismatch is relative to, on the CPU: the discrepancy of an all-zero simulation.
+        """Return, on the CPU, the discrepancy of an all-zero simulation, which a relative mismatch is relative to.
 
         Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
         """
@@ -134,34 +131,49 @@ def simulation(plan: Plan, params: Params) -> PlainGradient:
     return PlainGradient(params, plan)
 
 
+class Shared:
+    """Simulations by weights (`make`): victims at equal weights share one object, which attacks take in one batch."""
+
+    def __init__(self, plan: Plan, make: Callable[[Plan, Params], Simulate] = simulation) -> None:
+        self.plan, self.make = plan, make
+        self.models: list[Params] = []
+        self.known: dict[tuple[int, tuple[float, ...]], Simulate] = {}
+
+    def same(self, params: Params) -> Params:
+        """Return the first weights that were asked about and equal `params`: one object, which attacks go by."""
+        for model in self.models:
+            if all(torch.equal(model[name], value) for name, value in params.items()):
+                return model
+        self.models.append(params)
+        return params
+
+    def at(self, params: Params, shares: tuple[float, ...] = ()) -> Simulate:
+        """Return the simulation of the gradient at `params`; of the mean over a unit's slots weighted by `shares`."""
+        model = self.same(params)
+        if (id(model), shares) not in self.known:
+            one = self.make(self.plan, model)
+            self.known[id(model), shares] = _weighted(one, shares) if shares else one
+        return self.known[id(model), shares]
+
+
+def _weighted(one: Simulate, shares: tuple[float, ...]) -> Simulate:
+    def simulate(x: Tensor, y: Tensor) -> Params:
+        parts = [one(x[i : i + 1], y[i : i + 1]) for i in range(len(shares))]
+        return {n: sum((w * p[n] for w, p in zip(shares, parts, strict=True)), torch.zeros(())) for n in parts[0]}
+
+    return simulate
+
+
 def as_gradient(plan: Plan, round_: int) -> float:
     """Return what an update of round `round_` is divided by to be taken for one gradient: 1, or rate times epochs."""
     return 1.0 if plan.local.upload == "gradient" else plan.local.opt.rate(round_) * plan.local.epochs
 
 
 def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
-    """Return the discrepancy at the true batch relative to that of an all-zero simulation.
+    """Return the discrepancy at the true batch x [U, B, *shape], y [U, B, C] relative to an all-zero simulation's.
 
-    About 0 when the evidence is exact; the noise floor, or the share of a mechanism that the attacker does not know
-    of, otherwise. Only the scorer can call it: it needs the truth.
-
-    Args:
-        evidence: evidence without nuisance unknowns.
-        x: true inputs [U, B, *shape], where the evidence lies.
-        y: true one-hot labels [U, B, C], there too.
+    About 0 when the evidence (without nuisance unknowns) is exact; the noise floor, or the share of a mechanism that
+    the attacker does not know of, otherwise. Only the scorer can call it: it needs the truth.
     """
     simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))
-
-
-__all__ = [
-    "Evidence",
-    "Mappable",
-    "Measure",
-    "Noise",
-    "PlainGradient",
-    "Simulate",
-    "as_gradient",
-    "at_truth",
-    "simulation",
-]

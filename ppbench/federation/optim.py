@@ -1,7 +1,6 @@
-"""Optimizers as pure functions on one flat parameter vector.
+"""Optimizers as pure functions on one flat parameter vector: a handful of kernels whatever the number of layers.
 
-`torch.optim` neither maps over clients nor differentiates, and its state cannot travel with a client. On a flat
-vector a step is a handful of kernels whatever the number of layers.
+`torch.optim` neither maps over clients nor differentiates, and its state cannot travel with a client.
 """
 
 from __future__ import annotations
@@ -41,15 +40,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Opt:
-    """SGD (with momentum) or Adam, as torch defines them.
+    """SGD (with momentum) or Adam (eps 1e-8), as torch defines them.
 
-    Attributes:
-        name: "sgd" or "adam".
-        lr: learning rate.
-        momentum: SGD's momentum, 0 for none.
-        betas: Adam's decay rates; eps is 1e-8.
-        decay_at: rounds from which the learning rate is multiplied by `decay` once more each (SPN: 100 and 200).
-        decay: that factor.
+    decay_at: rounds from which the learning rate is multiplied by `decay` once more each (SPN: 100 and 200).
     """
 
     name: Literal["sgd", "adam"] = "sgd"

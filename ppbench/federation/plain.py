@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ppbench.base.tree import Params, tree_map
-from ppbench.federation.evidence import Evidence, Simulate, as_gradient, simulation
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Context
 from ppbench.federation.view import Exchange, View
@@ -15,27 +17,20 @@ from ppbench.federation.wire import SERVER, Slot, session_of
 def plain_evidence(view: View) -> list[Evidence]:
     """Return evidence for an attacker who takes every update for the undefended gradient of one batch.
 
-    Server and eavesdropper see each client's upload; of several rounds the first, since an exact gradient needs no
-    second. Where clients train locally, their weight change over the learning rate and the epochs is taken for it. A
-    client sees the aggregate only, as the difference of two broadcasts (server optimizer plain SGD): one piece of
-    evidence about all other clients together.
+    Server and eavesdropper see each client's upload, of several rounds the first; a weight change over the learning
+    rate and the epochs is taken for a gradient. A client sees the aggregate only, as the difference of two broadcasts
+    (server optimizer plain SGD): one piece of evidence about all other clients together.
     """
     if view.threat.startswith("client/"):
         return _difference_evidence(view)
-    shared: list[tuple[Params, Simulate]] = []  # one a model, not one a probe: attacks batch by identity
-    found: dict[Slot, Evidence] = {}
+    shared, found = Shared(view.plan), dict[Slot, Evidence]()
     for exchange in view.exchanges():
         if not isinstance(exchange.asked, Model) or exchange.slot in found:
             continue
-        asked = exchange.asked.params
-        known = (pair for pair in shared if all(torch.equal(pair[0][n], v) for n, v in asked.items()))
-        params, simulate = next(known, (asked, None))
-        if simulate is None:
-            simulate = simulation(view.plan, params)
-            shared.append((params, simulate))
-        change, divisor = _update(view, exchange, params), as_gradient(view.plan, exchange.round)
+        params, divisor = shared.same(exchange.asked.params), as_gradient(view.plan, exchange.round)
+        change = _update(view, exchange, params)
         observed = change if divisor == 1 else tree_map(lambda value, d=divisor: value / d, change)  # type: ignore[misc]
-        found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params)
+        found[exchange.slot] = Evidence((exchange.slot,), observed, shared.at(params), params)
     return list(found.values())
 
 
@@ -48,27 +43,30 @@ def _update(view: View, exchange: Exchange, params: Params) -> Params:
     return view.defense.decoded(ctx, server, exchange.slot.client, exchange.answer)
 
 
-def _difference_evidence(view: View) -> list[Evidence]:
-    """Return the mean gradient of the other clients, from two broadcasts and the adversary's own batch.
+def seen_by_client(view: View) -> Iterator[tuple[tuple[Slot, ...], Exchange, Params, Params]]:
+    """Yield by probe what one client saw of a round: all others' slots, its own upload, and two models in a row."""
+    me, uploads = view.party or 0, list(view.exchanges())
+    for probe, _ in view.data:
+        sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
+        mine = next((e for e in uploads if e.slot == Slot(probe, me)), None)
+        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != me)
+        if len(sent) > 1 and mine is not None and others:
+            yield others, mine, sent[0], sent[1]
 
-    Its own share is what it uploaded itself, as its mail has it. The weights are those of equal shards (1/N): a client
-    is not told the others' N_k.
+
+def _difference_evidence(view: View) -> list[Evidence]:
+    """Return the mean gradient of the other clients, from two broadcasts and the adversary's own upload.
+
+    The weights are those of equal shards (1/N): a client is not told the others' N_k.
     """
-    opt, found = view.plan.server_opt, []
+    opt, shared, found = view.plan.server_opt, Shared(view.plan), []
     if opt.name != "sgd" or opt.momentum:
         return []
-    uploads = [(e.slot, e) for e in view.exchanges()]
-    for probe, _ in view.data:
-        sent = [m for m in view.broadcasts(probe) if isinstance(m, Model)]
-        mine = next((e for slot, e in uploads if slot == Slot(probe, view.party or 0)), None)
-        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != view.party)
-        if len(sent) < 2 or mine is None or not others:
-            continue
-        first, second = sent[0].params, sent[1].params
+    for others, mine, first, second in seen_by_client(view):
         own = view.defense.decode(mine.answer, first)
         size, divisor = len(others) + 1, len(others) * as_gradient(view.plan, mine.round)
         observed = {
             n: ((first[n].double() - second[n].double()) / opt.lr * size - own[n].double()) / divisor for n in first
         }
-        found.append(Evidence(others, observed, simulation(view.plan, first), first, channel="aggregate"))
+        found.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
     return found

@@ -36,13 +36,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Noise:
-    """A public law of additive noise.
-
-    Attributes:
-        law: which one.
-        std: standard deviation of one coordinate of the upload.
-        tensors: (parameter, standard deviation) of tensors whose coordinates have another one; 0 for no noise.
-    """
+    """A public law of noise. std: of one coordinate of the upload; `tensors`: of parameters that have another one."""
 
     law: Literal["gaussian", "laplace"]
     std: float
@@ -57,11 +51,8 @@ class Noise:
 class Local:
     """What a client does in a round.
 
-    Attributes:
-        upload: "gradient" (FedSGD: the gradient of one batch) or "delta" (FedAvg: start minus end of local epochs).
-        epochs: local epochs; ignored in gradient mode.
-        batch: examples a batch.
-        opt: the local optimizer; its state is fresh each round.
+    upload: "gradient" (FedSGD: the gradient of one batch) or "delta" (FedAvg: start minus end of local epochs). batch:
+    examples a batch. opt: the local optimizer; its state is fresh each round.
     """
 
     upload: Literal["gradient", "delta"] = "delta"
@@ -74,14 +65,8 @@ class Local:
 class Plan:
     """Everything public about a federation.
 
-    Attributes:
-        spec: the network.
-        clients: number of clients N.
-        local: the clients' part of a round.
-        loss: name of the per-example loss.
-        server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1.
-        schedule: "parallel", or "round_robin": clients one after another, a server step after each (SPN, Alg. 4).
-        data_range: smallest and largest value that an input may take.
+    server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
+    "round_robin": clients one after another, a server step after each (SPN, Alg. 4). data_range: of an input's values.
     """
 
     spec: NetSpec
@@ -110,13 +95,8 @@ class Plan:
 class Context:
     """All that a party has at hand beside its state: the plan, where we are, and its own randomness.
 
-    Attributes:
-        plan: the public plan.
-        round: round number; 0 at set-up.
-        session: "real", or of a fork ("probe-K", "observed", "cost"); derive masks from it, or a fork re-uses the real
-            round's stream.
-        party: client index, or SERVER.
-        generator: draws for this party in this step only.
+    round: 0 at set-up. session: "real", or of a fork ("probe-K", "observed", "cost"); derive masks from it, or a fork
+    re-uses the real round's stream. party: client index, or SERVER. generator: draws for this party in this step only.
     """
 
     plan: Plan

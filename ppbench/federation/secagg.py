@@ -1,14 +1,15 @@
 """Pairwise secrets between clients, and what is made of them: masks that cancel in a sum, noise that two parties share.
 
-X25519 key agreement through the server, which relays 32-byte public keys; HKDF-SHA256 separates sessions, rounds and
-purposes; ChaCha20 expands a pair's key to as many words as are asked for. Sums of fixed-point numbers are taken modulo
-2^64 (int64 wraps), so that masked values are uniform and leave no trace of their size. Keys are derived from a party's
-generator, so that a benchmark can be repeated; a deployment would take them from the operating system.
+X25519 key agreement through the server; HKDF-SHA256 separates sessions, rounds and purposes; ChaCha20 expands. Sums of
+fixed-point numbers are taken modulo 2^64 (int64 wraps), so that masked values are uniform and leave no trace of their
+size. Keys are drawn from a party's generator, so that a benchmark can be repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -17,11 +18,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from ppbench.base.errors import Overflow, ProtocolError
-from ppbench.base.tree import Tree, node
-from ppbench.federation.contract import Context, Server, Step
+from ppbench.base.errors import Overflow, ProtocolError, UsageError
+from ppbench.base.tree import Params, Tree, node
+from ppbench.federation.contract import Context, Defense, Round, Server, Step
 from ppbench.federation.messages import Hello, count_of
-from ppbench.federation.plan import Data
+from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Data, Plan
 
 
 @node
@@ -73,11 +75,7 @@ def public_of(private: Tensor) -> Tensor:
 
 
 def agreed(private: Tensor, public: Tensor, sender: str) -> Tensor:
-    """Return the secret [32] uint8 that two parties share, from one's private and the other's public key.
-
-    Raises:
-        ProtocolError: the public key, which `sender` sent, is no point of the curve's large group.
-    """
+    """Return the secret [32] uint8 of one's private and another's public key (ProtocolError: a bad one of `sender`)."""
     own = X25519PrivateKey.from_private_bytes(_bytes(private))
     try:
         return _words(own.exchange(X25519PublicKey.from_public_bytes(_bytes(public))))
@@ -102,11 +100,7 @@ def new_keys(ctx: Context) -> Keys:
 def setup(
     ctx: Context, server: Server, cohort: Sequence[int], graph: Tensor
 ) -> Generator[Step, Mapping[int, Tree], Server]:
-    """Run set-up as the server: collect counts and public keys, then send everybody the roster.
-
-    Raises:
-        ProtocolError: a client answers with something else.
-    """
+    """Run set-up as the server: collect counts and public keys, then send everybody the roster (ProtocolError)."""
     answers = yield Step(server, dict.fromkeys(cohort, Hello()))
     counts, public = announced(cohort, answers)
     server = Server(server.params, server.opt, counts, server.own)
@@ -115,11 +109,7 @@ def setup(
 
 
 def announced(cohort: Sequence[int], answers: Mapping[int, Tree]) -> tuple[Tensor, Tensor]:
-    """Return the cohort's numbers of examples [N] int64 and public keys [N, 32] uint8, by client.
-
-    Raises:
-        ProtocolError: a client did not answer, or with something else.
-    """
+    """Return the cohort's numbers of examples [N] int64 and public keys [N, 32], by client (ProtocolError: not all)."""
     for client, answer in answers.items():
         if not isinstance(answer, Announce):
             raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Announce.")
@@ -139,11 +129,7 @@ def announce(private: Tensor, count: int) -> Announce:
 
 
 def agree(me: Keys, party: int, roster: Roster) -> Keys:
-    """Return the client's state with a secret for each of its neighbors.
-
-    Raises:
-        ProtocolError: a public key that is no point of the curve's large group.
-    """
+    """Return the client's state with a secret for each of its neighbors; ProtocolError for a bad key of one."""
     shared = torch.zeros(len(roster.public), 32, dtype=torch.uint8)
     for other in roster.graph[party].nonzero().flatten().tolist():
         shared[other] = agreed(me.private, roster.public[other], f"Client {other}")
@@ -160,10 +146,7 @@ def answered(ctx: Context, me: Keys, message: Tree, data: Data) -> tuple[Keys, T
 
 
 def stream(me: Keys, ctx: Context, other: int, purpose: str, words: int) -> Tensor:
-    """Return `words` uniform int64 that `ctx.party` and `other` both derive, and nobody else.
-
-    The session is part of the derivation: a probe must not use a real round's masks again.
-    """
+    """Return `words` uniform int64 that `ctx.party` and `other` alone derive, others in every session and round."""
     low, high = sorted((ctx.party, other))
     return expanded(me.shared[other], f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}", words)
 
@@ -173,12 +156,21 @@ def neighbors(me: Keys, party: int) -> list[int]:
     return [int(other) for other in me.graph[party].nonzero().flatten()]
 
 
+def complete(clients: int) -> Tensor:
+    """Return the complete graph of `clients` clients, bool [K, K]."""
+    return ~torch.eye(clients, dtype=torch.bool)
+
+
 def zero_sum(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
     """Return this client's mask [words] int64: over all clients of the graph the masks sum to 0 modulo 2^64."""
-    total = torch.zeros(words, dtype=torch.int64)
-    for other in neighbors(me, ctx.party):
-        share = stream(me, ctx, other, purpose, words)
-        total = total + share if ctx.party < other else total - share
+    shares = ((other, stream(me, ctx, other, purpose, words)) for other in neighbors(me, ctx.party))
+    return _alternating(ctx.party, shares, torch.zeros(words, dtype=torch.int64))
+
+
+def _alternating(party: int, shares: Iterable[tuple[int, Tensor]], total: Tensor) -> Tensor:
+    """Return the sum of what `party` shares with others: the lower of a pair adds it, the other subtracts it."""
+    for other, share in shares:
+        total = total + share if party < other else total - share
     return total
 
 
@@ -188,26 +180,16 @@ def unit(words: Tensor) -> Tensor:
 
 
 def pair_noise(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
-    """Return this client's noise [words], float64: uniform on (-1, 1) for every neighbor, added to one end's sum.
-
-    Both ends of an edge derive the same numbers bit for bit; the lower client adds them, the other subtracts them, so
-    that over all clients of the graph the noise sums to 0 up to rounding.
-    """
-    total = torch.zeros(words, dtype=torch.float64)
-    for other in neighbors(me, ctx.party):
-        share = unit(stream(me, ctx, other, purpose, words))
-        total = total + share if ctx.party < other else total - share
-    return total
+    """Return this client's noise [words], float64: uniform on (-1, 1) for every neighbor, opposite at its other end."""
+    shares = ((other, unit(stream(me, ctx, other, purpose, words))) for other in neighbors(me, ctx.party))
+    return _alternating(ctx.party, shares, torch.zeros(words, dtype=torch.float64))
 
 
 def to_ring(values: Tensor, bits: int, share: float = 1.0) -> Tensor:
     """Return `share` times `values` (float64) as fixed-point int64 with `bits` fractional bits.
 
-    The range is asked of the values before they are weighted: where shares sum to 1, a sum is then no larger than the
-    largest value, however many clients there are.
-
-    Raises:
-        Overflow: a value that is not finite, or of 2^(62 - bits) and more: a weighted mean could leave the range.
+    Raises Overflow for a value that is not finite, or of 2^(62 - bits) and more: values, not their weighted parts, so
+    that where shares sum to 1, a sum is in range however many clients there are.
     """
     limit = 2.0 ** (62 - bits)
     if not bool((values.abs() < limit).all()):  # NaN fails too
@@ -221,3 +203,61 @@ def to_ring(values: Tensor, bits: int, share: float = 1.0) -> Tensor:
 def from_ring(total: Tensor, bits: int) -> Tensor:
     """Return a sum of fixed-point numbers as float64."""
     return total.double() / 2.0**bits
+
+
+def hidden(me: Keys, ctx: Context, purpose: str, values: Params, bits: int, share: float) -> Params:
+    """Return `share` times `values` in fixed point plus this client's mask of `purpose`, int64 (Overflow)."""
+    layout = Layout.of(values)
+    flat = layout.pack(values)
+    ring = to_ring(flat.cpu(), bits, share) + zero_sum(me, ctx, purpose, len(flat))
+    return layout.unpack(ring.to(flat.device))
+
+
+def sum_of_hidden(parts: Sequence[Params], bits: int) -> Params:
+    """Return the sum of what all clients have hidden, float64: their masks cancel."""
+    return {name: from_ring(torch.stack([part[name] for part in parts]).sum(0), bits) for name in parts[0]}
+
+
+def need_everybody(server: Server, uploads: Mapping[int, Tree]) -> None:
+    """Refuse a cohort that is not whole (ProtocolError)."""
+    if len(uploads) != len(server.counts):
+        sent = f"{len(uploads)} of {len(server.counts)} clients sent an upload"
+        raise ProtocolError(f"{sent}; masks cancel only in everybody's sum.")
+
+
+@dataclass(frozen=True)
+class PairedDefense(Defense):
+    """A defense whose clients share keys with one another, `Keys` in the client's state; `paired` tells whether so."""
+
+    fewest: ClassVar[int] = 2  # clients that hide one another
+
+    @property
+    def paired(self) -> bool:
+        """Whether keys are agreed on: by default wherever the server reads nothing but sums."""
+        return self.sums
+
+    def check(self, plan: Plan) -> None:
+        """As its base; with keys also refuse too few clients, and what is masked in clients that upload in turn."""
+        super().check(plan)
+        if self.paired and plan.clients < self.fewest:
+            pairs = f"Defense {self.name!r} hides clients' uploads by keys that pairs of them share"
+            raise UsageError(f"{pairs}; use at least {self.fewest} clients.")
+        if self.paired and plan.schedule != "parallel":
+            raise UsageError(
+                f"Defense {self.name!r} needs the sum over all clients, so they upload together; use --schedule "
+                f"parallel, not {plan.schedule!r}."
+            )
+
+    def init_client(self, ctx: Context, params: Params) -> Tree:
+        """Draw a key pair."""
+        return new_keys(ctx) if self.paired else super().init_client(ctx, params)
+
+    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Collect numbers of examples; with keys, exchange public ones, everybody with everybody."""
+        return setup(ctx, server, cohort, complete(len(cohort))) if self.paired else super().setup(ctx, server, cohort)
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Announce a public key and agree on secrets at set-up; then answer as usual."""
+        if self.paired and (answer := answered(ctx, me, message, data)):
+            return answer
+        return super().reply(ctx, me, message, result, data)

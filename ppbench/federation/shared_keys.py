@@ -1,9 +1,7 @@
 """Keys that each client shares with the server and with nobody else, for defenses that subclass `KeyedDefense`.
 
-X25519 at set-up over an open link, as `secagg` does between clients: who listens learns no key, and a client none but
-its own. HKDF-SHA256 separates sessions, rounds and purposes, ChaCha20 expands. The keys lie in `Server.own` and in the
-clients' states, so a view has them where its threat model has those: "server/1" all, "client/1" its own, a listener
-none. Private keys are drawn from a party's generator, so that a benchmark can be repeated.
+X25519 at set-up over an open link, as `secagg` does between clients. The keys lie in `Server.own` and in the clients'
+states, so a view has them where its threat model has those: "server/1" all, "client/1" its own, a listener none.
 """
 
 from __future__ import annotations
@@ -40,12 +38,9 @@ class KeyedDefense(Defense):
     """A defense whose clients each share a key with the server.
 
     Override `upload`, which hides what it likes by `stream(ctx, me, ctx.party, ...)`, and `decoded`, which undoes it by
-    `stream(ctx, server.own, client, ...)`: the same words at both ends. What the server so reads is also its evidence.
-    `decode` stays what everybody can do without a key; where that gives no update, a client's own share cannot be taken
-    from the sum it sees, so override `evidence` for "client/1".
-
-    A party with further state keeps it in a `@node` with a field `keys`: override `init_server` or `init_client`, and
-    put there what the default returns.
+    `stream(ctx, server.own, client, ...)`. Where `decode`, which needs no key, gives no update, a client's own share
+    cannot be taken from the sum it sees: override `evidence` for "client/1". A party with further state keeps it in a
+    `@node` with a field `keys`: override `init_server` or `init_client`, and put there what the default returns.
     """
 
     def init_server(self, ctx: Context, params: Params) -> Server:
@@ -58,11 +53,7 @@ class KeyedDefense(Defense):
         return SharedKeys(secagg.new_private(ctx), torch.zeros(32, dtype=torch.uint8))
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Send everybody the server's public key; collect theirs, and their numbers of examples.
-
-        Raises:
-            ProtocolError: a client did not answer, or with something else.
-        """
+        """Send everybody the server's public key; collect theirs and their numbers of examples (ProtocolError)."""
         keys = keys_of(server.own)
         answers = yield Step(server, dict.fromkeys(cohort, Offer(secagg.public_of(keys.private))))
         counts, public = secagg.announced(cohort, answers)
@@ -81,15 +72,8 @@ class KeyedDefense(Defense):
     def stream(self, ctx: Context, state: Tree, client: int, purpose: str, words: int) -> Tensor:
         """Return uniform int64 [words], on CPU, that the server and `client` both derive in this round, nobody else.
 
-        Their `argsort()` is a random order. Session and round are part of the derivation: a probe does not use a real
-        round's words again.
-
-        Args:
-            ctx: of either party, in the round.
-            state: the client's state, or the server's own (`Server.own`).
-            client: whose key.
-            purpose: another word gives other words.
-            words: how many; the first ones do not depend on it.
+        Their `argsort()` is a random order. Session, round and `purpose` are part of the derivation; the first words do
+        not depend on how many are asked for. `state` is the client's state, or the server's own (`Server.own`).
         """
         shared = keys_of(state).shared
         key = shared if shared.dim() == 1 else shared[client]

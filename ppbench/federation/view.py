@@ -88,10 +88,8 @@ class View:
     """One adversary's knowledge.
 
     Attributes:
-        threat: id and version of the threat model, a key of `THREATS`.
-        party: whose view: SERVER, a client index, or None for an eavesdropper.
-        plan: the public plan of the observed rounds.
-        defense: the public mechanism.
+        threat: a key of `THREATS`.  party: whose view: SERVER, a client index, or None for an eavesdropper.
+        plan: the public plan of the observed rounds.  defense: the public mechanism.
         mail: the messages that this party sent, received or overheard.
         states: its own states, and those of parties that collude with it.
         data: its own batches by probe (a client's), in the observed rounds.
@@ -119,12 +117,7 @@ class View:
                 yield Exchange(Slot(letter.probe, letter.sender), asked[key], letter.message, letter.round, letter.step)
 
     def state_at(self, exchange: Exchange, party: int | None = None) -> Tree | None:
-        """Return a party's state in the step of `exchange` (a server's secrets of that step), or None if not known.
-
-        Args:
-            exchange: when.
-            party: this party itself, or one that colludes with it.
-        """
+        """Return the state of `party` (this one by default) in the step of `exchange`, or None if not known."""
         key = (exchange.slot.probe, exchange.round, exchange.step, self.party if party is None else party)
         return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == key), None)
 
@@ -185,16 +178,7 @@ class Transcript:
         return {slot: self.defense.role_of(sent) for slot, sent in uploads.items()}
 
     def view(self, threat: str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
-        """Return what the adversary of `threat` may know.
-
-        Args:
-            threat: a key of `THREATS`.
-            party: for "client/1", which client; 0 when not given.
-            own: for "client/1", that client's batches by probe.
-
-        Raises:
-            UsageError: unknown threat model.
-        """
+        """Return what `threat` may know (UsageError); of "client/1" with its index and its `own` batches by probe."""
         if threat not in THREATS:
             raise unknown("threat model", threat, THREATS)
         if threat == "eavesdropper/1":

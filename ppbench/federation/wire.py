@@ -27,14 +27,8 @@ def session_of(probe: int) -> str:
 class Envelope:
     """One message as it travelled.
 
-    Attributes:
-        probe: index of the probe, or -1 in the real run.
-        round: round number; 0 is set-up.
-        step: step within the round.
-        sender: client index or SERVER.
-        receiver: client index or SERVER.
-        nbytes: size of the payload's tensors.
-        message: the payload, or None to who may not read it (an eavesdropper on an encrypted link).
+    probe: -1 in the real run. round: 0 is set-up. sender, receiver: client index or SERVER. message: None to who may
+    not read it (an eavesdropper on an encrypted link).
     """
 
     probe: int
@@ -48,13 +42,7 @@ class Envelope:
 
 @dataclass
 class Wire:
-    """Carries messages.
-
-    Attributes:
-        keep: whether messages are kept for a transcript (probes) or only counted (training).
-        up, down: bytes so far from and to clients.
-        mail: the kept envelopes.
-    """
+    """Carries messages. keep: whether they are kept for a transcript in `mail`. up, down: bytes from and to clients."""
 
     keep: bool = False
     up: int = 0

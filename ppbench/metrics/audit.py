@@ -1,9 +1,8 @@
 """A lower bound on epsilon from ONE training run (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2).
 
-m examples were in or out by fair coins. An auditor saw the result, guessed on r of them which, and was right v times.
-Had training been (epsilon, delta)-differentially private, right guesses would be stochastically dominated by those of
-randomized response: v ~ Binomial(r, e^epsilon / (1 + e^epsilon)), up to a term in delta. Every epsilon under which v is
-too improbable is refuted. r must be fixed before the guesses are scored.
+m examples were in or out by fair coins; an auditor guessed on r of them which, and was right v times. Under (epsilon,
+delta)-DP right guesses are stochastically dominated by those of randomized response, v ~ Binomial(r, e^epsilon / (1 +
+e^epsilon)), up to a term in delta. r must be fixed before the guesses are scored.
 """
 
 from __future__ import annotations
@@ -22,20 +21,10 @@ STEPS = 60
 
 
 def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> float:
-    """Return a bound on the probability of v or more right guesses under (epsilon, delta)-DP, in [0, 1].
+    """Return a bound on the probability of v or more right ones of r guesses on m examples under (epsilon, delta)-DP.
 
-    beta + 2 m delta alpha with beta = P(B >= v) and alpha = max over i in 1..v of P(v > B >= v - i) / i, B binomial
-    with r trials of probability 1 / (1 + e^-epsilon).
-
-    Args:
-        m: examples that were in or out by a coin.
-        r: guesses.
-        v: right ones, 0 <= v <= r <= m.
-        epsilon: >= 0.
-        delta: in [0, 1].
-
-    Raises:
-        ValueError: an argument is out of range.
+    beta + 2 m delta alpha with beta = P(B >= v) and alpha = max over i in 1..v of P(v > B >= v - i) / i, B ~
+    Binomial(r, 1 / (1 + e^-epsilon)). Raises ValueError for an argument out of range.
     """
     if not (0 <= v <= r <= m and epsilon >= 0 and 0 <= delta <= 1):
         raise ValueError(f"{v} right of {r} guesses on {m} examples at epsilon {epsilon}, delta {delta}: out of range")
@@ -51,17 +40,8 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> flo
 def epsilon_lower(m: int, r: int, v: int, delta: float = DELTA, confidence: float = 0.95) -> float:
     """Return the largest epsilon that v right of r guesses on m examples refute, at a delta; 0 where they refute none.
 
-    The true epsilon is at least this with the given confidence.
-
-    Args:
-        m: examples that were in or out by a coin.
-        r: guesses, fixed in advance.
-        v: right ones.
-        delta: of the guarantee that is tested.
-        confidence: one-sided, in (0, 1).
-
-    Raises:
-        ValueError: an argument is out of range.
+    The true epsilon is at least this with the given one-sided confidence, in (0, 1). r is fixed in advance. Raises
+    ValueError where an argument is out of range.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence of {confidence} is not between 0 and 1")
@@ -84,11 +64,8 @@ def audited(
 ) -> Estimate:
     """Return the lower bound on epsilon as a figure: value and lower end are the bound, there is no upper end.
 
-    Args:
-        member: [m] which examples were in, by coin.
-        decision: [m] which ones the auditor says were in; where it abstained, anything.
-        guessed: [m] where it did not abstain. Refused where it abstained on all.
-        delta: of the guarantee that is tested.
+    member [m]: which examples were in, by coin; decision [m]: which ones the auditor says were in; guessed [m]: where
+    it did not abstain. Refused where it abstained on all. delta: of the guarantee that is tested.
     """
     m, r = len(member), int(guessed.sum())
     if r == 0:

@@ -1,8 +1,7 @@
 """How close a reconstruction comes: PSNR, relative RMSE and SSIM of one image, and the matching of a batch.
 
-Figures are computed in float64 on the reconstruction clipped to the data range (an optimizer's output is
-unbounded; the raw relative RMSE is kept beside). A reconstruction that is not finite is a failure: its
-figures are None, and aggregates count it as 0 dB and relative RMSE 1.
+In float64, on the reconstruction clipped to the data range (the raw relative RMSE is kept beside). One that is not
+finite is a failure: its figures are None, and aggregates count it as 0 dB and relative RMSE 1.
 """
 
 from __future__ import annotations
@@ -34,12 +33,9 @@ Range = tuple[float, float]
 class ImageFigures:
     """Figures of one reconstruction; all None where it is not finite, ssim also where the image is too small.
 
-    Attributes:
-        psnr: dB, clipped, at most PSNR_CAP.
-        rmse: ||clip(guess) - x|| / ||x|| ("recon/1").
-        rmse_raw: ||guess - x|| / ||x||, at most RMSE_RAW_CAP.
-        ssim: mean structural similarity, clipped, in [-1, 1].
-        mse: mean squared error, clipped, in units of the data range: 0 to 1 (the MP-DP paper's Test-MSE).
+    psnr: dB, clipped, at most PSNR_CAP.  rmse: ||clip(guess) - x|| / ||x|| ("recon/1").  rmse_raw: ||guess - x|| /
+    ||x||, at most RMSE_RAW_CAP.  ssim: mean structural similarity, clipped, in [-1, 1].  mse: mean squared error,
+    clipped, in units of the squared range: 0 to 1 (the MP-DP paper's Test-MSE).
     """
 
     psnr: float | None
@@ -54,11 +50,7 @@ def _array(image: Tensor) -> Floats:
 
 
 def _relative(guess: Floats, truth: Floats, data_range: Range) -> float:
-    """Return ||guess - truth|| / ||truth|| without overflow.
-
-    An all-zero truth has no scale of its own; it gets the norm of one 8-bit level (range / 255) in every
-    entry.
-    """
+    """Return ||guess - truth|| / ||truth|| without overflow; an all-zero truth counts as one 8-bit level everywhere."""
     error = guess - truth
     peak = float(np.abs(error).max(initial=0.0))
     if peak == 0.0:
@@ -70,19 +62,7 @@ def _relative(guess: Floats, truth: Floats, data_range: Range) -> float:
 
 
 def psnr(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> float | None:
-    """Return the peak signal-to-noise ratio in dB, 20 log10(range) - 10 log10(MSE), of the clipped `guess`.
-
-    Args:
-        guess: one reconstruction, any shape, any float dtype.
-        truth: the original, of the same shape.
-        data_range: smallest and largest value that an input may take.
-
-    Returns:
-        At most PSNR_CAP (identical images); None where `guess` is not finite.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """Return the PSNR of the clipped `guess` in dB, at most PSNR_CAP; None where it is not finite."""
     mse = _mse(*_pair(guess, truth), data_range)
     return None if mse is None else _decibel(mse)
 
@@ -105,16 +85,7 @@ def _decibel(mse: float) -> float:
 
 
 def image_figures(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> ImageFigures:
-    """Return all figures of one reconstruction.
-
-    Args:
-        guess: one reconstruction [*shape]; [C, H, W] for SSIM.
-        truth: the original, of the same shape and finite.
-        data_range: smallest and largest value that an input may take.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """Return all figures of one reconstruction [*shape], [C, H, W] for SSIM; ValueError where the shapes differ."""
     raw, target = _pair(guess, truth)
     mse = _mse(raw, target, data_range)
     if mse is None:
@@ -140,19 +111,10 @@ def _ssim(guess: Floats, truth: Floats, span: float) -> float | None:
 
 
 def match(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> list[int]:
-    """Return for each true image the index of its reconstruction: the assignment of least total squared
-    error.
+    """Return for each true image the index of its reconstruction: the assignment of least total squared error.
 
-    A batch's gradient does not say in which order its examples stood, so the scorer pairs them (Hungarian
-    method) on the clipped images. A reconstruction that is not finite takes what is left over.
-
-    Args:
-        guess: reconstructions [B, *shape].
-        truth: originals [B, *shape].
-        data_range: smallest and largest value that an input may take.
-
-    Raises:
-        ValueError: the shapes differ.
+    Both are [B, *shape]; reconstructions are clipped to `data_range` first, and one that is not finite takes what is
+    left over (Hungarian method). Raises ValueError where the shapes differ.
     """
     if guess.shape != truth.shape:
         raise ValueError(f"reconstructions of shape {tuple(guess.shape)} for a batch of {tuple(truth.shape)}")

@@ -1,9 +1,7 @@
-"""95 % intervals: Clopper-Pearson for proportions, percentile bootstrap for means, medians, percentiles and
-AUC.
+"""95 % intervals: Clopper-Pearson for proportions, percentile bootstrap for means, medians, percentiles and AUC.
 
-Victims attacked in one batch share an optimization, so they are not independent: the bootstrap resamples
-units (batches), and a proportion of clustered victims gets the effective sample size of Korn and Graubard
-(1998).
+Victims attacked in one batch are not independent: the bootstrap resamples units (batches), and a proportion of
+clustered victims gets the effective sample size of Korn and Graubard (1998).
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ Statistic = Literal["mean", "median", "p95", "worst_decile"]
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval and how it was made. low, high: None where the data cannot support one; method says
-    why.
-    """
+    """A 95 % interval and how it was made; low, high: None where the data cannot support one, and method says why."""
 
     low: float | None
     high: float | None
@@ -42,13 +38,8 @@ class Interval:
 class Estimate:
     """A figure with its interval.
 
-    Attributes:
-        value: the figure; None with `reason` where n cannot support it.
-        interval: its 95 % interval.
-        n: victims (or candidates, or images) that the figure is about.
-        reason: why `value` is None, else None.
-        chance: what blind guessing gives, where that is defined.
-        realized_fpr: for TPR at a false-positive rate, the rate that was really reached.
+    value: None, with the `reason`, where n victims (or candidates, or images) cannot support it.  chance: what blind
+    guessing gives, where that is defined.  realized_fpr: for TPR at a false-positive rate, the rate that was reached.
     """
 
     value: float | None
@@ -66,15 +57,9 @@ def refused(n: int, reason: str, chance: float | None = None) -> Estimate:
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(successes: float, n: float, method: str = "Clopper-Pearson") -> Interval:
-    """Return the exact binomial interval (Clopper and Pearson 1934).
+    """Return the exact binomial interval (Clopper and Pearson 1934) of `successes` of n > 0 trials, called `method`.
 
-    Args:
-        successes: number of successes, 0 <= successes <= n; real-valued for an effective sample size.
-        n: number of trials, > 0.
-        method: what the interval is called in the record.
-
-    Raises:
-        ValueError: n is not positive, or successes lie outside [0, n].
+    Both may be real-valued, for an effective sample size. Raises ValueError for what is no proportion.
     """
     if n <= 0 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} trials is no proportion")
@@ -85,16 +70,11 @@ def clopper_pearson(successes: float, n: float, method: str = "Clopper-Pearson")
 
 
 def proportion(units: Sequence[NDArray[np.bool_]], chance: float | None = None) -> Estimate:
-    """Return the share of True over all victims, with an interval that knows which victims share a unit.
+    """Return the share of True over all victims, of one bool array a unit, none empty, with its interval.
 
-    Units of one victim: Clopper-Pearson. Else Clopper-Pearson on the effective sample size p (1 - p) / var,
-    var the between-unit variance of the ratio estimator, times the squared ratio of t quantiles (Korn and
-    Graubard 1998). Where all or none succeed var is 0 and says nothing; then each unit counts as one trial,
-    which is conservative.
-
-    Args:
-        units: one bool array a unit, none empty; at least one unit.
-        chance: the value of blind guessing, handed through.
+    Units of one victim: Clopper-Pearson. Else Clopper-Pearson on the effective sample size p (1 - p) / var, var the
+    between-unit variance of the ratio estimator, times the squared ratio of t quantiles (Korn and Graubard 1998). Where
+    all or none succeed var is 0 and says nothing; then each unit counts as one trial, which is conservative.
     """
     sizes = np.array([len(unit) for unit in units], dtype=np.float64)
     hits = np.array([unit.sum() for unit in units], dtype=np.float64)
@@ -119,10 +99,7 @@ def _effective_size(hits: Floats, sizes: Floats, share: float) -> float:
 
 
 def statistic(values: Floats, name: Statistic) -> Floats:
-    """Return the statistic over the last axis of `values`, NaN entries (padding) left out.
-
-    "worst_decile" is the mean of the largest tenth of the values, of at least one.
-    """
+    """Return the statistic over the last axis without NaN (padding); "worst_decile": the mean of the largest tenth."""
     if name == "worst_decile":
         return _largest_tenth(values)
     padded = bool(np.isnan(values).any())
@@ -148,13 +125,9 @@ def _largest_tenth(values: Floats) -> Floats:
 
 
 def bootstrap(units: Sequence[Floats], name: Statistic, seed: int) -> Estimate:
-    """Return a statistic over all victims with the percentile bootstrap over units (2000 replicates).
+    """Return a statistic over all victims with the percentile bootstrap over units, by `seed`.
 
-    Args:
-        units: one float64 array a unit (its victims' figures, finite), none empty; at least one unit.
-        name: which statistic; "p95" is the 95th percentile (linear interpolation), "worst_decile" the mean of the
-            largest tenth.
-        seed: seed of the resampling; equal seeds give equal intervals.
+    units: one float64 array a unit (its victims' figures, finite), at least one, none empty.
     """
     value, n = float(statistic(np.concatenate(units), name)), sum(map(len, units))
     if len(units) < 2:
@@ -196,12 +169,7 @@ def _counts(index: NDArray[np.intp], values: int, picks: NDArray[np.int64]) -> F
 
 
 def auc_interval(strata: Sequence[tuple[Floats, Floats]], seed: int) -> Interval:
-    """Return the stratified percentile bootstrap of the mean AUC over strata, ties counted as one half.
-
-    Args:
-        strata: (members' scores, non-members' scores) of each half, none empty.
-        seed: seed of the resampling.
-    """
+    """Return the stratified percentile bootstrap of the mean AUC over strata (members' scores, others')."""
     generator, total = np.random.default_rng(seed), np.zeros(REPLICATES)
     for members, others in strata:
         distinct, index = np.unique(np.concatenate([members, others]), return_inverse=True)
@@ -218,15 +186,9 @@ def auc_interval(strata: Sequence[tuple[Floats, Floats]], seed: int) -> Interval
 
 
 def balanced_interval(strata: Sequence[NDArray[np.bool_]], seed: int) -> Interval:
-    """Return the interval of a mean of per-stratum shares (balanced accuracy: strata are halves times
-    classes).
+    """Return the interval of the mean share of right decisions over strata (halves times classes), none empty.
 
-    Strata of one size: the mean is a plain proportion, Clopper-Pearson. Else the stratified percentile
-        bootstrap.
-
-    Args:
-        strata: whether each decision was right, one bool array a stratum, none empty.
-        seed: seed of the resampling.
+    Strata of one size: a plain proportion, Clopper-Pearson. Else the stratified percentile bootstrap.
     """
     if len({len(stratum) for stratum in strata}) == 1:
         return clopper_pearson(float(sum(s.sum() for s in strata)), sum(map(len, strata)))

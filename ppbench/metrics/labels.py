@@ -1,7 +1,4 @@
-"""Label recovery: which of a batch's labels the attacker got right, and what blind guessing would get.
-
-The SPN paper calls this "membership"; it is not membership inference.
-"""
+"""Label recovery (the SPN paper's "membership"): which labels the attacker got right, and what blind guessing gets."""
 
 from __future__ import annotations
 
@@ -13,11 +10,7 @@ from scipy import stats
 
 
 def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
-    """Return for each true label whether a guessed one is left for it: the labels are compared as multisets.
-
-    The mean is |guess & truth| / B, the accuracy under the best matching; an attack that returns labels
-    without images cannot say which image each belongs to.
-    """
+    """Return for each true label whether a guessed one is left for it: compared as multisets."""
     left, hits = Counter(guess), []
     for label in truth:
         hits.append(left[label] > 0)
@@ -27,10 +20,9 @@ def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
 
 @lru_cache(maxsize=256)
 def multiset_chance(classes: int, batch: int) -> float:
-    """Return the expected multiset accuracy of `batch` uniform guesses against `batch` uniform labels.
+    """Return the expected multiset accuracy of `batch` uniform guesses against `batch` uniform labels of C `classes`.
 
-    (C / B) sum_k P(X >= k)^2 with X ~ Binomial(B, 1/C), the expected minimum of two independent counts of a
-    class; 1/C for B = 1.
+    (C / B) sum_k P(X >= k)^2 with X ~ Binomial(B, 1/C): the expected minimum of two independent counts of a class.
     """
     tails = stats.binom.sf(range(batch), batch, 1 / classes)
     return float(classes / batch * (tails**2).sum())

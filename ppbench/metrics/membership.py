@@ -1,8 +1,6 @@
-"""Membership-inference figures: AUC, balanced accuracy (ASR), TPR at a low FPR, each as the mean over two
-halves.
+"""Membership-inference figures: AUC, balanced accuracy (ASR), TPR at a low FPR, each as the mean over two halves.
 
-Candidates come in two halves; each half's threshold was fitted on the other, so no score is computed on the
-data that it was tuned on. ROC curves are scikit-learn's, which handle ties.
+Each half's threshold was fitted on the other. ROC curves are scikit-learn's, which handle ties.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ from ppbench.metrics.intervals import (
 
 @dataclass(frozen=True)
 class Half:
-    """The candidates asked in one half: member [Q] bool, score [Q] float64 (higher is member), decision [Q]
-    bool.
-    """
+    """The candidates asked in one half: member [Q] bool, score [Q] float64 (higher is member), decision [Q] bool."""
 
     member: NDArray[np.bool_]
     score: Floats
@@ -37,10 +33,9 @@ class Half:
 
 @dataclass(frozen=True)
 class Roc:
-    """A ROC curve at the thresholds that the scores have, ties being one threshold; from (0, 0) to (1, 1).
+    """A ROC curve at the thresholds that the scores have, from (0, 0) to (1, 1): fpr, tpr [P] float64, ascending.
 
-    fpr, tpr: [P] float64, ascending; between two of its points no threshold exists, so it is drawn in steps.
-    members, others: numbers of candidates.
+    Between two points no threshold exists, so it is drawn in steps. members, others: numbers of candidates.
     """
 
     fpr: Floats
@@ -59,12 +54,7 @@ def roc(half: Half) -> Roc | None:
 
 
 def together(halves: Sequence[Half]) -> Half:
-    """Return all candidates as one half, at least one: their scores then share ONE threshold.
-
-    An attack's answer for the half that it was asked about is its score of a candidate, whatever it was fitted on, so
-    one threshold for all is an attack like any other, with an exact false-positive rate. Where scores of the halves lie
-    on different scales it is a weaker one.
-    """
+    """Return all candidates as one half, at least one: their scores then share ONE threshold."""
     return Half(
         np.concatenate([half.member for half in halves]),
         np.concatenate([half.score for half in halves]),
@@ -114,15 +104,9 @@ def operating_point(half: Half, fpr: float) -> tuple[float, float]:
 def tpr_at(halves: Sequence[Half], fpr: float, pooled: bool = False) -> Estimate:
     """Return the mean over the halves of the TPR at a false-positive rate, with the mean realized FPR.
 
-    Refused (null, with the reason) where a half has fewer than 1 / fpr non-members: then not even one false
-    positive fits under the rate, and the figure would be that of rate 0. The interval is that of the
-    proportion of members found, given the thresholds.
-
-    Args:
-        halves: the candidates.
-        fpr: the rate, e.g. .01.
-        pooled: where a half has too few non-members, take one threshold for both halves (`together`), if all together
-            suffice; the method then says so.
+    Refused where a half has fewer than 1 / fpr non-members: not even one false positive fits under the rate. Then, if
+    `pooled`, one threshold for all is taken (`together`) where all together suffice; the method says so. The interval
+    is that of the proportion of members found, given the thresholds.
     """
     reason, size = _one_class(halves), _size(halves)
     if reason is not None:

@@ -1,12 +1,8 @@
 """LPIPS and feature errors: how close two images are in the eyes of a network (Zhang et al. 2018).
 
-The network is AlexNet's convolutions as torchvision trained them on ImageNet; LPIPS' linear layers ship inside the
-`lpips` package. Nothing is ever downloaded: the convolutions come from a file of the user's, and without one both
-figures are null. Records name the network by the file's SHA-256, never by its path.
-
-Sizes: AlexNet pools away anything below 31 pixels. Images of 28 to 31 pixels a side (MNIST) are framed to 32 with
-the darkest value, reconstruction and original alike; smaller ones have no LPIPS, because enlarging them would measure
-the enlargement.
+The network is torchvision's AlexNet, its convolutions from a file of the user's (nothing is downloaded; without one
+both figures are null), LPIPS' linear layers from the `lpips` package. Records name the file by its SHA-256. Images of
+28 to 31 pixels a side are framed to 32 with the darkest value, both alike; smaller ones have no LPIPS.
 """
 
 from __future__ import annotations
@@ -45,11 +41,8 @@ _BLOCK = 64  # images measured at a time
 
 @dataclass(frozen=True)
 class Perceived:
-    """Perceptual figures of one reconstruction.
-
-    Attributes:
-        lpips: LPIPS with AlexNet, version 0.1; 0 for equal images, about .7 for unlike ones.
-        feat_mse: mean squared error of the last convolution's output (after its ReLU).
+    """Figures of one reconstruction: LPIPS (AlexNet, version 0.1; 0 for equal images, about .7 for unlike ones) and
+    feat_mse, the mean squared error of the last convolution's output (after its ReLU).
     """
 
     lpips: float
@@ -64,15 +57,9 @@ class Network:
     model: nn.Module
 
     def compare(self, guess: Tensor, truth: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> list[Perceived]:
-        """Return the figures of every pair; a reconstruction that is not finite is measured as mid-grey.
+        """Return the figures of every pair of reconstructions and originals [N, C, H, W], C 1 or 3 (else ValueError).
 
-        Args:
-            guess: reconstructions [N, C, H, W], any float dtype; clipped here. C is 1 (repeated) or 3; N >= 0.
-            truth: originals, of the same shape.
-            data_range: smallest and largest value that an input may take.
-
-        Raises:
-            ValueError: the shapes differ, or are none that `measurable` accepts.
+        Reconstructions are clipped; one that is not finite is measured as mid-grey.
         """
         if guess.shape != truth.shape or guess.dim() != 4 or not measurable(tuple(guess.shape[1:])):
             raise ValueError(f"no perceptual figures of {tuple(guess.shape)} for images of {tuple(truth.shape)}")
@@ -109,10 +96,9 @@ def _compared(model: Any, guess: Tensor, truth: Tensor) -> list[Perceived]:
 
 
 def located(weights: str | None) -> Path | None:
-    """Return the file of AlexNet's weights, or None: `weights`, else `PPBENCH_WEIGHTS`, else torchvision's cache.
+    """Return the file of AlexNet's weights: `weights`, else `PPBENCH_WEIGHTS`, else torchvision's cache, else None.
 
-    Raises:
-        UsageError: a file that was named is not there.
+    Raises UsageError where a file that was named is not there.
     """
     for source, name in (("option weights", weights), (f"the environment's {VARIABLE}", os.environ.get(VARIABLE))):
         if name:
@@ -127,21 +113,14 @@ def located(weights: str | None) -> Path | None:
 def identity(weights: str | None) -> str:
     """Return what records call the feature network, "alexnet sha256:DIGEST", or "" where there is no file of weights.
 
-    The file is read and checked; afterwards it is known by path, size and time of change.
-
-    Raises:
-        UsageError: a file that was named is not there, or is no file of AlexNet's convolutions.
+    Raises UsageError where a file that was named is not there, or is no file of AlexNet's convolutions.
     """
     path = located(weights)
     return "" if path is None else _checked(*_stamp(path))
 
 
 def check_weights(weights: str | None, shape: tuple[int, ...]) -> None:
-    """Refuse a file of weights that cannot be used: a named one always, others where examples of `shape` need them.
-
-    Raises:
-        UsageError: as `identity` does.
-    """
+    """Refuse, as `identity` does, a file that cannot be used: a named one always, others where `shape` needs them."""
     if weights or measurable(shape):
         identity(weights)
 
@@ -159,7 +138,6 @@ def _stamp(path: Path) -> tuple[Path, int, int]:
 
 @lru_cache(maxsize=4)
 def _checked(path: Path, size: int, changed: int) -> str:
-    """Return the network's name, after its tensors were checked; size and time only tell files apart."""
     tensors(path)
     return f"alexnet sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
@@ -189,8 +167,7 @@ def _layer(name: str) -> str:
 def tensors(path: Path) -> Mapping[str, Tensor]:
     """Return the ten tensors of AlexNet's convolutions in a .safetensors file or a torchvision checkpoint.
 
-    Raises:
-        UsageError: the file is damaged, or a tensor is missing, of another shape, or not finite.
+    Raises UsageError where the file is damaged, or a tensor is missing, of another shape, or not finite.
     """
     state = _read(path)
     found = {}

@@ -12,12 +12,8 @@ from ppbench.metrics.intervals import Estimate, bootstrap
 
 @dataclass(frozen=True)
 class Overlap:
-    """Figures of N images, float64 [N] each.
-
-    Attributes:
-        dice: 2 |A and B| / (|A| + |B|) of predicted and true ones (Dice 1945; the F1 score of pixels); 1 where neither
-            mask has any.
-        accuracy: share of pixels that are predicted rightly.
+    """Figures of N images, float64 [N] each: dice = 2 |A and B| / (|A| + |B|) of predicted and true ones (Dice 1945), 1
+    where neither mask has any, and accuracy, the share of pixels that are predicted rightly.
     """
 
     dice: Tensor
@@ -25,14 +21,9 @@ class Overlap:
 
 
 def overlap(logits: Tensor, masks: Tensor) -> Overlap:
-    """Return how masks predicted by the sign of `logits` fit `masks`; a logit that is not finite predicts 0.
+    """Return how masks predicted by the sign of `logits` fit 0/1 `masks`, both [N, 1, H, W] (ValueError otherwise).
 
-    Args:
-        logits: [N, 1, H, W], > 0 where a one is the likelier.
-        masks: [N, 1, H, W] of 0 and 1.
-
-    Raises:
-        ValueError: the shapes differ.
+    A logit that is not finite predicts 0.
     """
     if logits.shape != masks.shape:
         raise ValueError(f"logits of shape {tuple(logits.shape)} for masks of {tuple(masks.shape)}")

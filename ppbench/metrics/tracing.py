@@ -1,5 +1,4 @@
-"""Tracing: whose image is it? Accuracy and chance of Algorithm 6 of Fan et al., "Rethinking Privacy
-Preserving Deep Learning": a query succeeds when the owner of its nearest reconstruction is its own owner."""
+"""Tracing: whose image is it? Algorithm 6 of Fan et al., "Rethinking Privacy Preserving Deep Learning"."""
 
 from __future__ import annotations
 
@@ -9,14 +8,9 @@ from ppbench.metrics.intervals import Estimate, clopper_pearson, refused
 
 
 def tracing_accuracy(owners: Sequence[int], guesses: Sequence[int]) -> Estimate:
-    """Return the share of queries whose guessed owner (client index) is right.
+    """Return the share of queries whose guessed owner (client index) is right, with its Clopper-Pearson interval.
 
-    The interval is Clopper-Pearson over queries, given this federation and these reconstructions: both stay
-    fixed. Chance is 1 over the owners among the queries: the reconstructions belong to the same clients.
-
-    Args:
-        owners: true owner of each query.
-        guesses: guessed owner of each query, in the same order.
+    Chance is 1 over the owners among the queries: the reconstructions belong to the same clients.
     """
     if not owners:
         return refused(0, "no image was traced")

@@ -11,18 +11,21 @@ Ties are unions of numbers, so that concatenation, flattening, padding and addit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, fx
 
+from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 
 Numbers = NDArray[np.int64]
 Norms = Literal["refuse", "affine"]
+ONE = 0
+"""The number of the scale that is fixed at 1."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,9 @@ class Factor:
 
     Attributes:
         shape: of the multiplied parameter; larger than the parameter where one shared bias serves many channels.
-        axis: axis of `shape` along which `out` runs (0, or the channel axis of a free-standing parameter).
-        out: numbers of the scales that multiply, [shape[axis]], or None.
-        inp: numbers of the scales that divide, or None; [shape[1]], or [shape[axis]] for a `diagonal` layer.
-        diagonal: whether the parameter is one factor a channel, so that `inp` runs along `axis` too.
+        axis, out: the axis along which numbers of the scales that multiply run, and these [shape[axis]], or None.
+        inp: numbers of the scales that divide, or None; [shape[1]], or [shape[axis]] for a `diagonal` layer: one factor
+            a channel.
     """
 
     shape: tuple[int, ...]
@@ -60,12 +62,9 @@ def _along(vector: Tensor, axis: int, dims: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Channels:
-    """Where the scales of a network enter.
+    """Where the scales of a network enter: a factor by parameter, but for the head's bias, which is scaled by 1.
 
-    Attributes:
-        factors: by parameter, named as `Net` names it; the head's bias has none (it is scaled by 1).
-        count: number of free scales; they are numbered 1 to count.
-        features: [D] numbers at the head's input.
+    count: number of free scales; they are numbered 1 to count. features: [D] numbers at the head's input.
     """
 
     factors: dict[str, Factor]
@@ -76,3 +75,62 @@ class Channels:
         """Return the multiplier of every parameter for the free scales [count], all > 0."""
         full = torch.cat([torch.ones(1, dtype=scales.dtype, device=scales.device), scales])
         return {name: factor.multiplier(full) for name, factor in self.factors.items()}
+
+
+@dataclass(frozen=True)
+class Value:
+    """An activation during the walk: its numbers [C] along axis 1, and its shape with the batch axis."""
+
+    ids: Numbers
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A free-standing parameter: its name and shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Walk:
+    """State of one walk: unions of numbers, and the factors found so far."""
+
+    module: fx.GraphModule
+    norms: Norms
+    parent: list[int] = field(default_factory=lambda: [ONE])
+    factors: dict[str, Factor] = field(default_factory=dict)
+
+    def fresh(self, count: int) -> Numbers:
+        """Return `count` new numbers."""
+        first = len(self.parent)
+        self.parent += range(first, first + count)
+        return np.arange(first, first + count)
+
+    def root(self, number: int) -> int:
+        """Return the number that stands for all that are tied to `number`."""
+        while self.parent[number] != number:
+            number = self.parent[number]
+        return number
+
+    def tie(self, a: Numbers, b: Numbers) -> None:
+        """Make the scales `a` and `b` equal, entry by entry; the smaller number stands for both."""
+        for x, y in zip(a.tolist(), b.tolist(), strict=True):
+            low, high = sorted((self.root(x), self.root(y)))
+            self.parent[high] = low
+
+    def fixed(self, ids: Numbers) -> bool:
+        """Return whether any of the scales is fixed at 1."""
+        return any(self.root(i) == ONE for i in ids.tolist())
+
+    def put(self, name: str, factor: Factor) -> None:
+        """Note the factor of a parameter; a layer that is used twice must be scaled twice alike."""
+        if name in self.factors:
+            raise refusal(name, "is used more than once", "a layer of its own for each use")
+        self.factors[name] = factor
+
+
+def refusal(layer: str, reason: str, instead: str) -> UsageError:
+    """Return the error that names a layer, why it cannot be perturbed exactly, and what can."""
+    return UsageError(f"Layer {layer!r} {reason}, so it cannot be perturbed exactly; use {instead}.")

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ppbench.nets.channels import Factor, Numbers
-from ppbench.nets.tying import ONE, Parameter, Value, Walk, refusal
+from ppbench.nets.channels import ONE, Factor, Numbers, Parameter, Value, Walk, refusal
 
 TRANSITIONAL = "transitional_"
 """Prefix of free-standing parameters, one factor a channel, behind which a new scale begins (MP-DP, Eq. 12)."""
@@ -152,10 +151,7 @@ def _multiply(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[i
 def _shared(
     state: Walk, node: fx.Node, x: Value, parameter: Parameter, shape: tuple[int, ...], out: Numbers | None
 ) -> Value:
-    """Note a free-standing bias (out: the scales of `x`) or multiplier (None: sent in the clear, scale 1).
-
-    One bias for many channels is expanded to one a channel: their scales differ.
-    """
+    """Note a free-standing bias (out: the scales of `x`), one a channel, or a multiplier (None: scale 1)."""
     target = (len(x.ids), *[1] * (len(x.shape) - 2))
     sizes = (1,) * (len(target) - len(parameter.shape)) + parameter.shape
     if len(sizes) != len(target) or any(size not in (1, full) for size, full in zip(sizes, target, strict=True)):

@@ -43,14 +43,7 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class NetSpec:
-    """What names a network: enough to build it again in another process.
-
-    Attributes:
-        model: a name in the entry-point group `ppbench.models`.
-        shape: shape of one input, without the batch axis.
-        classes: number of classes C.
-        options: the model's keyword options as sorted (name, value) pairs.
-    """
+    """What names a network: enough to build it again elsewhere. shape: of one input, without the batch axis."""
 
     model: str
     shape: tuple[int, ...]
@@ -67,13 +60,9 @@ class Net:
     """A network as a function of explicit parameters; of weights it holds the frozen ones alone.
 
     Attributes:
-        spec: what it was built from.
-        module: the layers, on the meta device.
-        names: names of the (trainable) parameters, in order.
-        parameter_count: their number of entries.
+        module, names, parameter_count: layers on the meta device; the (trainable) parameters in order; their entries.
         feature_count: D, the width of the head's input.
         pixelwise: whether pixels are classified: features and outputs are maps, the head is a convolution.
-        head_bias: whether the head has a bias, the parameter "head.bias".
         frozen: the constant tensors by name, on CPU; empty for most networks.
     """
 
@@ -107,10 +96,7 @@ class Net:
         return self._call(self.module.features, {**self._constants(x), **params}, x)
 
     def _constants(self, x: Tensor) -> Params:
-        """Return the frozen tensors on the device of `x`, those of floating point in its dtype.
-
-        They are moved anew each time where they have to be: what is made inside vmap or grad must not outlive it.
-        """
+        """Return the frozen tensors as `x` needs them; anew, for what is made inside vmap must not outlive it."""
         return {n: v.to(x.device, x.dtype if v.is_floating_point() else v.dtype) for n, v in self.frozen.items()}
 
     @staticmethod
@@ -122,8 +108,7 @@ class Net:
     def flat_features(self, params: Params, x: Tensor) -> Tensor:
         """Return the output [B, F] of the first Flatten layer: what the convolutions hand to the linear layers.
 
-        Raises:
-            UsageError: the model's features are no Sequential with a Flatten in it.
+        Raises UsageError: the model's features are no Sequential with a Flatten in it.
         """
         layers = self.module.features
         index = [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
@@ -161,8 +146,7 @@ def _construct(spec: NetSpec) -> Classifier:
 def build(spec: NetSpec) -> Net:
     """Return the network that `spec` names.
 
-    Raises:
-        UsageError: unknown model, or one that refuses the shape or an option.
+    Raises UsageError: unknown model, or one that refuses the shape or an option.
     """
     with torch.random.fork_rng(devices=[]):
         return Net(spec, _construct(spec))

@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.passes.shape_prop import ShapeProp
 
 from ppbench.base.errors import UsageError
-from ppbench.nets.channels import Channels, Factor, Norms, Numbers
+from ppbench.nets.channels import ONE, Channels, Factor, Norms, Numbers, Parameter, Value, Walk, refusal
 from ppbench.nets.commuting import (
     FUNCTIONS,
     INSTEAD_FUNCTIONS,
@@ -27,14 +27,12 @@ from ppbench.nets.commuting import (
     ranked,
 )
 from ppbench.nets.net import Net, NetSpec, build
-from ppbench.nets.tying import ONE, Parameter, Value, Walk, refusal
 
 
 def traced(net: Net) -> fx.GraphModule:
     """Return the graph of the net's features, with shapes for a batch of two in `node.meta`.
 
-    Raises:
-        UsageError: the model's forward cannot be traced.
+    Raises UsageError: the model's forward cannot be traced.
     """
     try:
         graph = fx.symbolic_trace(net.module.features)
@@ -58,8 +56,7 @@ def walk(net: Net, norms: Norms = "refuse") -> Channels:
             keeps its output scale, weight and bias of the norm are multiplied by the new one. Exact for any eps and
             mode, at a price: the activations before a norm are the true ones.
 
-    Raises:
-        UsageError: a layer that does not commute with scales, by name, with what to use instead.
+    Raises UsageError: a layer that does not commute with scales, by name, with what to use instead.
     """
     graph = traced(net)
     state = Walk(graph, norms)

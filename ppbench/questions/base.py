@@ -46,14 +46,9 @@ class DistanceLaw:
 class Rule:
     """One metric that `ppbench compare` judges.
 
-    Attributes:
-        metric: its name in records.
-        name: its name in rows; subset: of which victims.
-        form: the statistic; "decision" is a mean of yes or no.
-        tolerance: how much worse counts, in the metric's own unit.
-        safer: whether a higher value leaks less.
-        luck: standard deviation of the figure over trainings that differ in their draws alone, beyond what its victims
-            explain; of models after training.
+    metric, name: its names in records and in rows; subset: of which victims; form: the statistic ("decision": a mean of
+    yes or no); tolerance: how much worse counts, in the metric's own unit; safer: whether a higher value leaks less;
+    luck: standard deviation over trainings that differ in their draws alone, beyond what its victims explain.
     """
 
     metric: str
@@ -113,18 +108,15 @@ class Question:
     # -- asked and scored ----------------------------------------------------------------------------------------------
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return what is asked about probed clients. Raises UsageError where the question is none about them."""
-        raise self._stranger("probed clients")
+        raise UsageError(f"Question {self.name!r} is not asked about probed clients; leave its attacks out.")
 
     def of_model(self, model: Model) -> Inquiry:
         """Return what is asked about a model. Raises UsageError where the question is none about models."""
-        raise self._stranger("models")
+        raise UsageError(f"Question {self.name!r} is not asked about models; leave its attacks out.")
 
     def of_audit(self, audit: Audit) -> Inquiry:
         """Return what is asked in an audit. Raises UsageError where the question is none of audits."""
-        raise self._stranger("audits")
-
-    def _stranger(self, what: str) -> UsageError:
-        return UsageError(f"Question {self.name!r} is not asked about {what}; leave its attacks out.")
+        raise UsageError(f"Question {self.name!r} is not asked about audits; leave its attacks out.")
 
     def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
         """Yield what is wrong with an answer's form, for the battery of attacks. Default: nothing."""
@@ -175,10 +167,9 @@ class Question:
         return None if first.value is None or first.chance is None else (first.value, units, first.chance)
 
     def sentences(self, defense: str, records: Sequence[Record]) -> list[str]:
-        """Return what its cells show of a defense, a sentence each; `records` are this question's, of all defenses.
+        """Return what its cells, those of all defenses, show of one; not asked of questions that have a `chapter`.
 
-        Default: of each adversary and model the attack and control value that find most, beside the undefended one and
-        chance. Not asked of questions that have a `chapter`.
+        Default: of each adversary and model what finds most, beside the undefended figure and chance.
         """
         return [
             self._sentence(place, [r for r in records if _place_of(r.config) == place], defense)

@@ -16,16 +16,11 @@ from ppbench.federation.plan import Data
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.schema import Flag
 
-HURTS = 0.5
-"""dB that the median may fall from an earlier mark to the end."""
-BLIND = 0.5
-"""dB by which the median must exceed that of a blind guess."""
-GAP = 3.0
-"""dB between the oracle's choice and the attacker's."""
-SUCCESS = 20.0
-"""dB from which on a median reads as success."""
-ASKED = 4
-"""Units whose gradient is looked at: a simulation that is flat is flat everywhere."""
+HURTS = 0.5  # dB that the median may fall from an earlier mark to the end
+BLIND = 0.5  # dB by which the median must exceed that of a blind guess
+GAP = 3.0  # dB between the oracle's choice and the attacker's
+SUCCESS = 20.0  # dB from which on a median reads as success
+ASKED = 4  # units whose gradient is looked at: a simulation that is flat is flat everywhere
 
 
 def flags_of(
@@ -40,25 +35,17 @@ def flags_of(
     as well. oracle_gap: the attack had better reconstructions than it chose. zero_gradient: in half of the units
     nothing was observed, or the simulation is flat at the start of a search.
 
-    Args:
-        scores: of all images of the cell.
-        evidence: the attack's own, with the truth of each unit, of which only shapes are used.
-        data_range: smallest and largest value that an input may take.
-        pictures: whether the data are images; decibels of table rows say nothing, so no success can be doubted by them.
+    evidence: the attack's own, with the truth of each unit, of which only shapes are used; pictures: whether the data
+    are images: decibels of table rows say nothing, so no success can be doubted by them.
     """
     found = (_hurts(scores), _blind(scores, pictures), _gap(scores), _flat(evidence, data_range))
     return tuple(flag for flag in found if flag is not None)
 
 
-def decibels(score: ImageScore) -> float:
-    """Return a score's PSNR; a failed reconstruction is 0 dB."""
-    return 0.0 if score.psnr is None else score.psnr
-
-
 def reached(score: ImageScore, evaluations: int) -> float:
     """Return the PSNR that an attack would have answered with after so many gradient evaluations; 0 dB before any."""
     if evaluations >= score.evaluations:
-        return decibels(score)
+        return score.decibels
     return next((value for mark, value in reversed(score.path) if mark <= evaluations), 0.0)
 
 
@@ -69,7 +56,7 @@ def _hurts(scores: Sequence[ImageScore]) -> Flag | None:
     begun = max(score.path[0][0] for score in told)
     marks = sorted({mark for score in told for mark, _ in score.path if mark >= begun})
     medians = {mark: median(reached(score, mark) for score in told) for mark in marks}
-    best, end = max(medians, key=lambda mark: medians[mark]), median(map(decibels, told))
+    best, end = max(medians, key=lambda mark: medians[mark]), median(score.decibels for score in told)
     if medians[best] - end <= HURTS:
         return None
     detail = f"median {medians[best]:.1f} dB after {best} gradient evaluations, {end:.1f} dB at the end"
@@ -80,7 +67,7 @@ def _blind(scores: Sequence[ImageScore], pictures: bool) -> Flag | None:
     blind = [score.blind for score in scores if score.blind is not None]
     if not blind:
         return None
-    mine, theirs = median(map(decibels, scores)), median(blind)
+    mine, theirs = median(score.decibels for score in scores), median(blind)
     if mine > theirs + BLIND:
         return None
     detail = f"median {mine:.1f} dB, a mean or grey image gives {theirs:.1f} dB"
@@ -91,7 +78,7 @@ def _gap(scores: Sequence[ImageScore]) -> Flag | None:
     oracle = [score.oracle for score in scores if score.oracle is not None]
     if not oracle:
         return None
-    mine, theirs = median(map(decibels, scores)), median(oracle)
+    mine, theirs = median(score.decibels for score in scores), median(oracle)
     if theirs - mine <= GAP:
         return None
     detail = f"median {mine:.1f} dB, an oracle's choice among the same reconstructions {theirs:.1f} dB"

@@ -26,6 +26,7 @@ NEAR = 0.1
 """Relative error within which a table row counts as found."""
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
+OLD = "scores of before it was measured"
 
 
 class ImageScore(ProbedScore):
@@ -67,159 +68,127 @@ class ImageScore(ProbedScore):
     oracle: float | None = None
     path: list[tuple[int, float]] = Field(default_factory=list)
 
+    @property
+    def decibels(self) -> float:
+        """The PSNR; 0 of a failed reconstruction."""
+        return self.psnr or 0.0
+
+    @property
+    def error(self) -> float:
+        """The relative RMSE; 1 of a failed reconstruction."""
+        return 1.0 if self.rmse is None else self.rmse
+
 
 def rebuilt(score: Any, pictures: bool) -> bool:
     """Return whether the victim of an `ImageScore` is rebuilt: above 20 dB, a table row within a tenth of its norm."""
-    if pictures:
-        return bool((score.psnr or 0.0) > BROKEN_DB)
-    return bool(score.rmse is not None and score.rmse < NEAR)
+    return bool(score.decibels > BROKEN_DB if pictures else score.error < NEAR)
 
 
-Figure = Callable[[ImageScore], float]
-Named = tuple[str, Callable[[], Metric]]
-"""A metric's name, and what computes it."""
+Pick = Callable[[ImageScore], float | None]
+Make = Callable[[Sequence[ImageScore], int, int], Metric]
+"""Computes a metric of scores, a number of classes and a seed."""
 
 
 def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:
-    """Return the metrics of `ImageScore`s by name, each to be computed when it is called for.
+    """Return the metrics of `ImageScore`s by name, those of `METRICS`, each to be computed when it is called for.
 
-    psnr_median, psnr_p95, psnr_max (dB), rmse_mean, rmse_raw_mean, rmse_unit_mean, ssim_mean, share_above_20db,
-    label_accuracy, at_truth_median, ratio_median, and where scores hold what they are made from: psnr_worst_decile,
-    test_mse_mean, lpips_mean, feat_mse_mean, blind_median, oracle_median, evaluations_per_broken.
+    Records of before `ImageScore.blind` do not have the `LATER` ones, and must still verify.
     """
-    return dict(_images(scores, classes, seed))
+    names = [n for n in METRICS if n not in LATER or any(score.blind is not None for score in scores)]
+    return {name: partial(METRICS[name], scores, classes, seed) for name in names}
 
 
-def _units(scores: Sequence[ImageScore], figure: Figure) -> list[Floats]:
-    """Return the scores' figures by unit: the batch (probe, client) that they were attacked in."""
+def _units(scores: Sequence[ImageScore], pick: Pick) -> list[Floats]:
+    """Return the scores' figures by unit: the batch (probe, client) that they were attacked in; null counts as 0."""
     groups: dict[Hashable, list[float]] = {}
     for score in scores:
-        groups.setdefault(score.unit, []).append(figure(score))
+        groups.setdefault(score.unit, []).append(float(pick(score) or 0.0))
     return [np.array(groups[key], dtype=np.float64) for key in groups]
 
 
-def _images(scores: Sequence[ImageScore], classes: int, seed: int) -> list[Named]:
-    """Return the metrics of images by name, each to be computed when it is called for."""
+def _over_all(name: str, pick: Pick, statistic: Statistic, safer: bool, reason: str = "") -> tuple[str, Make]:
+    """Return a statistic over all victims; refused where one has no figure and a `reason` for that is given."""
 
-    def of(name: str, figure: Figure, statistic: Statistic, safer: bool) -> Named:
-        made = partial(_bootstrapped, scores, name, figure, statistic, safer, seed)
-        return name, made
+    def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+        if reason and any(pick(score) is None for score in scores):
+            return metric_of(name, refused(len(scores), reason), safer)
+        return metric_of(name, bootstrap(_units(scores, pick), statistic, seed_of(seed, name)), safer)
 
-    def psnr(score: ImageScore) -> float:
-        return 0.0 if score.psnr is None else score.psnr
-
-    def rmse(score: ImageScore) -> float:
-        return 1.0 if score.rmse is None else score.rmse
-
-    def raw(score: ImageScore) -> float:
-        return 1.0 if score.rmse_raw is None else score.rmse_raw
-
-    largest = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
-    return [
-        of("psnr_median", psnr, "median", False),
-        of("psnr_p95", psnr, "p95", False),
-        ("psnr_max", lambda: metric_of("psnr_max", Estimate(max(map(psnr, scores)), largest, len(scores)), False)),
-        of("rmse_mean", rmse, "mean", True),
-        of("rmse_raw_mean", raw, "mean", True),
-        of("rmse_unit_mean", lambda score: min(rmse(score), 1.0), "mean", True),
-        ("ssim_mean", lambda: _ssim(scores, seed)),
-        ("share_above_20db", lambda: _above(scores, lambda score: psnr(score) > BROKEN_DB)),
-        ("label_accuracy", lambda: _image_labels(scores, classes)),
-        _known(scores, "at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", seed),
-        _known(scores, "ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known", seed),
-        *(_later(scores, seed) if any(score.blind is not None for score in scores) else []),
-    ]
+    return name, make
 
 
-def _bootstrapped(
-    scores: Sequence[ImageScore], name: str, figure: Figure, statistic: Statistic, safer: bool, seed: int
-) -> Metric:
-    return metric_of(name, bootstrap(_units(scores, figure), statistic, seed_of(seed, name)), safer)
+def _over_known(name: str, pick: Pick, reason: str, safer: bool = False) -> tuple[str, Make]:
+    """Return the median of a diagnostic over the victims that have it: it describes evidence, not success."""
+    _, whole = _over_all(name, pick, "median", safer)
+
+    def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+        known = [score for score in scores if pick(score) is not None]
+        return whole(known, classes, seed) if known else metric_of(name, refused(len(scores), reason), True)
+
+    return name, make
 
 
-def _later(scores: Sequence[ImageScore], seed: int) -> list[Named]:
-    """Return the metrics that records before `ImageScore.blind` do not have: those must still verify."""
-
-    def psnr(score: ImageScore) -> float:
-        return 0.0 if score.psnr is None else score.psnr
-
-    old = "scores of before it was measured"
-    decile = "psnr_worst_decile"
-    return [
-        (decile, partial(_bootstrapped, scores, decile, psnr, "worst_decile", False, seed)),
-        _mean(scores, "test_mse_mean", lambda s: 1.0 if s.psnr is None else s.mse, old, seed),
-        _mean(scores, "lpips_mean", lambda s: s.lpips, PERCEPTUAL_REASON, seed),
-        _mean(scores, "feat_mse_mean", lambda s: s.feat_mse, PERCEPTUAL_REASON, seed),
-        _known(scores, "blind_median", lambda s: s.blind, old, seed),
-        _known(scores, "oracle_median", lambda s: s.oracle, old, seed),
-        ("evaluations_per_broken", lambda: metric_of("evaluations_per_broken", _price(scores), True)),
-    ]
+def _largest(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    none = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
+    return metric_of("psnr_max", Estimate(max(s.decibels for s in scores), none, len(scores)), False)
 
 
-def _price(scores: Sequence[ImageScore]) -> Estimate:
-    """Return the gradient evaluations spent in all over the number of victims above 20 dB: what one of them costs."""
-    spent = sum({score.unit: score.evaluations for score in scores}.values())
-    broken = sum(score.psnr is not None and score.psnr > BROKEN_DB for score in scores)
-    if not broken:
-        return refused(len(scores), "no victim came out above 20 dB")
-    return Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
+def _ssim(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    """Return the mean SSIM; a failed reconstruction counts as 0, an image too small for SSIM refuses the figure."""
+    if any(s.ssim is None and s.psnr is not None for s in scores) or all(s.ssim is None for s in scores):
+        return metric_of("ssim_mean", refused(len(scores), SSIM_REASON), False)
+    return _over_all("ssim_mean", lambda s: s.ssim, "mean", False)[1](scores, classes, seed)
 
 
-def _mean(
-    scores: Sequence[ImageScore], name: str, pick: Callable[[ImageScore], float | None], reason: str, seed: int
-) -> Named:
-    """Return the mean of a distance that every victim has; refused with `reason` where one has none."""
-
-    def made() -> Metric:
-        if any(pick(score) is None for score in scores):
-            return metric_of(name, refused(len(scores), reason), True)
-        return _bootstrapped(scores, name, lambda score: float(pick(score) or 0.0), "mean", True, seed)
-
-    return name, made
-
-
-def _above(scores: Sequence[ImageScore], hit: Callable[[ImageScore], bool]) -> Metric:
-    share = proportion([unit > 0 for unit in _units(scores, lambda score: float(hit(score)))])
+def _above(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    share = proportion([unit > 0 for unit in _units(scores, lambda s: s.decibels > BROKEN_DB)])
     return metric_of("share_above_20db", share, False)
 
 
-def _ssim(scores: Sequence[ImageScore], seed: int) -> Metric:
-    """Return the mean SSIM; a failed reconstruction counts as 0, an image too small for SSIM refuses the
-    figure.
-    """
-    small = any(score.ssim is None and score.psnr is not None for score in scores)
-    if small or all(score.ssim is None for score in scores):
-        return metric_of("ssim_mean", refused(len(scores), SSIM_REASON), False)
-    units = _units(scores, lambda score: 0.0 if score.ssim is None else score.ssim)
-    return metric_of("ssim_mean", bootstrap(units, "mean", seed_of(seed, "ssim_mean")), False)
-
-
-def _image_labels(scores: Sequence[ImageScore], classes: int) -> Metric:
-    """Return the accuracy of labels that came with images; where the attack gave any, a missing one is
-    wrong.
-    """
+def _labels(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    """Return the accuracy of labels that came with images; where the attack gave any, a missing one is wrong."""
     if all(score.label is None for score in scores):
         figure = refused(len(scores), "the attack returned no labels", 1 / classes)
     else:
-        units = [unit > 0 for unit in _units(scores, lambda score: float(score.label is True))]
-        figure = label_accuracy(units, classes)
+        figure = label_accuracy([unit > 0 for unit in _units(scores, lambda s: s.label)], classes)
     return metric_of("label_accuracy", figure, False)
 
 
-def _known(
-    scores: Sequence[ImageScore],
-    name: str,
-    pick: Callable[[ImageScore], float | None],
-    reason: str,
-    seed: int,
-) -> Named:
-    """Return the median of a diagnostic over the victims that have it: it describes evidence, not success."""
+def _price(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    """Return the gradient evaluations spent in all over the number of victims above 20 dB: what one of them costs."""
+    spent = sum({score.unit: score.evaluations for score in scores}.values())
+    broken = sum(score.decibels > BROKEN_DB for score in scores)
+    figure = refused(len(scores), "no victim came out above 20 dB")
+    if broken:
+        figure = Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
+    return metric_of("evaluations_per_broken", figure, True)
 
-    def made() -> Metric:
-        known = [score for score in scores if pick(score) is not None]
-        if not known:
-            return metric_of(name, refused(len(scores), reason), True)
-        safer = name == "at_truth_median"
-        return _bootstrapped(known, name, lambda score: float(pick(score) or 0.0), "median", safer, seed)
 
-    return name, made
+LATER: dict[str, Make] = dict(
+    [
+        _over_all("psnr_worst_decile", lambda s: s.decibels, "worst_decile", False),
+        _over_all("test_mse_mean", lambda s: 1.0 if s.psnr is None else s.mse, "mean", True, OLD),
+        _over_all("lpips_mean", lambda s: s.lpips, "mean", True, PERCEPTUAL_REASON),
+        _over_all("feat_mse_mean", lambda s: s.feat_mse, "mean", True, PERCEPTUAL_REASON),
+        _over_known("blind_median", lambda s: s.blind, OLD),
+        _over_known("oracle_median", lambda s: s.oracle, OLD),
+        ("evaluations_per_broken", _price),
+    ]
+)
+METRICS: dict[str, Make] = dict(
+    [
+        _over_all("psnr_median", lambda s: s.decibels, "median", False),
+        _over_all("psnr_p95", lambda s: s.decibels, "p95", False),
+        ("psnr_max", _largest),
+        _over_all("rmse_mean", lambda s: s.error, "mean", True),
+        _over_all("rmse_raw_mean", lambda s: 1.0 if s.rmse_raw is None else s.rmse_raw, "mean", True),
+        _over_all("rmse_unit_mean", lambda s: min(s.error, 1.0), "mean", True),
+        ("ssim_mean", _ssim),
+        ("share_above_20db", _above),
+        ("label_accuracy", _labels),
+        _over_known("at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", True),
+        _over_known("ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known"),
+        *LATER.items(),
+    ]
+)
+"""The metrics of a cell of images, by name; psnr in dB, rmse relative to the victim's norm."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import repeat
 from math import isfinite
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,34 +30,12 @@ INEXACT = 1e-6
 """Relative discrepancy at the truth above which evidence is not called exact."""
 
 
-@dataclass(frozen=True)
-class Checks:
-    """What the scorer finds about a unit's evidence, whatever the attack makes of it.
-
-    Attributes:
-        at_truth: discrepancy at the truth, see `ImageScore`.
-        ratio: gradient over perturbation, see `ImageScore`.
-    """
-
-    at_truth: float | None
-    ratio: float | None
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A question's slots, the images in each slot's batch, and the truth about them all."""
-
-    unit: tuple[Slot, ...]
-    batch: int
-    truth: Data
-
-
 def score_images(
     victims: Victims,
     guesses: Sequence[Guess],
     evidence: Mapping[tuple[Slot, ...], Evidence],
     plain: Mapping[tuple[Slot, ...], Evidence],
-    data_range: tuple[float, float],
+    data_range: Range,
     yardstick: Yardstick | None = None,
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error.
@@ -64,25 +43,31 @@ def score_images(
     Labels are compared as multisets, as `score_labels` does: a gradient does not say which image has which label.
     evidence is the attack's own, plain the defense's: the first gives the at-truth discrepancy, the second the ratio of
     gradient to perturbation. With a yardstick, blind guesses and perceptual figures are measured, and the flags of
-    `questions.flags` raised.
-
-    The at-truth discrepancy of the attack's own evidence stands beside each score; a median that is not about 0
-    raises the flag "evidence_inexact": the observation holds noise, or a mechanism that the attacker does not model.
+    `questions.flags` raised. A median discrepancy at the truth that is not about 0 raises "evidence_inexact": the
+    observation holds noise, or a mechanism that the attacker does not model.
     """
     scores: list[ImageScore] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     known: list[tuple[Evidence, Data]] = []
+    mean = None if yardstick is None else yardstick.mean
     for unit, guess in zip(victims.units, guesses, strict=True):
-        truth = victims.truth(unit)
+        truth, own = victims.truth(unit), evidence.get(unit)
         found = answered(guess, truth)
         found = found[match(found, truth.x, data_range)]
-        own = evidence.get(unit)
         if own is not None:
             known.append((own, truth))
-        residual = None if own is None or own.nuisance else _residual(own, truth, len(unit))
-        checks = Checks(residual, _ratio(plain[unit], truth, len(unit)) if unit in plain else None)
-        asked = Asked(unit, victims.batch, truth)
-        scores += unit_scores(asked, guess, found, checks, data_range, yardstick or Yardstick())
+        residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
+        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
+        made = _unit_scores(guess, found, truth, data_range, mean)
+        for index, score in enumerate(made):
+            slot, place = unit[index // victims.batch], index % victims.batch
+            about: dict[str, Any] = {
+                "probe": slot.probe,
+                "client": slot.client,
+                "index": place,
+                "cohort": len(unit) > 1,
+            }
+            scores.append(ImageScore(**about, at_truth=residual, ratio=ratio, **score))
         pairs.append((found, truth.x))
     images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
     flags = _inexact(scores)
@@ -100,12 +85,6 @@ def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
     return (Flag(code="evidence_inexact", severity="info", detail=detail),)
 
 
-def _residual(evidence: Evidence, truth: Data, units: int) -> float | None:
-    """Return the discrepancy at the truth, or None where it is not finite."""
-    value = at_truth(evidence, *_there(evidence, truth, units))
-    return value if value == value and abs(value) != float("inf") else None
-
-
 def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
     """Return the true x [U, B, *shape] and y [U, B, C] float64 where the evidence lies; the truth is on the CPU."""
     x, y = (part.unflatten(0, (units, -1)).to(evidence.device, torch.float64) for part in (truth.x, truth.y))
@@ -113,11 +92,7 @@ def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]
 
 
 def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
-    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases: gradient against perturbation (SPN, Sec. 5).
-
-    A bias gradient is the diagonal of the matrix that multiplies the input in the paper's linear system. None where
-    there are no such biases, or no perturbation.
-    """
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None without, or unperturbed."""
     simulated = plain.simulate(*_there(plain, truth, units))
     clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
     if not clean:
@@ -134,50 +109,26 @@ def answered(guess: Guess, truth: Data) -> Tensor:
     return torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
 
 
-def unit_scores(
-    asked: Asked, guess: Guess, found: Tensor, checks: Checks, data_range: Range, yardstick: Yardstick
-) -> list[ImageScore]:
-    """Return the scores of a unit's images, perceptual ones aside.
-
-    Args:
-        asked: what was asked.
-        guess: the answer.
-        found: its images [U * B, *shape], matched to the truth.
-        checks: of the unit's evidence.
-        data_range: smallest and largest value that an input may take.
-        yardstick: of its parts the mean image.
-    """
-    truth, mean = asked.truth, yardstick.mean
-    hits = _label_hits(guess, truth)
+def _unit_scores(
+    guess: Guess, found: Tensor, truth: Data, data_range: Range, mean: Tensor | None
+) -> list[dict[str, Any]]:
+    """Return what a guess says of each image of a unit, by field of `ImageScore`; found: its images, matched."""
+    hits: Sequence[bool | None] = [None] * len(truth.x)
+    if guess.y is not None:
+        hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
     paths, oracle = _paths(guess, truth, data_range), _oracle(guess, found, truth, data_range)
-    scores = []
-    for index, (image, original) in enumerate(zip(found, truth.x, strict=True)):
-        figures, slot = image_figures(image, original, data_range), asked.unit[index // asked.batch]
-        scores.append(
-            ImageScore(
-                probe=slot.probe,
-                client=slot.client,
-                index=index % asked.batch,
-                **asdict(figures),
-                label=hits[index],
-                confidence=_finite(guess.confidence),
-                at_truth=checks.at_truth,
-                ratio=checks.ratio,
-                evaluations=guess.evaluations,
-                cohort=len(asked.unit) > 1,
-                blind=None if mean is None else _blind(mean, original, data_range),
-                oracle=None if mean is None else oracle[index],
-                path=[(mark, values[index]) for mark, values in paths],
-            )
-        )
-    return scores
-
-
-def _label_hits(guess: Guess, truth: Data) -> list[bool | None]:
-    """Return which labels came out, as multisets; None each where the attack gave none."""
-    if guess.y is None:
-        return [None] * len(truth.x)
-    return list(multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist()))
+    return [
+        {
+            **asdict(image_figures(image, original, data_range)),
+            "label": hits[index],
+            "confidence": _finite(guess.confidence),
+            "evaluations": guess.evaluations,
+            "blind": None if mean is None else _blind(mean, original, data_range),
+            "oracle": None if mean is None else oracle[index],
+            "path": [(mark, values[index]) for mark, values in paths],
+        }
+        for index, (image, original) in enumerate(zip(found, truth.x, strict=True))
+    ]
 
 
 def _finite(value: float | None) -> float | None:
@@ -208,10 +159,7 @@ def _paths(guess: Guess, truth: Data, data_range: Range) -> list[tuple[int, list
 
 
 def _oracle(guess: Guess, found: Tensor, truth: Data, data_range: Range) -> list[float]:
-    """Return the PSNR of every image, had an oracle chosen among the answer and the reconstructions rejected for it.
-
-    It chooses as the attack must, one result for the whole unit: the one with the largest mean.
-    """
+    """Return the PSNR of every image, had an oracle chosen one result for the unit, rejected ones included."""
     mine = _decibels(found, truth, data_range)
     return max([mine, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
 

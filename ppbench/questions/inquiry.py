@@ -32,13 +32,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """One cell's questions and how their answers are scored.
+    """One cell's questions: the challenges that the attack is handed, and how guesses, one a challenge, are scored.
 
-    Attributes:
-        challenges: what the attack is handed.
-        score: guesses, one a challenge, to scores. It holds the truth, so no attack ever sees it. Raises ValueError for
-            answers without the form that the question asks for.
-        digest: hash of what was asked with its answers, see `Record.asked`.
+    score holds the truth, so no attack ever sees it; it raises ValueError for answers without the form that is asked
+    for. digest: hash of what was asked with its answers, see `Record.asked`.
     """
 
     challenges: list[Challenge]
@@ -50,10 +47,8 @@ class Inquiry:
 class Yardstick:
     """What reconstructions are measured with, beside the truth.
 
-    Attributes:
-        mean: [*shape], the mean of examples that anyone may see: a blind guess. None: blind guesses are not measured,
-            nor what a record needs them for.
-        network: for LPIPS and feature errors; None: they are null.
+    mean: [*shape], of examples that anyone may see: a blind guess; None: none is measured. network: for LPIPS and
+    feature errors; None: they are null.
     """
 
     mean: Tensor | None = None
@@ -62,17 +57,10 @@ class Yardstick:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Probed clients.
+    """Probed clients: the attack with its view, and its victims with the truth; test: examples that nobody trains on.
 
-    Attributes:
-        attack: who is asked, for the evidence that it goes by.
-        view: what it sees.
-        victims: who is asked about, with the truth.
-        seeds: the task's.
-        test: examples that nobody trains on.
-        yardstick: makes what reconstructions are measured with; None: only what tells good answers from bad is
-            measured, nothing about the evidence.
-        answers: of the attack that this one follows, on the same victims; empty where it follows none.
+    yardstick: makes what reconstructions are measured with; None: only what tells good answers from bad is measured,
+    nothing about the evidence. answers: of the attack that this one follows, on the same victims.
     """
 
     attack: Attack
@@ -88,11 +76,8 @@ class Probe:
 class Model:
     """A model that the adversary holds: delivered, or sent to be trained on.
 
-    Attributes:
-        test: examples that nobody trains on.
-        count: candidates, or queries, that are wanted.
-        outputs: inputs [Q, *shape] to the true model's outputs [Q, C].
-        choose: draws the candidates of membership.
+    test: examples that nobody trains on; count: candidates, or queries, that are wanted; outputs: inputs [Q, *shape] to
+    the true model's outputs [Q, C]; choose: draws the candidates of membership.
     """
 
     test: Data

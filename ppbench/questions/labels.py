@@ -13,7 +13,7 @@ from ppbench.metrics.labels import multiset_chance, multiset_hits
 from ppbench.questions.base import DistanceLaw, Question, Rule, rest
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, metric_of
-from ppbench.records.schema import CellConfig, Metric
+from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore
 
 if TYPE_CHECKING:
@@ -57,12 +57,6 @@ class Labels(Question):
             groups.setdefault(score.unit, []).append(score.label)
         units = [np.array(unit, dtype=bool) for unit in groups.values()]
         return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False)]
-
-    def blind(self, scores: Sequence[LabelScore], config: CellConfig) -> tuple[float, int, float]:
-        """Return the share of right labels and the chance of blind multisets of one batch."""
-        units = len({score.unit for score in scores})
-        chance = multiset_chance(config.model.classes, len(scores) // units)
-        return sum(score.label for score in scores) / len(scores), units, chance
 
     def judged(self, score: LabelScore, metric: str) -> float:
         """Return 1 for a right label."""

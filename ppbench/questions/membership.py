@@ -16,7 +16,7 @@ from ppbench.records.figure import Terms, metric_of, seed_of
 from ppbench.records.schema import CellConfig, Metric, Score
 
 if TYPE_CHECKING:
-    from ppbench.adversary.attack import Guess
+    from ppbench.adversary.attack import Challenge, Guess
     from ppbench.adversary.victims import Candidates
 
 AVERAGE = "average"
@@ -25,14 +25,10 @@ RATES = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
 
 
 class MemberScore(Score):
-    """One candidate of a membership attack.
+    """One candidate of a membership attack, asked in one `half`; score: higher is member.
 
-    Attributes:
-        half: the one it was asked in.
-        score: higher is member.
-        decision: by the other half's fit; null where the attack abstained (audits guess on the surest only).
-        family: "average" for a record of the data, else the family of canaries that it belongs to; the scorer's, never
-            the attack's.
+    decision: by the other half's fit; null where the attack abstained (audits guess on the surest only). family:
+    "average" for a record of the data, else the family of canaries; the scorer's, never the attack's.
     """
 
     kind: Literal["member"] = "member"
@@ -86,14 +82,14 @@ class Membership(Question):
 
     def of_model(self, model: Model) -> Inquiry:
         """Return the questions about either half of the candidates."""
-        candidates = model.candidates
-        challenges = [candidates.challenge(half) for half in (0, 1)]
-        return Inquiry(challenges, lambda guesses: score_members(candidates, guesses), candidates.digest())
+        return self._about(model.candidates, [model.candidates.challenge(half) for half in (0, 1)])
 
     def of_audit(self, audit: Audit) -> Inquiry:
         """Return the questions about either half, with the references."""
-        candidates = audit.candidates
-        return Inquiry(audit.challenges(), lambda guesses: score_members(candidates, guesses), candidates.digest())
+        return self._about(audit.candidates, audit.challenges())
+
+    def _about(self, candidates: Candidates, challenges: list[Challenge]) -> Inquiry:
+        return Inquiry(challenges, lambda guesses: score_members(candidates, guesses), candidates.digest())
 
     def metrics(self, scores: Sequence[MemberScore], terms: Terms) -> list[Metric]:
         """Return the metrics of `members_metrics`."""
@@ -145,17 +141,12 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
 
 
 def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | None = None) -> list[Metric]:
-    """Return the metrics of a membership cell.
+    """Return the metrics of a membership cell; delta: of the guarantee that is tested; None: the audit's own.
 
     asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only canaries.
     Where canaries were among them: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over the canaries of
     all families together, and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the
     canaries, whose membership is by independent coins, and no asr, which needs a decision on everyone.
-
-    Args:
-        scores: at least one.
-        seed: of the bootstraps.
-        delta: of the guarantee that is tested; None: the audit's own.
     """
     average = [score for score in scores if not score.canary]
     canaries = [score for score in scores if score.canary]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import BROKEN_DB, ImageScore, image_metrics, rebuilt
@@ -21,12 +21,7 @@ EXACT_DB = 59.0
 """PSNR from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB. What an
 attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding."""
 
-FAILED = 1e6
-"""Relative error that a failed reconstruction of a table row counts as, where settings are tuned."""
-
-
-def _same(value: Any) -> Any:
-    return value
+FAILED = 1e6  # relative error that a failed reconstruction of a table row counts as, where settings are tuned
 
 
 class Reconstruction(Question):
@@ -40,8 +35,8 @@ class Reconstruction(Question):
     chart = "budget"
     chapter = "uploads"
     distances = (
-        DistanceLaw("recon/1", "rmse_mean", _same, "relative RMSE"),
-        DistanceLaw("recon_unit/1", "rmse_unit_mean", _same, "relative RMSE, at most 1"),
+        DistanceLaw("recon/1", "rmse_mean", lambda error: error, "relative RMSE"),
+        DistanceLaw("recon_unit/1", "rmse_unit_mean", lambda error: error, "relative RMSE, at most 1"),
     )
     figures = (("rmse_mean", "Relative error"), ("share_rebuilt", "Within 10%"))
     rules = (
@@ -85,7 +80,7 @@ class Reconstruction(Question):
     def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
         """Return the median PSNR; of table rows, which decibels say nothing about, minus the median relative error."""
         if len(plan.spec.shape) == 3:
-            return median([score.psnr or 0.0 for score in scores]) if scores else 0.0
+            return median([score.decibels for score in scores]) if scores else 0.0
         return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
 
     def headline(self, config: CellConfig) -> str:
@@ -104,9 +99,8 @@ class Reconstruction(Question):
     def judged(self, score: ImageScore, metric: str) -> float:
         """Return dB or relative error; a failed reconstruction is 0 dB and an error of 1, as in every aggregate."""
         if metric == "rmse_mean":
-            return 1.0 if score.rmse is None else score.rmse
-        psnr = score.psnr or 0.0
-        return float(psnr > BROKEN_DB) if metric == "share_above_20db" else min(psnr, EXACT_DB)
+            return score.error
+        return float(score.decibels > BROKEN_DB) if metric == "share_above_20db" else min(score.decibels, EXACT_DB)
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules in dB for images, in relative error for rows."""

@@ -28,6 +28,11 @@ class Utility(Strict):
     dice_low: float | None = None
     dice_high: float | None = None
 
+    def figure(self, name: str) -> tuple[float | None, float | None, float | None]:
+        """Return "accuracy", "dice" or "mse" with the ends of its interval."""
+        prefix = "" if name == "accuracy" else f"{name}_"
+        return getattr(self, name), getattr(self, f"{prefix}low"), getattr(self, f"{prefix}high")
+
 
 class Cost(Strict):
     """Bytes per client and round from the Wire, and of set-up in all.

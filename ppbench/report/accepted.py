@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.records.archive import Files, files_of
+from ppbench.records.archive import files_of
 from ppbench.records.schema import Record, Strict
 from ppbench.records.store import Store, canonical
 
@@ -31,15 +31,9 @@ class Moved(Strict):
 
 
 class Accepted(Strict):
-    """One line of accepted.jsonl.
+    """One line of accepted.jsonl: when (UTC, as "2026-05-03T17:04:05Z"), why, and by which version a baseline moved.
 
-    Attributes:
-        date: UTC, as "2026-05-03T17:04:05Z".
-        reason: why the baseline moved, in the words of who moved it.
-        ppbench: version that accepted it.
-        cells: number of records.
-        digest: over the records, see `records_digest`.
-        moved: what changed against the baseline before.
+    cells: number of records; digest: over them, see `records_digest`; moved: against the baseline before.
     """
 
     date: str
@@ -64,10 +58,7 @@ def history(out: Path) -> list[Accepted]:
     Raises:
         UsageError: the file cannot be read, or a line is not one that `ppbench baseline accept` wrote.
     """
-    return _history(files_of(out))
-
-
-def _history(files: Files) -> list[Accepted]:
+    files = files_of(out)
     path = files.path / HISTORY
     try:
         lines = files.read(HISTORY).decode().splitlines()
@@ -87,14 +78,9 @@ def _history(files: Files) -> list[Accepted]:
 
 
 def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
-    """Yield what shows that an accepted baseline was not moved by `ppbench baseline accept`; nothing of other folders.
-
-    Args:
-        store: the folder.
-        records: all its records.
-    """
+    """Yield what shows that an accepted baseline, of these records, was not moved by `ppbench baseline accept`."""
     try:
-        lines = _history(store.files)
+        lines = history(store.out)
     except UsageError as error:
         yield str(error)
         return

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, first_of
 from ppbench.base.version import __version__
 from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Record
@@ -29,8 +29,7 @@ from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.page.board import claimed, write_board
 from ppbench.report.verify import verify
 
-KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")
-"""What is kept of a board beside the records."""
+KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # of a board, beside the records
 _OURS = {MARKER, HISTORY, SELFTEST, "records", *KEPT}
 
 
@@ -38,11 +37,7 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
     """Make the results in `new` the baseline; return the line that says so.
 
     Everything is written to a folder beside `baseline`, which then takes its place: a failure leaves the old one.
-
-    Args:
-        new: a folder or an archive of results without problems.
-        baseline: an accepted baseline, a new or an empty folder.
-        reason: why; must say something.
+    new: a folder or an archive of results; baseline: an accepted one, a new or an empty folder.
 
     Raises:
         UsageError: no reason, problems, failed cells or failed controls in `new`, a `baseline` that is something else
@@ -54,21 +49,24 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
     _check_target(new, baseline)
     baseline = baseline.resolve()
     if problems := verify(new, claimed):
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UsageError(f"{new} has problems: {problems[0].rstrip('.')}{more}; nothing was accepted.")
+        raise UsageError(f"{new} has problems: {first_of(problems)}; nothing was accepted.")
     store = Store(new)
     records, outcome = store.load_all(), soundness_of(store)
     if not records:
         raise UsageError(f"{new} holds no records; nothing was accepted.")
     _check_worth(new, records, outcome)
     lines = history(baseline)
+    before, after = ({r.cell_id: canonical(r) for r in some} for some in (Store(baseline).load_all(), records))
+    changed = sum(before[name] != after[name] for name in before.keys() & after.keys())
     line = Accepted(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         reason=reason,
         ppbench=__version__,
         cells=len(records),
         digest=records_digest(records),
-        moved=_moved(Store(baseline).load_all(), records),
+        moved=Moved(
+            added=len(after.keys() - before.keys()), removed=len(before.keys() - after.keys()), changed=changed
+        ),
     )
     with _replaced(baseline) as folder:
         _fill(folder, records, outcome, [*lines, line])
@@ -93,14 +91,12 @@ def _check_target(new: Path, baseline: Path) -> None:
     if baseline.is_file():
         raise UsageError(f"{baseline} is an archive; a baseline that moves is a folder.")
     if (baseline / MARKER).is_file() and not (store.bare and (baseline / HISTORY).is_file()):
-        raise UsageError(
-            f"{baseline} holds results, not an accepted baseline; give another folder, they would be lost."
-        )
+        what = "results, not an accepted baseline; give another folder, they would be lost"
+        raise UsageError(f"{baseline} holds {what}.")
     foreign = sorted(p.name for p in baseline.iterdir() if p.name not in _OURS) if baseline.is_dir() else []
     if foreign:
-        raise UsageError(
-            f"{baseline} holds files that are no part of a baseline, such as {foreign[0]!r}; move them out."
-        )
+        what = f"files that are no part of a baseline, such as {foreign[0]!r}; move them out"
+        raise UsageError(f"{baseline} holds {what}.")
 
 
 def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) -> None:
@@ -117,14 +113,7 @@ def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) ->
             f"{first.attack.id} ({failed[0].reason}); compute them again, nothing was accepted."
         )
     if faults := failed_controls(records, outcome):
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise UsageError(f"{new}, {faults[0].rstrip('.')}{more}; a baseline needs controls that hold.")
-
-
-def _moved(before: list[Record], after: list[Record]) -> Moved:
-    old, new = ({r.cell_id: canonical(r) for r in some} for some in (before, after))
-    changed = sum(old[name] != new[name] for name in old.keys() & new.keys())
-    return Moved(added=len(new.keys() - old.keys()), removed=len(old.keys() - new.keys()), changed=changed)
+        raise UsageError(f"{new}, {first_of(faults)}; a baseline needs controls that hold.")
 
 
 def _fill(folder: Path, records: list[Record], outcome: Soundness | None, lines: list[Accepted]) -> None:
@@ -145,12 +134,9 @@ def _fill(folder: Path, records: list[Record], outcome: Soundness | None, lines:
 
 @contextmanager
 def _replaced(target: Path) -> Iterator[Path]:
-    """Give an empty folder beside `target` that takes its place in the end, whole or not at all.
+    """Give an empty folder beside `target` that takes its place in the end, whole or not at all (or UsageError).
 
     Two renames: were the machine to stop between them, the old folder is beside, under the name that ends in .old.
-
-    Raises:
-        UsageError: a folder cannot be made or renamed.
     """
     fresh, old = (target.with_name(f".{target.name}~{os.getpid()}.{end}") for end in ("new", "old"))
     try:
@@ -170,6 +156,3 @@ def _replaced(target: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
     except OSError as cause:
         raise unwritable(target, 0, cause) from cause
-
-
-__all__ = ["KEPT", "accept"]

@@ -1,6 +1,4 @@
-"""`ppbench verify`: recompute everything in a results folder that can be recomputed, and name what
-differs.
-"""
+"""`ppbench verify`: recompute everything in a results folder that can be recomputed, and name what differs."""
 
 from __future__ import annotations
 
@@ -30,16 +28,12 @@ _NAME = re.compile(r"[\w .:+=(),/-]+")
 
 
 def verify(out: Path, claims: Claims | None = None) -> list[str]:
-    """Return what is wrong with the results in `out`, one sentence each; empty when all is right.
+    """Return what is wrong with the results in `out`, a folder or an archive, one sentence each; [] when all is right.
 
     Recomputed: each cell's name from its configuration, each metric from the per-victim scores (exactly), the
     accuracy's interval, the digest of each artifact, the digest of an accepted baseline, and the tables from the
     records. A damaged record is named and the rest checked; the tables are checked where all records are sound, since
-    they would only repeat what is wrong with one.
-
-    Args:
-        out: a results folder, or an archive of one.
-        claims: what the harness writes into the column `claimed`; None leaves that column unchecked.
+    they would only repeat what is wrong with one. claims: what stands in the column `claimed`; None: it is unchecked.
 
     Raises:
         UsageError: `out` is not a results folder of this ppbench.
@@ -63,8 +57,8 @@ def verify(out: Path, claims: Claims | None = None) -> list[str]:
         unchecked = () if claims is not None else ("claimed",)
         problems += _differences(store.files, TABLE, csv_text(records, claims or no_claims), unchecked)
     if sound and store.files.holds(WORST_CASE):
-        worst = worst_csv(boards(records, no_claims, sound=harness.ok is not False))
-        problems += _differences(store.files, WORST_CASE, worst)
+        found = boards(records, no_claims, sound=harness.ok is not False)
+        problems += _differences(store.files, WORST_CASE, worst_csv(found))
     return problems
 
 
@@ -104,20 +98,19 @@ def _utility_problems(record: Record) -> Iterator[str]:
             yield "utility.accuracy is null without a reason"
         return
     if utility.dice is not None:  # masks: both intervals resample images, which a record does not keep
-        for name, ends in (
-            ("accuracy", (utility.low, utility.accuracy, utility.high)),
-            ("dice", (utility.dice_low, utility.dice, utility.dice_high)),
-        ):
-            told = [0.0, *(end for end in ends if end is not None), 1.0]
+        for name in ("accuracy", "dice"):
+            value, low, high = utility.figure(name)
+            told = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
             if told != sorted(told):
-                yield f"utility.{name} and its interval {ends} are not in order within [0, 1]"
+                yield f"utility.{name} and its interval {(low, value, high)} are not in order within [0, 1]"
         return
     hits = round(utility.accuracy * utility.n)
     if utility.n < 1 or not 0 <= hits <= utility.n or abs(hits / utility.n - utility.accuracy) > _CLOSE:
         yield f"utility.accuracy {utility.accuracy} is no share of {utility.n} test examples"
         return
     interval = clopper_pearson(hits, utility.n)
-    for name, stated, expected in (("low", utility.low, interval.low), ("high", utility.high, interval.high)):
+    for name in ("low", "high"):
+        stated, expected = getattr(utility, name), getattr(interval, name)
         if stated is None or expected is None or abs(stated - expected) > _CLOSE:
             yield f"utility.{name} is {stated}, {hits} of {utility.n} give {expected}"
 

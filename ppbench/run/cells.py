@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ppbench.adversary.attack import Attack
-from ppbench.base.errors import UsageError
 from ppbench.federation.view import THREATS
 from ppbench.metrics.perceptual import identity, measurable
 from ppbench.questions.base import question_of
-from ppbench.records.schema import (
-    AttackInfo,
-    AuditInfo,
-    CellConfig,
-    Control,
-    DefenseInfo,
-    Scalar,
-    ThreatModel,
-)
+from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Control, DefenseInfo, Scalar, ThreatModel
 from ppbench.records.store import Store
-from ppbench.run.choice import attacks, points, threats_of
-from ppbench.run.config import EvaluateConfig, Stage
-from ppbench.run.task import Task, describe
+from ppbench.run.choice import threats_of
+from ppbench.run.config import Stage
+from ppbench.run.experiment import Experiment
 
 RECORDS_BATCH = 1
 
@@ -59,54 +49,35 @@ class Cell:
         return bool(self.config.tuning) and self.follows is None
 
 
-def fitting(task: Task, config: EvaluateConfig) -> list[Attack]:
-    """Return the evaluation's attacks that can say something about the task's network and loss, and of the probes.
+def groups(experiment: Experiment) -> Iterator[Group]:
+    """Yield the groups of an experiment, point by point.
 
-    Raises:
-        UsageError: an attack that was named cannot.
+    Records are asked about on trained models only, and on iterates where the evaluated defense trains clients on
+    another model than it delivers; then of the controls too, to stand beside. An audit has trainings of its own.
     """
-    found = []
-    for attack in attacks(config):
-        if attack.suits(task.plan) and config.probe in attack.probes:
-            found.append(attack)
-        elif attack.name in config.attacks:
-            why = (
-                f"model {config.model!r} with loss {config.loss!r}"
-                if config.probe in attack.probes
-                else (f"--probe {config.probe}")
-            )
-            raise UsageError(f"Attack {attack.name!r} has no use for {why}; leave it out.")
-    return found
-
-
-def groups(task: Task, config: EvaluateConfig) -> Iterator[Group]:
-    """Yield the groups of an evaluation, point by point.
-
-    Membership and extraction are asked of trained models only, and on iterates where the evaluated defense trains
-    clients on another model than it delivers; then of the controls too, to stand beside. An audit has trainings of its
-    own, on which all membership attacks run.
-    """
-    chosen = fitting(task, config)
-    visual = {t for a in chosen if asked(a, "init", False) for t in threats_of(a, config)}
-    record = {t for a in chosen if asked(a, "final", True) for t in threats_of(a, config)}
-    audited = {t for a in chosen if asked(a, "audit", True) for t in threats_of(a, config)}
-    every = points(config)
-    masked = any(point.defense.masked for point in every)
-    for index in range(len(every)):
-        for stage in config.stages:
-            for threat in sorted(visual) if stage in ("init", "final") else []:
+    visual, record, audited = (
+        _threats(experiment, *where) for where in (("init", False), ("final", True), ("audit", True))
+    )
+    masked = any(point.defense.masked for point in experiment.points)
+    for index, point in enumerate(experiment.points):
+        for stage in experiment.config.stages:
+            for threat in visual if stage in ("init", "final") else ():
                 if masked and threat.startswith("client/"):
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
                 # What a client learns is a sum over the others, and colluders are after one, whatever part it plays.
                 mixed = threat.startswith(("client/", "collusion/"))
-                roles = ("",) if mixed else every[index].defense.roles
-                for batch, role in itertools.product(config.attack_batch, roles):
-                    yield Group(index, stage, threat, batch, False, role)
-            if stage == "final" or (stage == "iterate" and masked):
-                for threat in sorted(record):
-                    yield Group(index, stage, threat, RECORDS_BATCH, True)
-            for threat in sorted(audited) if stage == "audit" else []:
+                for batch in experiment.config.attack_batch:
+                    for role in ("",) if mixed else point.defense.roles:
+                        yield Group(index, stage, threat, batch, False, role)
+            of_records = {"final": record, "iterate": record if masked else [], "audit": audited}
+            for threat in of_records.get(stage, []):
                 yield Group(index, stage, threat, RECORDS_BATCH, True)
+
+
+def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[str]:
+    """Return the threat models of the attacks that are run in groups of that kind."""
+    chosen = [attack for attack in experiment.attacks if asked(attack, stage, records)]
+    return sorted({threat for attack in chosen for threat in threats_of(attack, experiment.config)})
 
 
 def asked(attack: Attack, stage: Stage, records: bool) -> bool:
@@ -115,10 +86,6 @@ def asked(attack: Attack, stage: Stage, records: bool) -> bool:
     if stage == "audit":
         return question.audits or bool(attack.audit)
     return not attack.audit and (question.source == "model") == records
-
-
-def _scalars(value: object) -> dict[str, Scalar]:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else {}
 
 
 def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
@@ -130,55 +97,56 @@ def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
     return {**own, **{f"{follows.name}.{name}": value for name, value in source.items()}}
 
 
-def cells(task: Task, config: EvaluateConfig, group: Group) -> list[Cell]:
+def cells(experiment: Experiment, group: Group) -> list[Cell]:
     """Return the cells of `group`, attacks before those that follow them."""
-    point = points(config)[group.point]
-    data, model, fed = describe(task, config)
-    defense = point.defense
-    control = None if defense.control is None else Control(name=defense.control, value=point.value or 0.0)
-    chosen = [
-        a
-        for a in fitting(task, config)
-        if group.threat in threats_of(a, config) and asked(a, group.stage, group.records)
-    ]
+    threat, config = group.threat, experiment.config
+    chosen = [a for a in experiment.attacks if threat in threats_of(a, config) and asked(a, group.stage, group.records)]
     found = []
     for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
         for follows in _sources(attack, chosen):
-            cell = CellConfig(
-                suite=config.suite,
-                suite_digest=config.suite_digest,
-                threat_model=ThreatModel(
-                    id=group.threat, sees=THREATS[group.threat], knows_defense=attack.knows(defense.name)
-                ),
-                defense=DefenseInfo(
-                    id=defense.name, version=defense.version, parameters=_scalars(defense), control=control
-                ),
-                attack=AttackInfo(
-                    id=attack.name,
-                    version=attack.version,
-                    kind=attack.kind,
-                    parameters=_parameters(attack, follows),
-                    adaptive=attack.knows(defense.name),
-                    follows=follows.name if follows is not None else None,
-                ),
-                federation=fed,
-                data=data,
-                model=model,
-                stage=group.stage,
-                batch_size=group.batch,
-                victims=config.candidates if group.records else config.victims,
-                seed=config.seed,
-                probe="gradient" if group.records else config.probe,
-                probe_rounds=1 if group.records else config.probe_rounds,
-                role=group.role,
-                perceptual=_perceptual(task, config, attack),
-                tuning=config.tuning if len((follows or attack).variants()) > 1 else 0,
-                audit=AuditInfo(references=config.references, canaries=config.canaries)
-                if group.stage == "audit"
-                else None,
-            )
-            found.append(Cell(attack, follows.name if follows is not None else None, cell, cell.cell_id()))
+            about = _cell_config(experiment, group, attack, follows)
+            found.append(Cell(attack, follows.name if follows is not None else None, about, about.cell_id()))
     return found
+
+
+def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: Attack | None) -> CellConfig:
+    """Return what determines a cell, and names it."""
+    config, point = experiment.config, experiment.points[group.point]
+    data, model, federation = experiment.facts
+    defense, records, audited = point.defense, group.records, group.stage == "audit"
+    knows = attack.knows(defense.name)
+    return CellConfig(
+        suite=config.suite,
+        suite_digest=config.suite_digest,
+        threat_model=ThreatModel(id=group.threat, sees=THREATS[group.threat], knows_defense=knows),
+        defense=DefenseInfo(
+            id=defense.name,
+            version=defense.version,
+            parameters=dataclasses.asdict(defense),
+            control=None if defense.control is None else Control(name=defense.control, value=point.value or 0.0),
+        ),
+        attack=AttackInfo(
+            id=attack.name,
+            version=attack.version,
+            kind=attack.kind,
+            parameters=_parameters(attack, follows),
+            adaptive=knows,
+            follows=None if follows is None else follows.name,
+        ),
+        federation=federation,
+        data=data,
+        model=model,
+        stage=group.stage,
+        batch_size=group.batch,
+        victims=config.candidates if records else config.victims,
+        seed=config.seed,
+        probe="gradient" if records else config.probe,
+        probe_rounds=1 if records else config.probe_rounds,
+        role=group.role,
+        perceptual=_perceptual(experiment, attack),
+        tuning=config.tuning if len((follows or attack).variants()) > 1 else 0,
+        audit=AuditInfo(references=config.references, canaries=config.canaries) if audited else None,
+    )
 
 
 def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
@@ -187,10 +155,10 @@ def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
     return [other for other in chosen if other.kind == source] if source else [None]
 
 
-def _perceptual(task: Task, config: EvaluateConfig, attack: Attack) -> str:
+def _perceptual(experiment: Experiment, attack: Attack) -> str:
     """Return the feature network that the attack's images are measured with, "" for none."""
-    images = question_of(attack.kind).inputs and measurable(task.plan.spec.shape)
-    return identity(config.weights) if images else ""
+    images = question_of(attack.kind).inputs and measurable(experiment.task.plan.spec.shape)
+    return identity(experiment.config.weights) if images else ""
 
 
 def finished(store: Store, cell: Cell) -> bool:

@@ -91,8 +91,7 @@ def built_for(attack: Attack, defense: str) -> bool:
 def points(config: EvaluateConfig) -> list[Point]:
     """Return the points of an evaluation: the controls first, then the defense over its grid.
 
-    Raises:
-        UsageError: unknown defense or parameter, a grid for a defense without control parameter, or none given.
+    Raises UsageError: unknown defense or parameter, a grid for a defense without control parameter, or none given.
     """
     own = {key: value for key, value in config.settings.items() if "." not in key}
     base = make_defense(config.defense, own)
@@ -112,36 +111,39 @@ def points(config: EvaluateConfig) -> list[Point]:
 
 
 def attacks(config: EvaluateConfig) -> list[Attack]:
-    """Return the attacks of an evaluation, each with its parameters.
+    """Return the attacks of an evaluation, each with its parameters; "standard" and "all" are those that apply.
 
-    "standard" and "all" are those that can be imported and apply to the defense; a named one must exist. Tracing needs
-    reconstructions, so a reconstruction attack must be among them.
-
-    Raises:
-        UsageError: unknown attack or parameter, an attack built for another defense, or tracing alone.
+    Raises UsageError: unknown attack or parameter, one that was named and cannot be run, or tracing without images.
     """
     for key in config.settings:
         if "." in key:
             _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
-    many = {n: f for n, f in load_all("attacks").items() if _meant(config, f)} if set(config.attacks) & {*WHOLE} else {}
-    asked = [name for name in config.attacks if name not in WHOLE]
+    whole = set(config.attacks) & {*WHOLE}
+    named = [name for name in config.attacks if name not in WHOLE]
+    meant = [name for name, factory in load_all("attacks").items() if _meant(config, factory)] if whole else []
     chosen = []
-    for name in dict.fromkeys([*many, *asked]):
+    for name in dict.fromkeys([*meant, *named]):
         attack = _attack(config, name)
-        if not built_for(attack, config.defense):
-            if name in asked:
-                targets = ", ".join(sorted(attack.targets or ()))
-                raise UsageError(f"Attack {name!r} is built for {targets}, not for {config.defense!r}; leave it out.")
-            continue
-        if attack.audit and not _audited(config, attack, named=name in asked):
-            continue
-        if attack.needs_public and not config.public:
-            if name in asked:
-                raise UsageError(f"Attack {name!r} learns from public examples; set some apart, as --public 0.5.")
-            continue
-        chosen.append(attack)
+        obstacle = _obstacle(config, attack)
+        if obstacle and name in named:
+            raise UsageError(f"Attack {name!r} {obstacle}")
+        if not obstacle:
+            chosen.append(attack)
     _check_sources(chosen)
     return chosen
+
+
+def _obstacle(config: EvaluateConfig, attack: Attack) -> str:
+    """Return what keeps an attack from being run, "" where nothing does."""
+    if not built_for(attack, config.defense):
+        return f"is built for {', '.join(sorted(attack.targets or ()))}, not for {config.defense!r}; leave it out."
+    if attack.audit and "audit" not in config.stages:
+        return "is asked in audits; add --stage audit."
+    if attack.audit == "references" and not config.references:
+        return "learns from reference runs; add --references 16."
+    if attack.needs_public and not config.public:
+        return "learns from public examples; set some apart, as --public 0.5."
+    return ""
 
 
 def _check_sources(chosen: Sequence[Attack]) -> None:
@@ -168,15 +170,6 @@ def _attack(config: EvaluateConfig, name: str) -> Attack:
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
         own = {"budget": config.budget, **own}
     return make_attack(name, own)
-
-
-def _audited(config: EvaluateConfig, attack: Attack, named: bool) -> bool:
-    """Return whether the evaluation has what an attack needs of an audit; raises UsageError where it was `named`."""
-    if named and "audit" not in config.stages:
-        raise UsageError(f"Attack {attack.name!r} is asked in audits; add --stage audit.")
-    if named and attack.audit == "references" and not config.references:
-        raise UsageError(f"Attack {attack.name!r} learns from reference runs; add --references 16.")
-    return "audit" in config.stages and (attack.audit != "references" or config.references > 0)
 
 
 def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:

@@ -128,8 +128,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     """Return the configuration of `preset` with `options` laid over it.
 
-    Raises:
-        UsageError: an unknown preset, option, threat model or stage, or a value out of range.
+    Raises UsageError: an unknown preset, option, threat model or stage, or a value out of range.
     """
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)

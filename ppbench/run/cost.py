@@ -1,9 +1,8 @@
 """What a defense costs a client: the peak memory of its computation, and its time beside an undefended client's.
 
-One client's part of the first round is run again, alone and in a loop, as a real client would run it. Memory is counted
-from the allocator's events, so it is the same on every run and belongs to the record. Time is not: it is measured in
-pairs with an undefended client of the same plan, in turn, so that what else the machine does hits both; it is kept
-beside the records.
+One client's part of the first round is run again, alone and in a loop. Memory is counted from the allocator's events,
+so it is the same on every run and belongs to the record. Time is measured in pairs with an undefended client of the
+same plan, in turn, so that what else the machine does hits both; it is kept beside the records.
 """
 
 from __future__ import annotations
@@ -47,12 +46,7 @@ UNDEFENDED = Defense()
 
 @dataclass(frozen=True)
 class ClientCost:
-    """What a client's part of a round takes. None where the first round leaves the range of what can be sent.
-
-    Attributes:
-        memory_peak: most bytes at a time that one `compute` allocates, see `peak_memory`.
-        time: beside an undefended client's.
-    """
+    """What a client's part of a round takes; None where the first round leaves the range of what can be sent."""
 
     memory_peak: int | None
     time: ClientTime | None
@@ -71,11 +65,7 @@ class Turn:
 class Client:
     """One client of a federation, ready to do its part of the next round again and again; nothing real moves.
 
-    Attributes:
-        index: which client.
-        data: its examples.
-        turns: the messages that it gets in the round.
-        drive: where it got them; gives the contexts, with fresh generators each time.
+    turns: the messages that it gets in the round; drive: where it got them, which gives fresh generators each time.
     """
 
     index: int
@@ -126,8 +116,7 @@ def client_of(fed: Federation, index: int = 0) -> Client:
 def peak_memory(client: Client, steps: int = STEPS) -> int:
     """Return the most bytes that the client's `compute` holds at a time beyond its inputs, its result included.
 
-    Inputs (weights, examples, noise drawn ahead) were there before and are not counted. Of local training the first
-    `steps` steps are run: the others hold as much at a time. 0 where a client computes nothing.
+    Of local training the first `steps` steps are run: the others hold as much. 0 where a client computes nothing.
     """
     device, peak = client.drive.device, 0
     for job in client.jobs():
@@ -145,9 +134,8 @@ def cut(job: Job, steps: int) -> Job:
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     """Return the most bytes that `call` allocates at a time on `device`, over what was allocated before it.
 
-    On a CPU the running sum of all that torch allocates and frees, kernels' own workspaces too; what a call keeps from
-    an earlier one is not seen. On a GPU the caching allocator's peak; `call` runs twice, because libraries take their
-    workspaces at first use.
+    On a CPU the running sum of all that torch allocates and frees. On a GPU the caching allocator's peak; `call` runs
+    twice, because libraries take their workspaces at first use.
     """
     if device.type == "cuda":
         call()
@@ -174,10 +162,9 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 
 def relative_time(client: Client, beside: Client) -> ClientTime:
-    """Return how long `client` takes for its part of a round, over how long `beside` takes: the median of ratios.
+    """Return how long `client` takes for its part of a round over how long `beside` takes: the median of ratios.
 
-    The interval is that of the median by order statistics, of at least 95 %, as wide as few pairs make it; None below
-    six pairs. The first pair warms up and does not count where there are others.
+    With its interval by order statistics. The first pair warms up and does not count where there are others.
     """
     pairs: list[tuple[float, float]] = []
     began = time.perf_counter()

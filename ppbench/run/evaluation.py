@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ppbench.adversary.victims import choose_candidates
+from ppbench.base.bars import Bars
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError
 from ppbench.metrics.perceptual import check_weights
@@ -24,15 +25,14 @@ from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
-from ppbench.run.cells import fitting, groups
-from ppbench.run.choice import attacks, points
+from ppbench.run.cells import Group, groups
 from ppbench.run.config import EvaluateConfig, configure
-from ppbench.run.executors import Engine, check_workers, default_workers
-from ppbench.run.executors.make import make_engine
+from ppbench.run.executors import check_workers, default_workers, make_executor
+from ppbench.run.executors.executor import Executor
+from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.group import victims_of
-from ppbench.run.schedule import Progress, Schedule, Silent, Wanted, missing, size, strands, wanted
+from ppbench.run.schedule import Progress, Schedule, Wanted, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
-from ppbench.run.task import Task, make_task
 from ppbench.run.tuning import tuning_victims
 
 
@@ -41,8 +41,7 @@ class Evaluation:
     """What an evaluation gave.
 
     Attributes:
-        config: what was asked.
-        records: the cells, controls included.
+        config, records: what was asked; its cells, controls included.
         checks: what the controls and the harness's self-test say; the result is unreliable unless all hold.
         verdicts: what was found, question by question.
         out: folder with records, leaderboard.csv, leaderboard.html and figures.
@@ -81,25 +80,24 @@ def evaluate(
     A cell that `out` already holds is not computed again; a run that was killed goes on where it was.
 
     Args:
-        config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords.
+        config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords (defense="spn").
         out: folder of results, new or made by ppbench.
         workers: processes; by default one a core, and one where a GPU is used.
         progress: told how far the work is.
-        preset: "quick", "portfolio" or "paper".
-        **options: fields of `EvaluateConfig`, e.g. defense="spn".
 
-    Raises:
-        UsageError: something asked for cannot be used; nothing has been trained then.
+    Raises UsageError: something asked for cannot be used; nothing has been trained then.
     """
     asked = config if config is not None else configure(preset, **options)
     check_workers(workers)
-    store = Store(Path(out))
-    check(asked)
+    store, told = Store(Path(out)), progress or Bars(quiet=True)
+    experiment = resolve(asked)
+    check(experiment)
     store.prepare()
-    plan = wanted([asked])
+    plan = wanted([experiment])
     todo = missing(plan, store)
-    told = progress or Silent()
-    computed = compute(plan, todo, store, _engine(asked, workers, told), told, strict=True)
+    count = workers or default_workers(asked.device)  # a single worker is this process
+    executor = make_executor("inline" if count == 1 else "local", count, partial(told.advance, "training"))
+    computed = compute(plan, todo, store, executor, told, strict=True)
     records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
     checks = (*check_controls(records), check_harness(soundness_of(store)))
     found = tuple(verdicts(asked.defense, records))
@@ -108,24 +106,22 @@ def evaluate(
     return Evaluation(asked, records, checks, found, store.out, size(todo))
 
 
-def check(config: EvaluateConfig) -> Task:
-    """Return the task, after everything that can be refused was asked for: before anything is written.
+def check(experiment: Experiment) -> None:
+    """Ask for everything that can be refused, before anything is written.
 
-    Raises:
-        UsageError: something that is asked for cannot be used.
+    Raises UsageError: something that is asked for cannot be used.
     """
+    config = experiment.config
     check_device(config.device)
-    all_points = points(config)
-    attacks(config)  # an unknown attack is told before any data is read
-    task = make_task(config)
+    task = experiment.task
     check_weights(config.weights, task.plan.spec.shape)
-    every = list(groups(task, config))
+    every = list(groups(experiment))
     if not every:
         raise UsageError(
             "There is nothing to evaluate: membership and extraction attacks need --stage final, and gradient attacks "
             "on a defense that perturbs the model need another --threat than client/1."
         )
-    for point in all_points:
+    for point in experiment.points:
         point.defense.check(task.plan)
         point.defense.check_data(task.plan, [len(task.shards[c].x) for c in range(config.clients)])
     if task.dataset.data_range[0] == task.dataset.data_range[1]:
@@ -133,46 +129,39 @@ def check(config: EvaluateConfig) -> Task:
             f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
         )
     held = {client: shard.x for client, shard in task.shards.items()}
-    fit = fitting(task, config)
-    for attack in fit:
+    for attack in experiment.attacks:
         attack.check_held(held)
-    rehearsed = config.tuning and any(len(attack.variants()) > 1 for attack in fit)
     if any(group.stage == "audit" for group in every):
-        populate(task, config)
+        populate(experiment)
     for group in every:
-        if group.stage == "audit":
-            continue
-        if group.records:
-            choose_candidates(task.shards, task.test, config.candidates, task.seeds)
-        else:
-            victims_of(task, config, group)
-            if rehearsed:
-                tuning_victims(all_points[group.point].defense, task, config, group)
-    return task
+        _check_victims(experiment, group)
 
 
-def _engine(config: EvaluateConfig, workers: int | None, progress: Progress) -> Engine:
-    """Return the engine of one evaluation: a single worker is this process."""
-    count = workers or default_workers(config.device)
-    return make_engine("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+def _check_victims(experiment: Experiment, group: Group) -> None:
+    """Refuse a group that asks about more examples than there are (UsageError)."""
+    task, config = experiment.task, experiment.config
+    if group.stage == "audit":
+        return
+    if group.records:
+        choose_candidates(task.shards, task.test, config.candidates, task.seeds)
+        return
+    victims_of(experiment, group)
+    if config.tuning and any(len(attack.variants()) > 1 for attack in experiment.attacks):
+        tuning_victims(experiment.points[group.point].defense, experiment, group)
 
 
 def compute(
-    asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, engine: Engine, progress: Progress, strict: bool
+    asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, executor: Executor, progress: Progress, strict: bool
 ) -> bool:
     """Train what missing cells need, and run them; return whether anything was missing.
 
-    The outcome of the harness's self-test belongs to the cells: it is made with them, and for a folder that lacks it.
-
-    Args:
-        asked: all cells that are asked for; where finished ones are of other code than today's, a warning says so.
-        todo: those of them that are missing.
-        store, engine, progress, strict: as `Schedule`.
+    The outcome of the harness's self-test is made with the cells, and for a folder that lacks it. Where finished cells
+    of `asked` are of other code than today's, a warning says so; the others are as in `Schedule`.
     """
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
     if not todo and soundness_of(store) is not None:
         return False
     save_soundness(store.out, selftest())
     if todo:
-        Schedule(store, engine, progress, strict).run(strands(todo, store.out))
+        Schedule(store, executor, progress, strict).run(strands(todo, store.out))
     return True

@@ -1,4 +1,4 @@
-"""Jobs: the pieces in which work is handed to an engine, and what a worker does with one.
+"""Jobs: the pieces in which work is handed to an executor, what a worker does with one, and how one ends.
 
 A job is small and whole in itself: it names its evaluation, and what it makes lands in the output folder by rename,
 under names that are hashes. So a job may run anywhere that sees the folder, and may be run again.
@@ -6,17 +6,16 @@ under names that are hashes. So a job may run anywhere that sees the folder, and
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from ppbench.run.audit.runs import Audit
+from ppbench.base.errors import Overflow, ProtocolError, Unwritable, UsageError
+from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.cells import Group
-from ppbench.run.choice import points
-from ppbench.run.config import EvaluateConfig
+from ppbench.run.experiment import Experiment
 from ppbench.run.group import run_group
-from ppbench.run.task import make_task
 from ppbench.run.train import train
 
 Tell = Callable[[int], None]
@@ -27,16 +26,10 @@ Tell = Callable[[int], None]
 class Job:
     """One piece of work: train a point (`group` None), some runs of its audit (`runs`), or compute cells of a group.
 
-    Attributes:
-        config: the evaluation (`EvaluateConfig`) as JSON.
-        out: the folder of results.
-        point: index of the point.
-        group: the group whose cells are computed, or None.
-        cells: names of the cells to compute; others of the group are not touched.
-        runs: runs of the audit, empty for the training itself.
+    experiment: travels as its configuration; point: its index; cells: names of those of the group to compute.
     """
 
-    config: str
+    experiment: Experiment
     out: Path
     point: int
     group: Group | None = None
@@ -46,31 +39,49 @@ class Job:
     @property
     def rounds(self) -> int:
         """Rounds of training that the job has, 0 of one that computes cells."""
-        if self.group is not None:
-            return 0
-        return EvaluateConfig.model_validate_json(self.config).rounds * max(1, len(self.runs))
+        return 0 if self.group is not None else self.experiment.config.rounds * max(1, len(self.runs))
 
 
 def work(job: Job, tell: Tell | None = None) -> None:
     """Do a job; whatever of it lies finished in the folder is not done again.
 
-    Raises:
-        Refused: a defense refuses the audit.
-        UsageError: the folder cannot be written or a file in it is damaged.
-        Exception: whatever a defense's own code raises in training; attacks fail by themselves, see `Bench`.
+    Raises Refused: a defense refuses the audit. UsageError: the folder cannot be written or a file in it is damaged.
+    Exception: whatever a defense's own code raises in training; attacks fail by themselves, see `Bench`.
     """
-    config = EvaluateConfig.model_validate_json(job.config)
     if job.group is not None:
-        run_group(config, job.group, job.out, job.cells)
+        run_group(job.experiment, job.group, job.out, job.cells)
         return
-    task, point, cache = make_task(config), points(config)[job.point], job.out / "cache"
-    after = None if tell is None else partial(_one, tell)
+    point, cache = job.experiment.points[job.point], job.out / "cache"
+    after = None if tell is None else lambda _: tell(1)
     if job.runs:
-        Audit.of(task, point, config, cache).run(job.runs, after)
+        Audit.of(job.experiment, point, cache).run(job.runs, after)
     else:
-        train(task, point, config, cache, after)
+        train(job.experiment, point, cache, after)
 
 
-def _one(tell: Tell, _: int) -> None:
-    """Tell of one more round; which one it was does not matter."""
-    tell(1)
+@dataclass(frozen=True)
+class Failure:
+    """What a job raised, in words: an exception of a plugin's own may not survive the way between two processes.
+
+    name: of the exception's class; text: its message; trace: its traceback.
+    """
+
+    name: str
+    text: str
+    trace: str
+
+    def revived(self) -> Exception:
+        """Return an exception of the same name and message, one of ppbench's own as itself."""
+        ours = {cls.__name__: cls for cls in (UsageError, Unwritable, Refused, ProtocolError, Overflow)}
+        error: Exception = ours.get(self.name, type(self.name, (Exception,), {}))(self.text)
+        error.__cause__ = Exception(f"\n{self.trace}")
+        return error
+
+
+def attempt(job: Job, tell: Tell | None = None) -> Failure | None:
+    """Do a job as `work` does; return what it raised."""
+    try:
+        work(job, tell)
+    except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
+        return Failure(type(cause).__name__, str(cause), traceback.format_exc())
+    return None

@@ -14,32 +14,20 @@ def names(text: str | None) -> tuple[str, ...] | None:
 
 
 def sizes(text: str | None) -> tuple[int, ...] | None:
-    """Return "1,4" as (1, 4).
-
-    Raises:
-        UsageError: a word is no whole number.
-    """
-    words = names(text)
+    """Return "1,4" as (1, 4). Raises UsageError: a word is no whole number."""
     try:
-        return None if words is None else tuple(int(word) for word in words)
+        return None if text is None else tuple(map(int, names(text) or ()))
     except ValueError as cause:
         raise UsageError(f"Option --attack-batch {text!r} cannot be used; give whole numbers, as 1,4,8.") from cause
 
 
 def numbers(text: str | None) -> str | tuple[float, ...] | None:
-    """Return "quick" and "paper" as they are, "0.1,1" as (0.1, 1.0).
-
-    Raises:
-        UsageError: neither a known grid nor numbers.
-    """
-    if text in (None, "quick", "paper"):
-        return text
+    """Return "0.1,1" as (0.1, 1.0), "quick" and "paper" as they are. Raises UsageError: neither grid nor numbers."""
     try:
-        return tuple(float(word) for word in names(text) or ())
+        return text if text in (None, "quick", "paper") else tuple(map(float, names(text) or ()))
     except ValueError as cause:
-        raise UsageError(
-            f"Option --grid {text!r} cannot be used; give quick, paper or numbers, as 0.01,0.1."
-        ) from cause
+        why = "give quick, paper or numbers, as 0.01,0.1."
+        raise UsageError(f"Option --grid {text!r} cannot be used; {why}") from cause
 
 
 def scalar(text: str) -> Scalar:
@@ -57,8 +45,7 @@ def scalar(text: str) -> Scalar:
 def assignments(words: Sequence[str]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
     """Return settings of defense and attacks, and options of the model, from name=value words.
 
-    Raises:
-        UsageError: a word without a name or without "=".
+    Raises UsageError: a word without a name or without "=".
     """
     settings: dict[str, Scalar] = {}
     model: dict[str, Scalar] = {}
@@ -66,11 +53,8 @@ def assignments(words: Sequence[str]) -> tuple[dict[str, Scalar], dict[str, Scal
         name, equals, value = word.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"Option --set {word!r} cannot be used; give name=value, as theta=0.05.")
-        name = name.strip()
-        if name.startswith("model."):
-            model[name[len("model.") :]] = scalar(value.strip())
-        else:
-            settings[name] = scalar(value.strip())
+        target = model if name.strip().startswith("model.") else settings
+        target[name.strip().removeprefix("model.")] = scalar(value.strip())
     return settings, model
 
 

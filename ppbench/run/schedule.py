@@ -17,13 +17,11 @@ from ppbench.base.errors import Unwritable, UsageError
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import TARGET, Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished, groups
-from ppbench.run.choice import points
-from ppbench.run.config import EvaluateConfig
-from ppbench.run.executors import Done, Engine, WorkerDied
+from ppbench.run.executors.executor import Done, Executor, WorkerDied
+from ppbench.run.experiment import Experiment
 from ppbench.run.group import keep_failed
 from ppbench.run.jobs import Job
-from ppbench.run.task import make_task
-from ppbench.run.train import home_of, trained
+from ppbench.run.train import home_of, is_trained
 
 
 class Progress(Protocol):
@@ -40,47 +38,28 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Silent:
-    """Progress that nobody watches."""
-
-    def expect(self, phase: str, steps: int) -> None:
-        """Ignore."""
-
-    def advance(self, phase: str, steps: int) -> None:
-        """Ignore."""
-
-    def cell(self, status: str) -> None:
-        """Ignore."""
-
-
-@dataclass(frozen=True)
 class Wanted:
     """Cells of one group of one evaluation that are asked for."""
 
-    config: EvaluateConfig
+    experiment: Experiment
     group: Group
     cells: tuple[Cell, ...]
 
 
-def wanted(
-    configs: Sequence[EvaluateConfig], before: Callable[[EvaluateConfig], object] = lambda _: None
-) -> list[Wanted]:
-    """Return the cells of all `configs`, each once: with the first evaluation that has it.
+def wanted(experiments: Sequence[Experiment], before: Callable[[Experiment], object] = lambda _: None) -> list[Wanted]:
+    """Return the cells of all `experiments`, each once: with the first that has it.
 
-    Args:
-        configs: the evaluations.
-        before: called with each evaluation before its cells are looked for; may raise.
+    before: called with each experiment before its cells are looked for; may raise.
     """
     seen: set[str] = set()
     found = []
-    for config in configs:
-        before(config)
-        task = make_task(config)
-        for group in groups(task, config):
-            new = [c for c in cells(task, config, group) if c.id not in seen]
+    for experiment in experiments:
+        before(experiment)
+        for group in groups(experiment):
+            new = [c for c in cells(experiment, group) if c.id not in seen]
             seen.update(c.id for c in new)
             if new:
-                found.append(Wanted(config, group, tuple(new)))
+                found.append(Wanted(experiment, group, tuple(new)))
     return found
 
 
@@ -99,13 +78,11 @@ def size(asked: Sequence[Wanted]) -> int:
 class Strand:
     """The work around one training: its jobs come in steps, each of which waits for the one before.
 
-    Attributes:
-        out: the folder of results.
-        asked: the cells that attack the training.
-        open: jobs of the current step that have not ended.
-        lost: whether the training failed, and all cells with it.
+    home, out: the folder of the training, and that of results; asked: the cells that attack it; open: jobs of the
+    current step that have not ended; lost: whether the training failed, and all cells with it.
     """
 
+    home: Path
     out: Path
     asked: list[Wanted] = field(default_factory=list)
     open: int = 0
@@ -121,46 +98,37 @@ class Strand:
     def _steps(self) -> Iterator[list[Job]]:
         """Yield the steps; what is missing is looked up when a step's turn comes."""
         first = self.asked[0]
-        config, point, text = first.config, first.group.point, first.config.model_dump_json()
-        task, place = make_task(config), points(config)[point]
+        experiment, point = first.experiment, first.group.point
         if first.group.stage == "audit":
-            audit = Audit.of(task, place, config, self.out / "cache")
-            yield [Job(text, self.out, point, runs=part) for part in audit.missing() if part == TARGET]
+            audit = Audit(experiment, experiment.points[point], self.home)
+            yield [Job(experiment, self.out, point, runs=part) for part in audit.missing() if part == TARGET]
             # How many references go together is known by their target; one that was refused says so in its cells.
-            yield [Job(text, self.out, point, runs=part) for part in audit.missing() if part != TARGET]
-        elif not trained(task, place, config, self.out / "cache"):
-            yield [Job(text, self.out, point)]
-        yield [
-            Job(w.config.model_dump_json(), self.out, w.group.point, w.group, tuple(c.id for c in w.cells))
-            for w in self.asked
-        ]
+            yield [Job(experiment, self.out, point, runs=part) for part in audit.missing() if part != TARGET]
+        elif not is_trained(self.home):
+            yield [Job(experiment, self.out, point)]
+        yield [Job(w.experiment, self.out, w.group.point, w.group, tuple(c.id for c in w.cells)) for w in self.asked]
 
 
 def strands(asked: Sequence[Wanted], out: Path) -> list[Strand]:
     """Return what is asked by the training that it needs, in the order in which trainings are first asked for."""
     found: dict[Path, Strand] = {}
     for one in asked:
-        task, point, cache = make_task(one.config), points(one.config)[one.group.point], out / "cache"
-        audited = one.group.stage == "audit"
-        home = Audit.of(task, point, one.config, cache).home if audited else home_of(task, point, one.config, cache)
-        found.setdefault(home, Strand(out)).asked.append(one)
+        place = one.experiment, one.experiment.points[one.group.point], out / "cache"
+        home = Audit.of(*place).home if one.group.stage == "audit" else home_of(*place)
+        found.setdefault(home, Strand(home, out)).asked.append(one)
     return list(found.values())
 
 
 @dataclass
 class Schedule:
-    """One run of an engine over strands.
+    """One run of an executor over strands, with a store where cells land.
 
-    Attributes:
-        store: where cells land.
-        engine: who does the jobs.
-        progress: told how far the work is.
-        strict: whether an error of a training or a worker ends the run, and is raised; else the cells that need it
-            are kept as failed with the cause, and the rest goes on. Where nothing can be written, all ends.
+    strict: whether an error of a training or a worker ends the run, and is raised; else the cells that need it are kept
+    as failed with the cause, and the rest goes on. Where nothing can be written, all ends.
     """
 
     store: Store
-    engine: Engine
+    executor: Executor
     progress: Progress
     strict: bool
     _ready: list[tuple[int, int, Job]] = field(default_factory=list)
@@ -172,21 +140,20 @@ class Schedule:
     def run(self, asked: Sequence[Strand]) -> None:
         """Do everything that is asked for.
 
-        Raises:
-            UsageError: nothing can be written; if `strict`, whatever a training raised, or that a worker died.
+        Raises UsageError: nothing can be written; if `strict`, whatever a training raised, or that a worker died.
         """
         self.progress.expect("attacking", sum(len(w.cells) for strand in asked for w in strand.asked))
-        with self.engine as engine:
+        with self.executor as executor:
             for strand in asked:
                 self._next(strand)
             while self._fill():
                 self._running -= 1
-                self._ended(engine.wait())
+                self._ended(executor.wait())
 
     def _fill(self) -> bool:
         """Give free workers the most urgent jobs; return whether anything runs."""
-        while self._ready and self._running < self.engine.capacity:
-            self.engine.submit(heapq.heappop(self._ready)[2])
+        while self._ready and self._running < self.executor.capacity:
+            self.executor.submit(heapq.heappop(self._ready)[2])
             self._running += 1
         return self._running > 0
 
@@ -250,7 +217,7 @@ class Schedule:
         strand.lost = job.group is None
         for one in strand.asked:
             gone = [c for c in one.cells if (strand.lost or c.id in job.cells) and not finished(self.store, c)]
-            keep_failed(one.config, one.group, gone, self.store, reason)
+            keep_failed(one.experiment, one.group, gone, self.store, reason)
             for _ in gone:
                 self.progress.cell("failed")
             self.progress.advance("attacking", len(gone))

@@ -1,10 +1,8 @@
 """Two networks that must always fall: where they stand, the harness is broken, and nothing it says counts.
 
-A control can fail because an attack is weak on a hard network. An undefended LeNet of sigmoids falls to DLG, and a
-first linear layer to algebra, whatever the evaluation is about: if these stand, something between training and scoring
-is at fault (a sign, a loss that differs, a wrong view), and no defense may be judged by it.
-
-The test runs where cells are computed, and its outcome is kept beside them; whoever draws a page reads it there.
+An undefended LeNet of sigmoids falls to DLG, and a first linear layer to algebra: if these stand, something between
+training and scoring is at fault (a sign, a loss that differs, a wrong view). The test runs where cells are computed,
+and its outcome is kept beside them.
 """
 
 from __future__ import annotations

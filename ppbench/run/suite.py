@@ -25,8 +25,9 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.toml_lines import Loc, Source
 from ppbench.records.schema import Scalar, Strict
-from ppbench.run.choice import WHOLE, attacks, built_for, make_attack, points
+from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.experiment import Experiment, resolve
 from ppbench.suites import shipped, tomllib
 from ppbench.task.dataset import default_root
 
@@ -103,21 +104,22 @@ class Suite:
     """A suite, ready to be swept.
 
     Attributes:
-        id: with the preset, as "mnist-dlnet@two-cores".
-        version: of the file; to be raised whenever figures of before cannot be compared any more.
-        title: one line.
+        id, version, title: of the file; the id with the preset, as "mnist-dlnet@two-cores".
         digest: hash of what all cells share, but for the place of the data: cells know their data by content. Lists of
             defenses, attacks and seeds are not in it, so that a suite can grow.
-        configs: one evaluation a defense and seed.
-        places: where each of them stands, as "FILE, line 12, key defense.2", for errors that only the data show.
+        places: one evaluation a defense and seed, and where it stands, as "FILE, line 12, key defense.2".
     """
 
     id: str
     version: int
     title: str
     digest: str
-    configs: tuple[EvaluateConfig, ...]
-    places: tuple[str, ...]
+    places: Mapping[Experiment, str]
+
+    @property
+    def configs(self) -> tuple[EvaluateConfig, ...]:
+        """What is evaluated, in the order of the file."""
+        return tuple(experiment.config for experiment in self.places)
 
     @property
     def name(self) -> str:
@@ -134,18 +136,13 @@ def load_suite(
     device: str = "cpu",
     weights: str | None = None,
 ) -> Suite:
-    """Return a suite.
+    """Return a suite. Raises UsageError: no such suite or preset, or a wrong one, by file, line and key.
 
     Args:
-        suite: the name of a shipped one, or a TOML file.
-        preset: one of its presets, or "".
-        add: defenses that it does not list, each over its quick grid.
+        suite, preset: the name of a shipped one, or a TOML file; one of its presets, or "".
+        add: installed defenses that it does not list, each over its quick grid.
         dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
-        device: as torch names it.
-        weights: file for LPIPS, as `EvaluateConfig.weights`.
-
-    Raises:
-        UsageError: no such suite or preset, or a wrong one; the sentence names file, line and key.
+        device, weights: as in `EvaluateConfig`.
     """
     path = _path(suite)
     try:
@@ -192,7 +189,7 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     own = {"suite": f"{id_}/{file.version}", "suite_digest": digest}
     settings = _settings(source, file, changes, preset)
-    configs, places = [], []
+    places: dict[Experiment, str] = {}
     for loc, part in _defenses(source, file, changes, preset, add):
         for seed in changes.seeds or file.seeds:
             options = {**here, **file.said(), **part.said(), **changes.said(), **own, "seed": seed}
@@ -205,15 +202,13 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
                 options["dataset"] = place.replace("{data}", str(default_root()))
             try:
                 config = configure(file.base, defense=part.id, settings={**settings, **part.set}, **options)
-                points(config)
-                attacks(config)
+                experiment = resolve(config)
             except UsageError as cause:
                 if not loc:
                     raise UsageError(f"Option --add {part.id} cannot be used: {cause}") from cause
                 raise source.error(loc, str(cause)) from cause
-            configs.append(config)
-            places.append(source.place(loc) if loc else f"Option --add {part.id}")
-    return Suite(id_, file.version, file.title, digest, tuple(configs), tuple(places))
+            places[experiment] = source.place(loc) if loc else f"Option --add {part.id}"
+    return Suite(id_, file.version, file.title, digest, places)
 
 
 def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...]:

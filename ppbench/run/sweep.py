@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, unknown
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
@@ -16,10 +17,10 @@ from ppbench.report.controls import CONTROLS, Check, check_harness
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.page.evaluations import concluded, judged
 from ppbench.run.cells import Cell
-from ppbench.run.config import EvaluateConfig
 from ppbench.run.evaluation import check, compute
-from ppbench.run.executors.make import make_engine
-from ppbench.run.schedule import Progress, Silent, Wanted, missing, size, strands, wanted
+from ppbench.run.executors import make_executor
+from ppbench.run.experiment import Experiment
+from ppbench.run.schedule import Progress, Wanted, missing, size, strands, wanted
 from ppbench.run.suite import Suite, load_suite
 from ppbench.run.task import task_key
 
@@ -42,11 +43,10 @@ class Swept:
     """What a sweep gave.
 
     Attributes:
-        suite: what was swept.
+        suite, out: what was swept, and the folder with records, tables, page and figures.
         records: the suite's cells that were asked for, controls included.
         checks: what the controls say, of each data set, network and federation, and the harness's self-test.
         verdict: what was found, in sentences; nothing is concluded where a control failed.
-        out: folder with records, tables, page and figures.
         computed: how many cells were run now; the others were found finished.
     """
 
@@ -73,10 +73,8 @@ class Planned:
     """What a sweep is going to do.
 
     Attributes:
-        suite: what is swept.
-        store: where to.
-        asked: all cells that were asked for.
-        todo: those of them that are not finished.
+        suite, store: what is swept, and where to.
+        asked, todo: all cells that were asked for; those of them that are not finished.
         trainings: how many federations `todo` needs, trained or not.
     """
 
@@ -90,8 +88,7 @@ class Planned:
 def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
     """Return what a sweep would do; nothing is written.
 
-    Raises:
-        UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
+    Raises UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
     """
     for key in only:
         if key not in FILTERS:
@@ -99,12 +96,16 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
     store = Store(Path(out))
     named = set(only.get("defense", ())) - {*CONTROLS}
     only = {key: [_number(v) for v in values] if key == "control" else values for key, values in only.items()}
-    placed = [(c, p) for c, p in zip(suite.configs, suite.places, strict=True) if not named or c.defense in named]
-    placed = [(c, p) for c, p in placed if str(c.seed) in only.get("seed", (str(c.seed),))]
-    if not placed:
+    seeds = only.get("seed", [str(c.seed) for c in suite.configs])
+    places = {
+        experiment: place
+        for experiment, place in suite.places.items()
+        if (not named or experiment.config.defense in named) and str(experiment.config.seed) in seeds
+    }
+    if not places:
         for key in ("defense", "seed"):
             _refuse(suite, key, only, {str(getattr(c, key)) for c in suite.configs})
-    every = _checked(placed)
+    every = _checked(places)
     for key in only:
         _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells} - {""})
     kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in every]
@@ -117,20 +118,19 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
     return Planned(suite, store, tuple(asked), tuple(todo), len(strands(todo, store.out)))
 
 
-def _checked(placed: Sequence[tuple[EvaluateConfig, str]]) -> list[Wanted]:
+def _checked(places: Mapping[Experiment, str]) -> list[Wanted]:
     """Return the cells of evaluations after everything that can be refused was asked for, with its place in the suite.
 
     Evaluations of one task go together: making one copies its data.
     """
-    places = {config.model_dump_json(): place for config, place in placed}
 
-    def checked(config: EvaluateConfig) -> None:
+    def checked(experiment: Experiment) -> None:
         try:
-            check(config)
+            check(experiment)
         except UsageError as cause:
-            raise UsageError(f"{places[config.model_dump_json()]}: {cause}") from cause
+            raise UsageError(f"{places[experiment]}: {cause}") from cause
 
-    return wanted(sorted((config for config, _ in placed), key=task_key), before=checked)
+    return wanted(sorted(places, key=lambda experiment: task_key(experiment.config)), before=checked)
 
 
 def _number(word: str) -> str:
@@ -171,33 +171,24 @@ def sweep(
 ) -> Swept:
     """Compute every cell of a suite that `out` does not hold, and write the board.
 
-    A federation is trained once for all attacks on it. Whatever is interrupted (Ctrl-C, SIGKILL, a node that goes away)
-    loses only the cells in flight; the same call goes on. Two sweeps at once into one folder do no harm, but each
-    computes all cells. A cell that fails is a record with its cause, and the others are computed.
+    What is interrupted, however, loses only the cells in flight; the same call goes on. A failed cell is a record.
 
     Args:
-        suite: a suite, the name of a shipped one, or a TOML file.
+        suite, preset, add, dataset, device: as `load_suite`; or a suite, which has them.
         out: folder of results; by default `default_out`.
-        preset: of the suite, where a name or file is given.
-        engine: "local" (processes), "inline" (this process) or "ray".
-        workers: cells at the same time; None: one a core, one where a GPU is used, what a cluster has room for.
-        address: of a Ray cluster.
+        engine, workers, address: where jobs run, as `make_executor`.
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
-        add: installed defenses that the suite does not list, over their quick grids.
-        dataset: where the suite's data lie here, as "parquet:FOLDER".
-        device: as torch names it.
         progress: told how far the work is.
 
-    Raises:
-        UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
+    Raises UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
     """
     asked = suite if isinstance(suite, Suite) else load_suite(suite, preset, add=add, dataset=dataset, device=device)
-    told = progress or Silent()
-    made = make_engine(engine, workers, partial(told.advance, "training"), address, device)
+    told = progress or Bars(quiet=True)
+    executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
     store = planned.store
-    computed = compute(planned.asked, planned.todo, store, made, told, strict=False)
+    computed = compute(planned.asked, planned.todo, store, executor, told, strict=False)
     records = tuple(store.load(cell.id) for one in planned.asked for cell in one.cells)
     if computed or not up_to_date(store):
         write_board(store)

@@ -29,16 +29,9 @@ TASK = (
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt.
+    """What is learnt: the clients' shards, held-out data, initial public weights, the master seed's derivations.
 
-    Attributes:
-        dataset: name, sizes and digest.
-        plan: the public plan of training.
-        shards: the clients' data.
-        test: held-out data.
-        params: initial public weights.
-        seeds: the master seed's derivations.
-        public: training examples that no client holds; None where none were set apart.
+    public: training examples that no client holds; None where none were set apart.
     """
 
     dataset: Dataset
@@ -137,8 +130,7 @@ def _members(dataset: Dataset, rest: Tensor, count: int | None, seeds: Seeds) ->
 def make_task(config: EvaluateConfig) -> Task:
     """Return the task of `config`: the same object, within a process, for all that agree in what determines a task.
 
-    Raises:
-        UsageError: data, model or partition cannot be made as asked.
+    Raises UsageError: data, model or partition cannot be made as asked.
     """
     return _task(task_key(config))
 

@@ -19,9 +19,9 @@ from ppbench.records.files import publish_folder, write_atomic
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
-from ppbench.run.config import EvaluateConfig
 from ppbench.run.cost import client_cost
-from ppbench.run.task import Task, describe
+from ppbench.run.experiment import Experiment
+from ppbench.run.task import Task
 
 PIXELS = 2**20
 """Predicted at a time where every pixel is classified: such networks keep maps of full size."""
@@ -41,53 +41,48 @@ class Trained(Strict):
     seconds: float
 
 
-def federation(task: Task, point: Point, config: EvaluateConfig) -> Federation:
-    """Return a federation of `task` under the point's defense, not yet started."""
+def federation(experiment: Experiment, point: Point) -> Federation:
+    """Return a federation of the experiment's task under the point's defense, not yet started."""
+    task, config = experiment.task, experiment.config
     return Federation(point.defense, task.plan, task.shards, task.seeds, torch.device(config.device), config.backend)
 
 
-def home_of(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> Path:
+def home_of(experiment: Experiment, point: Point, cache: Path) -> Path:
     """Return the folder of a training under `cache`: its name is the hash of everything that determines it."""
     defense = point.defense
     about = defense.name, defense.version, asdict(defense)
-    return cache / training_id(__version__, about, describe(task, config), config.seed)
+    return cache / training_id(__version__, about, experiment.facts, experiment.config.seed)
 
 
-def untrained(task: Task, reason: str) -> Trained:
-    """Return the figures of a training that did not come about: none, with the reason."""
-    classes, count = task.plan.spec.classes, len(task.test.x)
+def untrained(classes: int, count: int, reason: str) -> Trained:
+    """Return the figures of a training that did not come about, on `count` test examples: none, with the reason."""
     none = Utility(accuracy=None, low=None, high=None, n=count, chance=1 / classes, curve=[], reason=reason)
     cost, privacy = Cost(bytes_up=0, bytes_down=0, bytes_setup=0), Privacy(epsilon=None, delta=None, reason=reason)
     return Trained(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
 
 
-def trained(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> bool:
-    """Return whether `cache` holds this training, finished."""
-    return (home_of(task, point, config, cache) / "trained.json").is_file()
+def is_trained(home: Path) -> bool:
+    """Return whether the folder of a training holds it, finished."""
+    return (home / "trained.json").is_file()
 
 
 def train(
-    task: Task, point: Point, config: EvaluateConfig, cache: Path, after: Callable[[int], None] | None = None
+    experiment: Experiment, point: Point, cache: Path, after: Callable[[int], None] | None = None
 ) -> tuple[Federation, Trained]:
-    """Return the trained federation and its figures, from `cache` where they are.
+    """Return the trained federation and its figures, from `cache` where they are; `after` is called with each round.
 
-    Args:
-        task: what is learnt.
-        point: the defense at one control value.
-        config: the evaluation.
-        cache: folder of finished trainings; a checkpoint appears in it whole or not at all. What a client's part takes
-            is measured before the first round; times go beside the cache, see `records/times.py`.
-        after: called with each finished round.
+    A checkpoint appears in `cache` whole or not at all. What a client's part takes is measured before the first round;
+    times go beside the cache, see `records/times.py`.
     """
-    home = home_of(task, point, config, cache)
-    fed = federation(task, point, config)
-    if (home / "trained.json").is_file():
+    task, rounds, home = experiment.task, experiment.config.rounds, home_of(experiment, point, cache)
+    fed = federation(experiment, point)
+    if is_trained(home):
         try:
             fed.restore(home)
             return fed, Trained.model_validate_json((home / "trained.json").read_text())
         except (UsageError, ValueError, OSError) as damage:
             warnings.warn(f"The cached training {home} cannot be read ({damage}); it is done again.", stacklevel=2)
-            fed = federation(task, point, config)
+            fed = federation(experiment, point)
     fed.start(task.params)
     taken = client_cost(fed, task.params)
     if taken.time is not None:
@@ -95,14 +90,14 @@ def train(
     curve: list[tuple[int, float]] = []
 
     def watch(round_: int) -> None:
-        if round_ % max(1, config.rounds // 10) == 0 or round_ == config.rounds:
+        if round_ % max(1, rounds // 10) == 0 or round_ == rounds:
             figure = curve_figure(fed, task)
             if math.isfinite(figure):
                 curve.append((round_, figure))
         if after is not None:
             after(round_)
 
-    finished = fed.run(config.rounds, watch)
+    finished = fed.run(rounds, watch)
     result = figures_of(fed, task, curve, finished, taken.memory_peak)
     _keep(fed, result, home)
     return fed, result
@@ -172,22 +167,20 @@ def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
 ) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
-    n, chance = len(task.test.x), 1 / task.plan.spec.classes
-    reason = f"the model was not finite after round {fed.round}" if not finished else None
+    n, reason = len(task.test.x), None if finished else f"the model was not finite after round {fed.round}"
     square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
     if square is not None and not math.isfinite(square.value):  # large weights of many layers multiply
         reason, finished, square = f"the model's errors were not finite after round {fed.round}", False, None
-    told = finished and task.classified
-    accuracy = curve[-1][1] if told else None
-    interval = clopper_pearson(round(curve[-1][1] * n), n) if told else None
+    accuracy = curve[-1][1] if finished and task.classified else None
+    interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
     utility = Utility(
         accuracy=accuracy,
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         n=n,
-        chance=chance,
+        chance=1 / task.plan.spec.classes,
         curve=curve,
-        reason=reason if told or reason else "targets are numbers; mse stands instead",
+        reason=reason if interval or reason else "targets are numbers; mse stands instead",
         mse=square.value if square else None,
         mse_low=square.low if square else None,
         mse_high=square.high if square else None,

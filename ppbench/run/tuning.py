@@ -21,7 +21,7 @@ from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe
 from ppbench.records.schema import Tuned
 from ppbench.run.cells import Group
-from ppbench.run.config import EvaluateConfig
+from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
 FIRST = 1_000_000
@@ -36,34 +36,32 @@ class Rehearsal:
     victims: Victims
 
 
-def rehearsal(fed: Federation, task: Task, config: EvaluateConfig, group: Group) -> Rehearsal:
-    """Return a probe of `config.tuning` images of the test part, which no client trains on and no cell reports.
+def rehearsal(fed: Federation, experiment: Experiment, group: Group) -> Rehearsal:
+    """Return a probe of `tuning` images of the test part, which no client trains on and no cell reports.
 
-    Raises:
-        UsageError: the test part has too few examples.
+    Raises UsageError: the test part has too few examples.
     """
-    victims = tuning_victims(fed.defense, task, config, group)
+    config, victims = experiment.config, tuning_victims(fed.defense, experiment, group)
     transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
-    view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=task.public)
+    view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=experiment.task.public)
     if group.role:
         victims = victims.playing(group.role, transcript.roles(), config.tuning)
     return Rehearsal(view, victims)
 
 
-def tuning_victims(defense: Defense, task: Task, config: EvaluateConfig, group: Group) -> Victims:
+def tuning_victims(defense: Defense, experiment: Experiment, group: Group) -> Victims:
     """Return the victims of a rehearsal: examples of the test part, dealt to the clients.
 
-    Raises:
-        UsageError: the test part has too few.
+    Raises UsageError: the test part has too few.
     """
-    seeds, roles = Seeds(task.seeds.seed("tuning")), len(defense.roles) if group.role else 1
-    parts = {c: Data(task.test.x[c :: config.clients], task.test.y[c :: config.clients]) for c in range(config.clients)}
-    count, sums = config.tuning, defense.sums
+    task, clients, count = experiment.task, experiment.config.clients, experiment.config.tuning
+    seeds, roles, sums = Seeds(task.seeds.seed("tuning")), len(defense.roles) if group.role else 1, defense.sums
+    parts = {c: Data(task.test.x[c::clients], task.test.y[c::clients]) for c in range(clients)}
     try:
         return choose_victims(parts, group.threat, group.batch, count, seeds, sums=sums, roles=roles, first=FIRST)
     except UsageError as cause:
         raise UsageError(
-            f"Option tuning={count} cannot be used: the {len(task.test.x)} test examples, dealt to {config.clients} "
+            f"Option tuning={count} cannot be used: the {len(task.test.x)} test examples, dealt to {clients} "
             f"clients, are too few for so many in batches of {group.batch}; give fewer, or a smaller --attack-batch."
         ) from cause
 
@@ -71,13 +69,8 @@ def tuning_victims(defense: Defense, task: Task, config: EvaluateConfig, group: 
 def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
     """Return the variant of `attack` that its question values most on the tuning victims, and what each one gave.
 
-    A variant that fails scores worst; of equals, and where there are no victims, the first is taken.
-
-    Args:
-        attack: one with several variants.
-        trial: what `rehearsal` returned.
-        task: gives data range and seeds.
-        label: names the cell; part of the seed of the attack's draws.
+    A variant that fails scores worst; of equals, and where there are no victims, the first is taken. `label` names the
+    cell: part of the seed of the attack's draws.
     """
     variants = list(attack.variants())
     scores = [_worth(variant, trial, task, label) for variant in variants]

@@ -54,15 +54,10 @@ class Split:
         return strata(self.y) if self.y.dim() == 2 else mask_strata(self.y)
 
     def take(self, index: Tensor) -> Data:
-        """Return a copy of the examples that `index` names, as a party of the federation holds them.
+        """Return a copy of the examples that `index`, int64 [n], names, as a party of the federation holds them.
 
-        Args:
-            index: int64 [n].
-
-        Returns:
-            x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot, or the targets [n, 1] of a
-            regression, or masks [n, 1, H, W]. Both have storage of their own: nothing of the data set can be reached
-            through them.
+        x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot, or as `y` is. Both have storage
+        of their own: nothing of the data set can be reached through them.
         """
         x, y = self.x.index_select(0, index), self.y.index_select(0, index)
         if x.dtype == torch.uint8:
@@ -76,7 +71,6 @@ class Dataset:
 
     Attributes:
         name: how records call it; holds no path of the machine.
-        train, test: the splits.
         classes: number of classes C; 1 of a regression, the width of its targets, and of a segmentation, its maps.
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
         data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training
@@ -131,17 +125,13 @@ def default_root() -> Path:
 
 
 def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
-    """Return the data set that `text` names.
+    """Return the data set that `text` names. Raises UsageError: the name is unknown or the data cannot be used.
 
     Args:
-        text: NAME or NAME:ARGUMENT, e.g. "digits", "mnist", "parquet:FOLDER", "imagefolder:FOLDER" or
-            "csv:FILE?target=y&sep=;". NAME is an entry point of the group `ppbench.datasets`: a callable
-            (argument: str, *, seed: int, root: Path) -> Dataset.
+        text: NAME or NAME:ARGUMENT, e.g. "digits", "parquet:FOLDER" or "csv:FILE?target=y&sep=;". NAME is an entry
+            point of the group `ppbench.datasets`: a callable (argument: str, *, seed: int, root: Path) -> Dataset.
         seed: of the split into train and test, where the source does not come with one.
         root: folder of downloads and caches; `default_root()` when None.
-
-    Raises:
-        UsageError: the name is unknown or the data cannot be used.
     """
     name, _, argument = text.partition(":")
     loader: Loader = load("datasets", name)

@@ -30,11 +30,8 @@ class Source:
     """A data set of torchvision.
 
     Attributes:
-        name: of our data set.
-        factory: the class in torchvision.datasets.
-        folder: where below the root its files lie.
-        files: which files torchvision takes from there without a network.
-        classes: number of classes.
+        name, factory: of our data set; the class in torchvision.datasets.
+        folder, files: where below the root torchvision takes which files from without a network.
         axes: the order of its array's axes (N examples, C channels, H height, W width).
     """
 
@@ -54,52 +51,32 @@ SVHN = Source("svhn", "SVHN", ".", ("train_32x32.mat", "test_32x32.mat"), 10, "N
 
 
 def mnist(argument: str, *, seed: int, root: Path) -> Dataset:
-    """Handwritten digits, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images.
-
-    Raises:
-        UsageError: an argument was given, or the files are neither in `root` nor to be had from the network.
-    """
+    """Handwritten digits, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images."""
     return _load(MNIST, argument, root)
 
 
 def fashion_mnist(argument: str, *, seed: int, root: Path) -> Dataset:
-    """Pieces of clothing, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images.
-
-    Raises:
-        UsageError: as `mnist`.
-    """
+    """Pieces of clothing, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images."""
     return _load(FASHION_MNIST, argument, root)
 
 
 def cifar10(argument: str, *, seed: int, root: Path) -> Dataset:
-    """Photographs of objects, 32x32 RGB, 10 classes, 50,000 + 10,000 images.
-
-    Raises:
-        UsageError: as `mnist`.
-    """
+    """Photographs of objects, 32x32 RGB, 10 classes, 50,000 + 10,000 images."""
     return _load(CIFAR10, argument, root)
 
 
 def cifar100(argument: str, *, seed: int, root: Path) -> Dataset:
-    """Photographs of objects, 32x32 RGB, 100 (fine) classes, 50,000 + 10,000 images.
-
-    Raises:
-        UsageError: as `mnist`.
-    """
+    """Photographs of objects, 32x32 RGB, 100 (fine) classes, 50,000 + 10,000 images."""
     return _load(CIFAR100, argument, root)
 
 
 def svhn(argument: str, *, seed: int, root: Path) -> Dataset:
-    """House numbers cropped to one digit, 32x32 RGB, 10 classes, 73,257 + 26,032 images.
-
-    Raises:
-        UsageError: as `mnist`.
-    """
+    """House numbers cropped to one digit, 32x32 RGB, 10 classes, 73,257 + 26,032 images."""
     return _load(SVHN, argument, root)
 
 
 def _load(source: Source, argument: str, root: Path) -> Dataset:
-    """Return the data set of `source`, whose files lie or will lie in `root`."""
+    """Return the data set of `source`, whose files lie or will lie in `root`; raises UsageError if they cannot."""
     no_argument(source.name, argument)
     try:
         train, test = _part(source, root, train=True), _part(source, root, train=False)

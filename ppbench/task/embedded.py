@@ -13,11 +13,8 @@ from ppbench.task.partition import hold_out
 def digits(argument: str, *, seed: int, root: Path) -> Dataset:
     """Handwritten digits, 8x8 grey, 10 classes, 1437 + 360 images; comes with scikit-learn, no download.
 
-    The optical digits of UCI (Alpaydin and Kaynak 1998) as scikit-learn ships them; pixels are counts 0..16, given
-    as count / 16, float32 (1, 8, 8). The stratified split 80 : 20 is fixed and does not depend on `seed`.
-
-    Raises:
-        UsageError: an argument was given.
+    The optical digits of UCI (Alpaydin and Kaynak 1998); pixels are counts 0..16, given as count / 16. The stratified
+    split 80 : 20 is fixed and does not depend on `seed`.
     """
     from sklearn.datasets import load_digits
 

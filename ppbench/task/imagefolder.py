@@ -20,15 +20,12 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Image files in class folders: imagefolder:FOLDER/{train,test}/CLASS/*, or FOLDER/CLASS/* split 80 : 20.
 
     With "imagefolder:FOLDER?domains" every folder DOMAIN in FOLDER is laid out like that, and examples know their
-    domain: domains are numbered in the order of their names. A domain need not have all classes.
+    domain, numbered in the order of names; a domain need not have all classes. Classes are numbered in the order of
+    their names, over all parts together. Names that start with a dot, or lack the suffix of an image, are passed over.
+    Images are 8-bit and of one size, grey if all are; grey 28x28 gets a black border to 32x32. A split is stratified,
+    and a function of `seed`.
 
-    Classes are numbered in the order of their names, over all parts together. Files with the suffix of an image
-    are read, in the order of their names; others, and names that start with a dot, are passed over. Images are 8-bit
-    and of one size, grey if all are; grey 28x28 gets a black border to 32x32, as for `mnist`. The split of a folder
-    without train and test is stratified and a function of `seed`.
-
-    Raises:
-        UsageError: no such folder, a class without images, an image that cannot be read, or several image sizes.
+    Raises UsageError: no such folder, a class without images, an image that cannot be read, or several image sizes.
     """
     text, _, query = argument.partition("?")
     if query not in ("", "domains"):

@@ -24,12 +24,8 @@ _COLOR = ("RGB", "RGBA", "RGBX", "LA", "P", "PA", "CMYK", "YCbCr")
 def decode(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
     """Return an image as uint8: [H, W] if it is stored as grey, else [H, W, 3] (transparency is dropped).
 
-    Args:
-        source: an encoded image, one of `FORMATS`; of an animation, the first frame.
-        where: how an error names it, e.g. "row 3 of train.parquet".
-
-    Raises:
-        UsageError: it is no such image, or has more than 8 bits a channel.
+    source: one of `FORMATS`; of an animation, the first frame. where: how an error names it, "row 3 of train.parquet".
+    Raises UsageError: it is no such image, or has more than 8 bits a channel.
     """
     from PIL import Image
 
@@ -46,14 +42,9 @@ def decode(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
 
 
 def stack(arrays: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> Tensor:
-    """Return images as one uint8 tensor [N, C, H, W]: C = 1 if every one is grey, else 3.
+    """Return images as `decode` returns them as one uint8 tensor [N, C, H, W]: C = 1 if every one is grey, else 3.
 
-    Args:
-        arrays: images as `decode` returns them; at least one.
-        names: where each comes from, for the error.
-
-    Raises:
-        UsageError: two images differ in size.
+    Raises UsageError: two images differ in size, by their `names`.
     """
     for array, name in zip(arrays, names, strict=True):
         if array.shape[:2] != arrays[0].shape[:2]:
@@ -70,8 +61,7 @@ def stack(arrays: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> Tensor:
 def join(parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
     """Return image tensors [N, C, H, W] with one number of channels, grey made RGB where any of them is RGB.
 
-    Raises:
-        UsageError: two of them differ in image size.
+    Raises UsageError: two of them differ in image size.
     """
     for part, name in zip(parts, names, strict=True):
         if part.shape[2:] != parts[0].shape[2:]:
@@ -90,18 +80,13 @@ def image_dataset(
     classes: int,
     domains: tuple[Tensor, Tensor] | None = None,
 ) -> Dataset:
-    """Return an image data set with range [0, 1].
+    """Return an image data set with range [0, 1]; raises UsageError as `Dataset` does.
 
     Grey images of 28x28 (MNIST and its kin) get a black border of 2 pixels: the SPN paper's networks take 32x32.
 
     Args:
-        name: of the data set.
         train, test: (x uint8 [N, C, H, W], y int64 [N]).
-        classes: number of classes.
         domains: of the training and of the test examples, int64 [N] each, where they have any.
-
-    Raises:
-        UsageError: see `Dataset`.
     """
     x, x_test = (pad(x, (2, 2, 2, 2)) if x.shape[1:] == (1, 28, 28) else x for x in (train[0], test[0]))
     known = domains or (None, None)

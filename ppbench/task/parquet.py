@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -15,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import Unwritable, UsageError
+from ppbench.records.files import write_atomic
 from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out
@@ -31,14 +30,13 @@ _SLOW = 1.0  # seconds of decoding from which a shard is worth caching
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Images in parquet files: parquet:FOLDER with train*.parquet and test*.parquet, or parquet:FILE split 80 : 20.
 
-    The layout is that of Hugging Face image sets: a column of structs with a field `bytes` (an encoded image, 8-bit
-    grey or color) under any name, and an integer column with the class: the only integer column, else the one named
-    label, labels, fine_label, target, class or y, in this order. Shards are read in the order of their names. Images
-    are grey if all are; grey 28x28 gets a black border to 32x32, as for `mnist`. A shard that took long to decode is
-    kept, as safetensors, in `root`/parquet. The split of a FILE is stratified and a function of `seed`.
+    As Hugging Face keeps them: a column of structs with a field `bytes` (an encoded image, 8-bit grey or color) and an
+    integer column with the class: the only one, else that named label, labels, fine_label, target, class or y, in this
+    order. Shards are read in the order of their names. Images are grey if all are; grey 28x28 gets a black border to
+    32x32. A shard that took long to decode is kept in `root`/parquet. The split of a FILE is stratified and a function
+    of `seed`.
 
-    Raises:
-        UsageError: a path, file, column or image that cannot be used, or several image sizes.
+    Raises UsageError: a path, file, column or image that cannot be used, or several image sizes.
     """
     path = existing("parquet", argument)
     name = f"parquet:{path.resolve().name}"
@@ -76,8 +74,9 @@ def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
     x, y = _read(path)
     if time.monotonic() - start > _SLOW:
         try:
-            _write_whole({"x": x, "y": y}, cache)
-        except OSError as cause:  # a full or read-only disk costs time, not the result
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(cache, save({"x": x, "y": y}))
+        except (OSError, Unwritable) as cause:  # a full or read-only disk costs time, not the result
             warnings.warn(f"the decoded images of {path} cannot be kept in {cache.parent}: {cause}", stacklevel=2)
     return x, y
 
@@ -87,20 +86,6 @@ def _cache_key(path: Path) -> str:
     status = path.stat()
     text = "/".join([_CACHE_FORMAT, str(path.resolve()), str(status.st_size), str(status.st_mtime_ns)])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _write_whole(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write `tensors` to `path` whole or not at all; two processes may do so at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:

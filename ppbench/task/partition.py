@@ -23,34 +23,24 @@ DISTINCT = 20
 
 
 def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor | None = None) -> list[Tensor]:
-    """Return the examples of each client, as ascending indices into the training set.
+    """Return the examples of each client, ascending int64 indices into the training set.
 
-    The shards are disjoint, cover every example, and none is empty.
+    The shards are disjoint, cover every example, and none is empty; they are a function of all arguments.
 
     Args:
-        kind: "iid": every class is shuffled, the classes are laid end to end, and the sequence is dealt round robin;
-            so both the sizes of two shards and their counts of any one class differ by at most 1, and all are equal
-            where `clients` divides the class counts.
-            "imbalanced": shares p = u / sum(u), u ~ U(.5, 1.5), are drawn once and every class is cut by them, so
-            that a client has the same share of each class but clients differ in size (FedPC paper, Section 4.1; the
-            law of the shares is ours, the paper only excludes extremes).
-            "dirichlet:ALPHA": every class is cut by shares of its own, drawn from a symmetric Dirichlet law with
-            concentration ALPHA in [.001, 1e6]; "dirichlet" alone is ALPHA = .9 (SPN paper, Appendix C).
+        kind: "iid": every class is shuffled, the classes are laid end to end, and dealt round robin: the sizes of two
+            shards, and their counts of any one class, differ by at most 1.
+            "imbalanced": every class is cut by the same shares u / sum(u), u ~ U(.5, 1.5): clients differ in size alone
+            (FedPC paper, Section 4.1; the law of the shares is ours, the paper only excludes extremes).
+            "dirichlet:ALPHA": every class is cut by shares of its own, symmetric Dirichlet of concentration ALPHA in
+            [.001, 1e6]; "dirichlet" alone is ALPHA = .9 (SPN paper, Appendix C).
             "domains": client c of N gets examples of the (c D // N)-th of the D domains only, "iid" among the clients
-            of a domain (feature skew; BAFFLE paper, Table 3, has 10 clients for each of 4 domains).
-            Cuts fall at the rounded cumulative shares. A client that would come out empty takes one example, drawn
-            at random, from the client that then has most.
+            of a domain (feature skew; BAFFLE paper, Table 3).
+            A client that would come out empty takes a random example from the client that then has most.
         labels: int64 [N], the class of each example, or the `strata` of its target.
-        clients: number of clients, 1 to N.
-        seed: the shards are a function of it and of all other arguments.
         domain: int64 [N], where each example comes from, or None where that is not known.
 
-    Returns:
-        `clients` tensors of dtype int64.
-
-    Raises:
-        UsageError: unknown kind, a bad ALPHA, no client, more clients than examples (of a domain), no domains to
-            partition by, or fewer clients than domains.
+    Raises UsageError: unknown kind, bad ALPHA, no client, too many for the examples, or domains that do not fit.
     """
     name, _, argument = kind.partition(":")
     if name not in KINDS:
@@ -64,7 +54,14 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor
         )
     if name == "domains":
         return _by_domain(labels, domain, clients, seed)
-    generator = np.random.default_rng(Seeds(seed).seed("partition", name))
+    shards = _by_class(name, argument, labels, clients, np.random.default_rng(Seeds(seed).seed("partition", name)))
+    return [torch.from_numpy(np.sort(shard)).long() for shard in shards]
+
+
+def _by_class(
+    name: str, argument: str, labels: Tensor, clients: int, generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the shards of the kinds that deal out class by class."""
     classes = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in labels.unique().tolist()]
     if name == "iid":
         line = np.concatenate(classes)
@@ -76,7 +73,7 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor
         alpha = _concentration(argument)
         shards = _cut(classes, [generator.dirichlet(np.full(clients, alpha)) for _ in classes])
     _fill_empty(shards, generator)
-    return [torch.from_numpy(np.sort(shard)).long() for shard in shards]
+    return shards
 
 
 def _by_domain(labels: Tensor, domain: Tensor | None, clients: int, seed: int) -> list[Tensor]:
@@ -103,11 +100,10 @@ def _by_domain(labels: Tensor, domain: Tensor | None, clients: int, seed: int) -
 
 
 def strata(targets: Tensor) -> Tensor:
-    """Return the group, int64 [N], of each target of a regression, for `partition` and for splits.
+    """Return the group, int64 [N], of each finite target [N] or [N, 1], for `partition` and for splits.
 
-    Args:
-        targets: [N] or [N, 1], finite. At most `DISTINCT` distinct values are a group each, numbered from 0 by size;
-            of more, the groups are the tenths of the sorted values (0 to 9), where equal values share a group.
+    At most `DISTINCT` distinct values are a group each, numbered from 0 by size; of more, the groups are the tenths of
+    the sorted values (0 to 9), where equal values share a group.
     """
     values = targets.reshape(-1).double().numpy()
     distinct, rank = np.unique(values, return_inverse=True)
@@ -130,18 +126,9 @@ def mask_strata(masks: Tensor) -> Tensor:
 def hold_out(labels: Tensor, parts: int, seed: int, taken: int = 1) -> tuple[Tensor, Tensor]:
     """Split a data set into a training part and a stratified test part of `taken` `parts`-ths.
 
-    The test part has ceil(N taken / parts) examples, drawn class by class: floor(n_c taken / parts) of each class of
-    n_c, and one more of the classes with the largest remainders. The last example of a class always stays in the
-    training part.
-
-    Args:
-        labels: int64 [N].
-        parts: the data set is cut in so many equal parts; 5 splits 80 : 20.
-        seed: of the draw.
-        taken: so many of them are the test part, fewer than `parts`.
-
-    Returns:
-        (train, test): ascending int64 indices; disjoint, together all of range(N).
+    The test part has ceil(N taken / parts) examples, drawn by `seed`: floor(n_c taken / parts) of each class of n_c,
+    and one more of the classes with the largest remainders. The last example of a class stays in the training part.
+    `labels`: int64 [N]; returns (train, test), ascending int64 indices, disjoint, together all of range(N).
     """
     common = math.gcd(taken, parts)
     parts, taken = parts // common, taken // common
@@ -162,15 +149,7 @@ def three_way(labels: Tensor, shares: tuple[int, int, int], seed: int) -> tuple[
     """Split a data set into training, validation and test parts with sizes as `shares`, each stratified.
 
     The test part is `hold_out` of the whole, the validation part `hold_out` of what is left, so shares of 4:0:1 (or
-    8:0:2) give the training and test parts of `hold_out` in fifths.
-
-    Args:
-        labels: int64 [N].
-        shares: (training, validation, test), training and test > 0, validation >= 0.
-        seed: of the draws.
-
-    Returns:
-        Ascending int64 indices; disjoint, together all of range(N).
+    8:0:2) are those of `hold_out` in fifths. Training and test shares are > 0. Returns ascending int64 indices.
     """
     train, validation, test = shares
     left, tested = hold_out(labels, sum(shares), seed, test)

@@ -23,11 +23,9 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 
     Names are compared without their suffix. Images are 8-bit and of one size, grey if all are; a mask has the size of
     its image and is black (0) but for one other grey value, which becomes 1. The split is stratified by the masks'
-    shares of ones and a function of `seed`. It takes images for independent: slices of one patient may fall into
-    both parts, so cut such data by patient before.
+    shares of ones, and takes images for independent: cut slices of one patient by patient before.
 
-    Raises:
-        UsageError: no such folders, a name in one of them only or twice, or an image or a mask that cannot be used.
+    Raises UsageError: no such folders, a name in one of them only or twice, or an image or a mask that cannot be used.
     """
     folder = existing("segmentation", argument)
     images, masks = _by_name(folder / "images"), _by_name(folder / "masks")

@@ -32,8 +32,7 @@ def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
     color, and noise lies over all. The mask is 1 on objects. Scenes and the split 80 : 20, stratified by the masks'
     shares of ones, are a function of `seed`.
 
-    Raises:
-        UsageError: an argument was given.
+    Raises UsageError: an argument was given.
     """
     no_argument("shapes", argument)
     generator = np.random.default_rng(Seeds(seed).seed("shapes"))

@@ -50,17 +50,13 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     With task=regression it is a column of numbers (or of true and false, 1 and 0), taken as they are, not scaled.
     `sep` is one character or "tab"; by default that of , ; tab | which the header has most of.
 
-    The rows are split into training and test 80 : 20, or by the shares in `split` (training : validation : test), as a
-    function of `seed`, stratified by class (a regression: by value or decile of the target, see `partition.strata`).
-    Validation rows are held out and not used: nothing here chooses a model, so they serve to train and to test on the
-    same shares as a paper with three parts. Columns of numbers are standardized (mean 0, variance 1) and the others
-    one-hot encoded, with figures and categories of the training part alone: a category that only the test part has
-    becomes all zeros, a column constant in the training part is only centered. A missing category is a category of its
-    own; a missing number is refused. Order of features: numbers first, then the one-hot columns.
+    Rows are split 80 : 20, or by `split` (training : validation : test), as a function of `seed`, stratified by class
+    (a regression: see `partition.strata`). Validation rows are held out and not used: so one trains and tests on the
+    shares of a paper with three parts. Columns of numbers are standardized and the others one-hot encoded, with figures
+    and categories of the training part alone: a category that only the test part has becomes all zeros. A missing
+    category is one of its own; a missing number is refused. Numbers come first, then the one-hot columns.
 
-    Raises:
-        UsageError: an unknown option or column, a file that cannot be parsed, missing or infinite numbers, a text
-            column or target with more than 1000 distinct values, a target of a regression that is text or constant.
+    Raises UsageError: options, a file, columns or targets that cannot be used.
     """
     text, _, query = argument.partition("?")
     path = existing("csv", text)

@@ -13,7 +13,7 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.view import THREATS
 from ppbench.questions.base import question_of
 from ppbench.testing import gradients, records, traces
-from ppbench.testing.findings import Finding, Property, ask_all, raise_failures
+from ppbench.testing.findings import Finding, Property, ask_all, raise_failures, unnamed
 from ppbench.testing.worlds import POISONS, Duel
 
 Asked = Mapping[str, Property[Duel]]
@@ -22,18 +22,12 @@ Asked = Mapping[str, Property[Duel]]
 def declares_itself(duel: Duel) -> Iterator[str]:
     """Ask whether name, kind, threat models and targets are such as evaluations need, and where it comes from."""
     attack = duel.attack
-    if not isinstance(getattr(attack, "name", None), str) or not attack.name:
-        yield "it has no name; set `name: ClassVar[str]`"
-    if not attack.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
-        yield "it is no frozen dataclass; decorate it with @dataclass(frozen=True)"
+    yield from unnamed(attack, attack.parameters())
     if not attack.reference:
         yield "it does not say where it comes from; set `reference: ClassVar[str]`"
     strange = sorted(set(attack.threats) - set(THREATS))
     if strange or not attack.threats:
         yield f"it can use views of {strange or 'nothing'}; known threat models are {', '.join(THREATS)}"
-    for name, value in attack.parameters().items():
-        if not (value is None or isinstance(value, str | int | float | bool)):
-            yield f"its parameter {name} is a {type(value).__name__}; records hold str, int, float, bool or None"
 
 
 UPLOADS: Asked = {
@@ -64,18 +58,13 @@ ATTACK_PROPERTIES: Mapping[str, Asked] = {
         "declares_itself": declares_itself,
         "finds_members": records.finds_members,
         **{f"knows_no_member_of_{seed}": partial(records.knows_no_member_of, seed=seed) for seed in range(5)},
-        **{
-            f"tosses_coins_{poison}": partial(records.tosses_coins_without_a_model, poison=poison)
-            for poison in ABSENCES
-        },
+        **{f"tosses_coins_{bad}": partial(records.tosses_coins_without_a_model, poison=bad) for bad in ABSENCES},
     },
     "tracing": {
         "declares_itself": declares_itself,
         "traces_perfect_reconstructions": traces.traces_perfect_reconstructions,
         "traces_noise_by_chance": traces.traces_noise_by_chance,
-        **{
-            f"survives_{poison}": partial(traces.survives_poisoned_reconstructions, poison=poison) for poison in POISONS
-        },
+        **{f"survives_{bad}": partial(traces.survives_poisoned_reconstructions, poison=bad) for bad in POISONS},
     },
     "extraction": {
         "declares_itself": declares_itself,
@@ -125,10 +114,10 @@ def check_attack(
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask an attack for all properties of its kind (`properties_of`); it need not be installed, its question must be.
+    """Ask an attack for all properties of its kind (`properties_of`); return what was found of each, in each duel.
 
-    Against no defense and against each of its `targets` that is installed, in small federations on digits. Takes some
-    ten seconds for each, most of them the attack's own.
+    Against no defense and against each of its `targets` that is installed, in small federations on digits: some ten
+    seconds each, most of them the attack's own. It need not be installed, its question must be.
 
     Args:
         attack: the class, for its default parameters, or an instance.
@@ -136,9 +125,6 @@ def check_attack(
         decibels: median PSNR that a reconstruction attack must reach on undefended gradients of single images.
         only: names of the properties to ask; all by default.
         skip: properties that this attack breaks on purpose, with the reason.
-
-    Returns:
-        What was found of each property, in each duel.
 
     Raises:
         AssertionError: a line for each property that fails: its name, what was seen and what is right.
@@ -154,17 +140,18 @@ def check_attack(
             f"Attack {made.name!r} needs an audit ({made.audit}), which this battery does not train; evaluate it with "
             "ppbench.evaluate(stages=('audit',)) and look at the controls."
         )
-    findings: list[Finding] = []
-    for duel in duels(made, against):
-        questions, left = asked_of(duel), dict(skip or {})
-        if not duel.undefended:  # what is asked once has been asked, and misspelt names were told
-            only_here, left = [n for n in only if n in questions], {n: why for n, why in left.items() if n in questions}
-            if only and not only_here:
-                continue
-        else:
-            only_here = list(only)
-        found = ask_all(replace(duel, decibels=decibels), questions, only_here, left)
-        where = "" if duel.undefended else f" against {duel.defense.name}"
-        findings += [replace(finding, property=finding.property + where) for finding in found]
+    findings = [f for duel in duels(made, against) for f in _found(replace(duel, decibels=decibels), only, skip or {})]
     raise_failures(f"Attack {getattr(made, 'name', type(made).__name__)!r}", findings)
     return tuple(findings)
+
+
+def _found(duel: Duel, only: Collection[str], skip: Mapping[str, str]) -> list[Finding]:
+    """Return what is found in a duel; what is asked once is asked, and misspelt names are told, in the undefended."""
+    questions = asked_of(duel)
+    if duel.undefended:
+        return list(ask_all(duel, questions, only, skip))
+    here = [name for name in only if name in questions]
+    if only and not here:
+        return []
+    found = ask_all(duel, questions, here, {name: why for name, why in skip.items() if name in questions})
+    return [replace(finding, property=f"{finding.property} against {duel.defense.name}") for finding in found]

@@ -40,18 +40,15 @@ def check_defense(
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask a defense for everything in `DEFENSE_PROPERTIES`, on a small federation on digits; it need not be installed.
+    """Ask a defense, installed or not, for everything in `DEFENSE_PROPERTIES`, on a small federation on digits.
 
-    Takes a few seconds. All properties are asked, and all failures told together.
+    Takes a few seconds. Returns what was found of each property; some cannot be told, or have no meaning, and say why.
 
     Args:
         defense: the class, for its default parameters, or an instance.
         off: parameters at which the defense does nothing, as {"sigma": 0.0}; there it must train as `none` does.
         only: names of the properties to ask; all by default.
         skip: properties that this defense breaks on purpose, with the reason.
-
-    Returns:
-        What was found of each property; some cannot be told, or have no meaning for a defense, and say why.
 
     Raises:
         AssertionError: a line for each property that fails: its name, what was seen and what is right.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ppbench.base.errors import unknown
 
@@ -24,12 +24,9 @@ class NotAsked(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one property.
+    """What is known of one property, by name; "untold": asked, but no answer can be given.
 
-    Attributes:
-        property: its name.
-        outcome: "holds", "fails", "untold" (asked, but no answer can be given) or "not asked".
-        sentence: what was seen and what is right, or why there is no answer; "" where it holds.
+    sentence: what was seen and what is right, or why there is no answer; "" where it holds.
     """
 
     property: str
@@ -58,13 +55,7 @@ def ask(name: str, question: Property[T], subject: T) -> Finding:
 def ask_all(
     subject: T, properties: Mapping[str, Property[T]], only: Collection[str], skip: Mapping[str, str]
 ) -> tuple[Finding, ...]:
-    """Return the findings of `properties`, in order.
-
-    Args:
-        subject: what they are asked of.
-        properties: by name.
-        only: names of those to ask; all where it is empty.
-        skip: names of those to leave out, with the reason.
+    """Return the findings of `properties` about `subject`, in order; see `check_defense` for only and skip.
 
     Raises:
         UsageError: a name that is no property.
@@ -80,13 +71,19 @@ def ask_all(
 
 
 def raise_failures(subject: str, findings: Collection[Finding]) -> None:
-    """Raise AssertionError with a line for each failure, if there is one.
-
-    Args:
-        subject: what was tested, as "Defense 'dp'".
-        findings: of all that was asked.
-    """
+    """Raise AssertionError with a line for each failure, if there is one; subject: as "Defense 'dp'"."""
     failed = [finding for finding in findings if finding.outcome == "fails"]
     if failed:
         lines = "".join(f"\n- {finding.property}: {finding.sentence}." for finding in failed)
         raise AssertionError(f"{subject} breaks {len(failed)} of {len(findings)} properties:{lines}")
+
+
+def unnamed(plugin: Any, parameters: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what keeps an attack or a defense from standing in records: its name, its class, its parameters."""
+    if not isinstance(getattr(plugin, "name", None), str) or not plugin.name:
+        yield "it has no name; set `name: ClassVar[str]`"
+    if not plugin.__dataclass_params__.frozen:
+        yield "it is no frozen dataclass; decorate it with @dataclass(frozen=True), for a view may carry it"
+    for name, value in parameters.items():
+        if not (value is None or isinstance(value, str | int | float | bool)):
+            yield f"its parameter {name} is a {type(value).__name__}; records hold str, int, float, bool or None"

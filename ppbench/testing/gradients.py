@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -21,10 +22,11 @@ from ppbench.testing.worlds import (
     LEVEL,
     POISONS,
     START,
+    TWO_GUESSES,
     Duel,
+    Witness,
     World,
     content,
-    everything,
     malformed,
     median,
     mute,
@@ -35,14 +37,16 @@ from ppbench.testing.worlds import (
     written,
 )
 
+FEW, SOME = 8, 200
+"""Budgets: where only the form of a guess is asked, and where it should be as good as another."""
+
 
 def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
     """Ask whether undefended gradients give the images (median PSNR) with their labels."""
     attack = duel.attack
     world = duel.probe(8, pictures=duel.pictures)
-    public = Data(digits().x[600:1000], digits().y[600:1000])
-    world = replace(world, view=replace(world.view, public=public))
-    guesses = attack.run(world.view, world.challenges, seeded())
+    world = world.seen(replace(world.view, public=Data(digits().x[600:1000], digits().y[600:1000])))
+    guesses = world.answers(attack)
     wrong = [g.y.tolist() for g, y in zip(guesses, world.labels, strict=True) if g.y is not None and g.y.tolist() != y]
     if wrong:
         yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient tells its label"
@@ -55,7 +59,7 @@ def finds_all_labels(duel: Duel) -> Iterator[str]:
     """Ask whether undefended gradients give all labels of batches."""
     for batch in (1, 4):
         world = duel.probe(32, batch)
-        scores = score_labels(world.victims, duel.attack.run(world.view, world.challenges, seeded())).victims
+        scores = score_labels(world.victims, world.answers(duel.attack)).victims
         right = sum(score.label for score in scores)
         if right != 32:
             yield f"of undefended gradients of {batch} images each it finds {right} of 32 labels; all can be found"
@@ -70,9 +74,9 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
     cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
     digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 24 may.
     """
-    attack, world = duel.quick(90), mute(duel, 24)
-    guesses = attack.run(world.view, world.challenges, seeded())
-    wrong = list(malformed(world, guesses, attack.kind))
+    attack, world = duel.quick(), mute(duel, 24)
+    guesses = world.answers(attack)
+    wrong = list(malformed(world, guesses, attack))
     if wrong:
         yield wrong[0]
         return
@@ -91,11 +95,11 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
 
 def noise_gives_labels_by_chance(duel: Duel) -> Iterator[str]:
     """Ask whether uploads that do not depend on the data give labels by chance, see `noise_gives_chance`."""
-    worlds = [(duel.quick(90), mute(duel, 24), "pure noise")]
-    worlds += [(duel.quick(90), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
+    worlds = [(duel.quick(), mute(duel, 24), "pure noise")]
+    worlds += [(duel.quick(), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
     for attack, world, words in worlds:
-        guesses = attack.run(world.view, world.challenges, seeded())
-        wrong = list(malformed(world, guesses, attack.kind))
+        guesses = world.answers(attack)
+        wrong = list(malformed(world, guesses, attack))
         yield from wrong[:1] or _chance_of_labels(world, guesses, words)
 
 
@@ -129,19 +133,17 @@ def one_seed_one_guess(duel: Duel) -> Iterator[str]:
 
     With an observation algebra may leave nothing to draw; without one another seed must give another guess.
     """
-    attack, world = duel.quick(), duel.probe(6)
-    before = torch.get_rng_state()
-    for seen in (world.view, silenced(world.view)):
-        first = attack.run(seen, world.challenges, seeded(1))
-        if not torch.equal(torch.get_rng_state(), before):
-            yield "torch's global generator has moved; draw from the generator that `run` is given"
-            torch.set_rng_state(before)
+    attack, world = duel.quick(FEW), duel.probe(3)
+    for seen in (world, world.seen(silenced(world.view))):
+        witness = Witness(seen.view, world.challenges)
+        first = seen.answers(attack, 1)
+        yield from witness.violations()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(99)
-            again = attack.run(seen, world.challenges, seeded(1))
+            again = seen.answers(attack, 1)
         if [content(g) for g in first] != [content(g) for g in again]:
-            yield "one seed gives two guesses; draw from the generator that `run` is given and from nothing else"
-    other = attack.run(silenced(world.view), world.challenges, seeded(2))
+            yield TWO_GUESSES
+    other = seen.answers(attack, 2)
     if [content(g) for g in first] == [content(g) for g in other]:
         yield "without an observation two seeds give one guess; a guess about nothing is drawn from the generator"
 
@@ -151,13 +153,12 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
     if threat not in duel.attack.threats:
         raise NotAsked(f"it does not use views of {threat}")
     world = duel.probe(6, 2, threat)
-    for budget in (1, 40):
+    for budget in (1, 20):
         attack = duel.quick(budget)
-        before = everything(world.view, world.challenges)
-        guesses = attack.run(world.view, world.challenges, seeded())
-        if everything(world.view, world.challenges) != before:
-            yield f"under {threat} it changes what it was handed; copy before you write"
-        yield from malformed(world, guesses, attack.kind)
+        witness = Witness(world.view, world.challenges)
+        guesses = world.answers(attack)
+        yield from witness.violations()
+        yield from malformed(world, guesses, attack)
         shares = len(world.challenges[0].unit)  # a cohort's clients may be attacked one by one
         most = shares * (budget * len(duel.limits) + START)
         over = [g.evaluations for g in guesses if not 0 < g.evaluations <= most]
@@ -167,30 +168,26 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
 
 def survives_poison(duel: Duel, poison: str) -> Iterator[str]:
     """Ask whether uploads, or broadcasts, of one bad number are answered: a failed guess, no exception."""
-    attack = duel.quick()
+    attack = duel.quick(FEW)
     for batch in (1, 2):
         world = duel.probe(2 * batch, batch)
         for by_server in (False, True):
-            seen = written(world.view, POISONS[poison], by_server)
-            guesses = attack.run(seen, world.challenges, seeded())
-            yield from malformed(world, guesses, attack.kind)
+            seen = world.seen(written(world.view, POISONS[poison], by_server))
+            yield from malformed(seen, seen.answers(attack), attack)
 
 
 def poison_harms_no_other(duel: Duel) -> Iterator[str]:
     """Ask whether the guesses on others stay as good as they were when one of four uploads is NaN."""
-    attack, world = duel.attack, duel.probe(4)
+    attack, world = duel.quick(SOME), duel.probe(4)
     bad = written(world.view, POISONS["nan"]).mail
     mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
-    clean, guesses = (
-        attack.run(replace(world.view, mail=m), world.challenges, seeded()) for m in (world.view.mail, mail)
-    )
-    sound = [0, 2, 3]
-    labels = [guesses[i].y for i in sound]
-    if any(y is not None and y.tolist() != world.labels[i] for i, y in zip(sound, labels, strict=True)):
+    clean, guesses = world.answers(attack), world.seen(replace(world.view, mail=mail)).answers(attack)
+    told = [[None if g.y is None else g.y.tolist() for g in some] for some in (clean, guesses)]
+    if any(told[0][i] == world.labels[i] != told[1][i] for i in (0, 2, 3)):
         yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
     if question_of(attack.kind).inputs:
         before, after = psnrs(attack, world, clean), psnrs(attack, world, guesses)
-        worse = [i for i in sound if not after[i] > min(before[i], 60) - 3]
+        worse = [i for i in (0, 2, 3) if not after[i] > min(before[i], 60) - 3]
         if worse:
             i = worse[0]
             yield (
@@ -201,20 +198,20 @@ def poison_harms_no_other(duel: Duel) -> Iterator[str]:
 
 def answers_without_mail(duel: Duel) -> Iterator[str]:
     """Ask whether a view without uploads, or without any mail, gives a guess a challenge, and no challenge none."""
-    attack, world = duel.quick(), duel.probe(4, 2)
-    for seen in (silenced(world.view), replace(world.view, mail=())):
-        yield from malformed(world, attack.run(seen, world.challenges, seeded()), attack.kind)
+    attack, world = duel.quick(FEW), duel.probe(4, 2)
+    for view in (silenced(world.view), replace(world.view, mail=())):
+        yield from malformed(world, world.seen(view).answers(attack), attack)
     if attack.run(world.view, [], seeded()) != []:
         yield "no challenge gives a guess; give one a challenge"
 
 
 def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
     """Ask whether victims of one tone are answered, with a PSNR between 0 and 100 dB."""
-    attack = duel.quick()
+    attack = duel.quick(FEW)
     for batch in (1, 2):
-        world = duel.probe(4, batch, pictures=lambda x: torch.full_like(x, level))
-        guesses = attack.run(world.view, world.challenges, seeded())
-        wrong = list(malformed(world, guesses, attack.kind))
+        world = duel.probe(2 * batch, batch, pictures=lambda x: torch.full_like(x, level))
+        guesses = world.answers(attack)
+        wrong = list(malformed(world, guesses, attack))
         yield from wrong
         if question_of(attack.kind).inputs and not wrong:
             values = psnrs(attack, world, guesses)
@@ -231,11 +228,9 @@ def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
     )
     with installed("attacks", type(attack)), installed("defenses", type(duel.defense)), folder() as home:
         world.view.save(home)
-        here = attack.run(View.load(home), world.challenges, seeded(7))
-        if apart:
-            again = isolated(attack, world.view, world.challenges, 7, home)
-        else:
-            again = attack.run(View.load(home), world.challenges, seeded(7))
+        here = world.seen(View.load(home)).answers(attack, 7)
+        alone = partial(isolated, attack, world.view, world.challenges, 7, home)
+        again = alone() if apart else world.seen(View.load(home)).answers(attack, 7)
     if [content(g) for g in here] != [content(g) for g in again]:
         yield (
             f"{'a fresh process' if apart else 'a second reading'} of the view on disk gives another guess; nothing "

@@ -17,7 +17,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Wire
 from ppbench.nets.net import initial
-from ppbench.testing.findings import NotAsked
+from ppbench.testing.findings import NotAsked, unnamed
 from ppbench.testing.scene import Trial, apart, at, folder, same, victims_of
 
 ROUNDS = 2
@@ -26,14 +26,7 @@ ROUNDS = 2
 def declares_itself(trial: Trial) -> Iterator[str]:
     """Ask whether name, parameters, control parameter and grids are such as evaluations and records need."""
     defense = trial.defense
-    if not isinstance(getattr(defense, "name", None), str) or not defense.name:
-        yield "it has no name; set `name: ClassVar[str]`"
-    if not defense.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
-        yield "it is no frozen dataclass; decorate it with @dataclass(frozen=True), for a view may carry it"
-    for field in dataclasses.fields(defense):
-        value = getattr(defense, field.name)
-        if not (value is None or isinstance(value, str | int | float | bool)):
-            yield f"its parameter {field.name} is a {type(value).__name__}; records hold str, int, float, bool or None"
+    yield from unnamed(defense, {field.name: getattr(defense, field.name) for field in dataclasses.fields(defense)})
     if defense.control is None:
         return
     if not hasattr(defense, defense.control):
@@ -113,11 +106,11 @@ def loop_equals_vmap(trial: Trial) -> Iterator[str]:
     for local in (trial.plan.local, Local("gradient", batch=48)):
         run = trial.federate(local=local)
         _, message = run.defense.broadcast(run.context("real", 1, 0, SERVER), run.parties.server)
-        jobs = {}
-        for c, shard in run.shards.items():
-            job = run.defense.prepare(run.context("real", 1, 0, c), run.parties.clients[c], message, shard)
-            if job is not None:
-                jobs[c] = job
+        prepared = {
+            c: run.defense.prepare(run.context("real", 1, 0, c), run.parties.clients[c], message, shard)
+            for c, shard in run.shards.items()
+        }
+        jobs = {c: job for c, job in prepared.items() if job is not None}
         if not jobs:
             raise NotAsked("clients compute nothing on the first broadcast")
         one, many = (client_map(backend, run.defense, run.plan, jobs) for backend in ("loop", "vmap"))
@@ -171,12 +164,11 @@ def bytes_are_counted(trial: Trial) -> Iterator[str]:
     if any(letter.nbytes != nbytes(letter.message) for letter in mail):
         yield "a letter's size is not that of its tensors"
     before = run.wire.up
-    start = initial(run.plan.spec, 1)
     run.run(1)
-    if run.wire.up == before and not same(run.parties.server.params, start):
-        yield "clients sent no byte in a round and the model has moved all the same; send updates over the wire"
-    elif run.wire.up == before:
-        yield "clients sent no byte in a round; send updates over the wire, by `reply`"
+    if run.wire.up == before:
+        moved = not same(run.parties.server.params, initial(run.plan.spec, 1))
+        also = " and the model has moved all the same" if moved else ""
+        yield f"clients sent no byte in a round{also}; send updates over the wire, by `reply`"
 
 
 def messages_keep_their_form(trial: Trial) -> Iterator[str]:

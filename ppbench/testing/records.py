@@ -28,11 +28,11 @@ from ppbench.testing.scene import CLASSES, SHAPE, digits
 from ppbench.testing.worlds import (
     LEVEL,
     POISONS,
+    TWO_GUESSES,
     Duel,
+    Witness,
     content,
-    everything,
     median,
-    numbers,
     seeded,
     within_chance,
     written,
@@ -119,32 +119,34 @@ class Found:
 def members(attack: Attack, view: View, candidates: Candidates, seed: int = 0) -> Found:
     """Return what a membership attack makes of a view, by the scorer; scores are not read where the form is wrong."""
     guesses = attack.run(view, [candidates.challenge(half) for half in (0, 1)], seeded(seed))
-    wrong, count = [], len(candidates.x)
+    wrong, shape = [], (len(candidates.x),)
     if len(guesses) != 2:
         wrong.append(f"{len(guesses)} guesses for 2 challenges; give one a challenge")
     for guess in guesses:
-        if guess.score is None or tuple(guess.score.shape) != (count,) or not guess.score.is_floating_point():
-            wrong.append(f"the guess must have a float score of shape ({count},)")
-        if guess.decision is None or tuple(guess.decision.shape) != (count,) or guess.decision.dtype != torch.bool:
-            wrong.append(f"the guess must have a bool decision of shape ({count},)")
+        if guess.score is None or tuple(guess.score.shape) != shape or not guess.score.is_floating_point():
+            wrong.append(f"the guess must have a float score of shape {shape}")
+        if guess.decision is None or tuple(guess.decision.shape) != shape or guess.decision.dtype != torch.bool:
+            wrong.append(f"the guess must have a bool decision of shape {shape}")
     if wrong:
         return Found(0.5, COUNT, guesses, tuple(wrong))
     scores = score_members(candidates, guesses).victims
-    area = roc_auc_score([getattr(s, "member", None) for s in scores], [getattr(s, "score", None) for s in scores])
-    right = sum(getattr(s, "decision", None) == getattr(s, "member", None) for s in scores)
-    return Found(float(area), right, guesses, tuple(wrong))
+    area = roc_auc_score([score.member for score in scores], [score.score for score in scores])
+    return Found(float(area), sum(score.decision == score.member for score in scores), guesses, ())
+
+
+def _shown(duel: Duel, threat: str, learned: bool, seed: int = 0) -> View:
+    """Return the view of a model, undefended or behind the defense's mask, that learned its records or nothing."""
+    if duel.undefended:
+        return handed(overfit() if learned else initial(TANH.spec, seed), threat)
+    plan = masked_plan(duel)
+    return observed(duel, plan, memorized(plan) if learned else initial(plan.spec, 3), threat)
 
 
 def finds_members(duel: Duel) -> Iterator[str]:
     """Ask whether members of a model that knows them by heart are found, undefended or behind the defense's mask."""
     candidates = choose_candidates(pool().shards, pool().test, COUNT, Seeds(0))
     for threat in duel.attack.threats:
-        if duel.undefended:
-            view = handed(overfit(), threat)
-        else:
-            plan = masked_plan(duel)
-            view = observed(duel, plan, memorized(plan), threat)
-        found = members(duel.attack, view, candidates)
+        found = members(duel.attack, _shown(duel, threat, True), candidates)
         yield from found.wrong
         if not (found.area > 0.9 and found.right > 0.8 * 2 * COUNT):
             yield (
@@ -164,12 +166,7 @@ def knows_no_member_of(duel: Duel, seed: int = 0) -> Iterator[str]:
     deviation = ((2 * COUNT + 1) / (12 * COUNT**2)) ** 0.5
     width = float(stats.norm.isf((1 - LEVEL) / 2)) * deviation
     for threat in duel.attack.threats[:1] if duel.undefended else duel.attack.threats:
-        if duel.undefended:
-            view = handed(initial(TANH.spec, seed), threat)
-        else:
-            plan = masked_plan(duel)
-            view = observed(duel, plan, initial(plan.spec, 3), threat)
-        found = members(duel.attack, view, candidates)
+        found = members(duel.attack, _shown(duel, threat, False, seed), candidates)
         yield from found.wrong
         if abs(found.area - 0.5) > width:
             yield f"of an untrained model the AUC is {found.area:.2f}; within {width:.2f} of .50 is chance"
@@ -182,21 +179,17 @@ def tosses_coins_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
     attack = duel.attack
     candidates = choose_candidates(pool().shards, pool().test, COUNT, Seeds(0))
     view = _spoilt(handed(initial(TANH.spec, 0), attack.threats[0]), poison)
-    before, state = everything(view, []), torch.get_rng_state()
-    known = numbers(candidates.x, candidates.labels, candidates.member)
+    witness = Witness(view, (), candidates.x, candidates.labels, candidates.member)
     first, again, other = (members(attack, view, candidates, seed) for seed in (1, 1, 2))
     yield from first.wrong
     if not within_chance(first.right, 2 * COUNT, 0.5):
         yield f"{first.right} of {2 * COUNT} decisions are right on a model that says nothing; coins are right there"
     told = [[content(g) for g in found.guesses] for found in (first, again, other)]
     if told[0] != told[1]:
-        yield "one seed gives two guesses; draw from the generator that `run` is given"
+        yield TWO_GUESSES
     if poison != "huge" and told[0] == told[2]:  # a huge model may still tell losses apart
         yield "two seeds give one guess about a model that says nothing; draw it from the generator"
-    if everything(view, []) != before or numbers(candidates.x, candidates.labels, candidates.member) != known:
-        yield "it changes what it was handed; copy before you write"
-    if not torch.equal(torch.get_rng_state(), state):
-        yield "torch's global generator has moved; draw from the generator that `run` is given"
+    yield from witness.violations()
 
 
 def _spoilt(view: View, poison: str) -> View:
@@ -220,8 +213,7 @@ def answered(attack: Attack, view: View, plan: Plan, params: Params) -> Answered
     true = plan.net(params, x).detach().double()
     (guess,) = attack.run(view, [Challenge((), 1, x=x.clone())], seeded())
     scores = score_outputs(true, guess).victims
-    agree = sum(bool(getattr(s, "agree", False)) for s in scores)
-    return Answered(agree / len(scores), median([float(getattr(s, "error", 0)) for s in scores]))
+    return Answered(sum(s.agree for s in scores) / len(scores), median([s.error for s in scores]))
 
 
 def reads_the_model(duel: Duel) -> Iterator[str]:
@@ -257,8 +249,8 @@ def answers_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
     plan = masked_plan(duel)
     for threat in duel.attack.threats:
         view = _spoilt(observed(duel, plan, initial(plan.spec, 0), threat), poison)
-        asked, state = [Challenge((), 1, x=pool().test.x[:20].clone())], torch.get_rng_state()
-        before = everything(view, asked)
+        asked = [Challenge((), 1, x=pool().test.x[:20].clone())]
+        witness = Witness(view, asked)
         first, again = (duel.attack.run(view, asked, seeded(0))[0] for _ in range(2))
         outputs = first.outputs
         if outputs is None or tuple(outputs.shape) != (20, CLASSES) or not bool(outputs.isfinite().all()):
@@ -266,8 +258,5 @@ def answers_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
         elif outputs.requires_grad:
             yield "the outputs drag their autograd history along; detach them"
         if content(first) != content(again):
-            yield "one view gives two answers; draw from the generator that `run` is given"
-        if everything(view, asked) != before:
-            yield "it changes what it was handed; copy before you write"
-        if not torch.equal(torch.get_rng_state(), state):
-            yield "torch's global generator has moved; draw from the generator that `run` is given"
+            yield TWO_GUESSES
+        yield from witness.violations()

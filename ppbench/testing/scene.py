@@ -75,22 +75,18 @@ def shards_for(defense: Defense, plan: Plan) -> dict[int, Data]:
         defense.check_data(plan, sizes)
     except UsageError:
         sizes = [SHARD] * plan.clients
-    return dealt(digits(), sizes)
+    return dealt(sizes)
 
 
-def dealt(data: Data, sizes: Sequence[int]) -> dict[int, Data]:
-    """Return the first sizes[c] of each 48 examples in a row, by client c, in storage of their own."""
-    return {c: Data(data.x[c * SHARD :][:n].clone(), data.y[c * SHARD :][:n].clone()) for c, n in enumerate(sizes)}
+def dealt(sizes: Sequence[int]) -> dict[int, Data]:
+    """Return the first sizes[c] of each 48 digits in a row, by client c, in storage of their own."""
+    x, y = digits().x.split(SHARD), digits().y.split(SHARD)
+    return {c: Data(x[c][:n].clone(), y[c][:n].clone()) for c, n in enumerate(sizes)}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A defense under test.
-
-    Attributes:
-        defense: at the parameters to be tested.
-        off: parameters at which it does nothing, by name; None where there are none.
-    """
+    """A defense under test. off: parameters at which it does nothing, by name; None where there are none."""
 
     defense: Defense
     off: tuple[tuple[str, Any], ...] | None = None

@@ -36,16 +36,10 @@ def secrets_of(state: Tree, known_to: int | None) -> Iterator[Tensor]:
     elif isinstance(state, Tensor):
         yield state
     else:
-        for part in _parts(state):
+        parts = state.values() if isinstance(state, dict) else state if isinstance(state, tuple | list) else None
+        fields = getattr(state, "__dataclass_fields__", ())
+        for part in [getattr(state, name) for name in fields] if parts is None else parts:
             yield from secrets_of(part, known_to)
-
-
-def _parts(state: Tree) -> list[Tree]:
-    if isinstance(state, dict):
-        return list(state.values())
-    if isinstance(state, tuple | list):
-        return list(state)
-    return [getattr(state, name) for name in getattr(state, "__dataclass_fields__", ())]
 
 
 def telling(secret: Tensor) -> bool:
@@ -72,10 +66,7 @@ def client_secrets(run: Federation, transcript: Transcript, curious: int | None)
 def no_view_reaches_a_secret(trial: Trial, threat: str, after: int = 0) -> Iterator[str]:
     """Ask whether a victim's images, or another client's secrets, can be walked to from what an adversary holds.
 
-    Args:
-        trial: the defense.
-        threat: whose view.
-        after: rounds of training before the probe.
+    threat: whose view; after: rounds of training before the probe.
     """
     run = trial.federate()
     run.wire.keep = True

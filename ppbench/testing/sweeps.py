@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ppbench.base.errors import UsageError, unknown
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ppbench.records.schema import Record
     from ppbench.report.compare.outcome import Comparison
     from ppbench.run.sweep import Swept
-    from ppbench.testing.worst import FigureName, Judged, Limit, Worst
+    from ppbench.testing.worst import FigureName, Judged, Worst
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,11 @@ class Request:
     """What `@pytest.mark.ppbench(...)` says.
 
     Attributes:
-        defense: the name of an installed defense.
-        suite: a shipped suite, or a TOML file.
-        preset: one of its presets.
+        defense, suite, preset: an installed defense, a shipped suite or a TOML file, and one of its presets.
         only: filters of cells beside the defense, as {"stage": ("init",)}; see `ppbench sweep --only`.
         at: the control value that the limits on asr, psnr and labels are about; None: every one of the grid.
-        max_asr: of every membership attack.
+        max_asr, max_labels: of every membership attack, and the share of labels recovered.
         max_psnr: in dB, of the median victim, each by the attack that rebuilds it best.
-        max_labels: share of labels recovered.
         min_cap: CAP ("recon/1") of these worst cases over the control grid.
     """
 
@@ -44,17 +41,10 @@ class Request:
     min_cap: float | None = None
 
     @property
-    def limits(self) -> list[Limit]:
-        """The limits that are set."""
-        from ppbench.testing.worst import Limit
-
-        every: list[tuple[FigureName, float | None]] = [
-            ("asr", self.max_asr),
-            ("psnr", self.max_psnr),
-            ("labels", self.max_labels),
-            ("cap", self.min_cap),
-        ]
-        return [Limit(figure, value) for figure, value in every if value is not None]
+    def limits(self) -> dict[FigureName, float]:
+        """The limits that are set, by figure."""
+        every = {"asr": self.max_asr, "psnr": self.max_psnr, "labels": self.max_labels, "cap": self.min_cap}
+        return {cast("FigureName", figure): limit for figure, limit in every.items() if limit is not None}
 
     @property
     def filters(self) -> dict[str, tuple[str, ...]]:
@@ -84,24 +74,17 @@ def request_of(given: Mapping[str, Any]) -> Request:
             f"pytest.mark.ppbench: only={only!r} cannot be used; give filters as {{'stage': ['init']}}, and the "
             "defense as defense=..."
         )
-    words = tuple((key, (v,) if isinstance(v, str) else tuple(map(_word, v))) for key, v in sorted(only.items()))
-    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": words})
-
-
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    words = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
+    told = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in words.items())
+    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": told})
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a request's sweep gave.
+    """What the fixture `ppbench` gives a marked test: the sweep that its marker asks for, judged.
 
-    Attributes:
-        request: what was asked.
-        swept: suite, records (controls included), checks and verdict of the sweep.
-        records: the defense's own cells.
-        worst: its worst figures, by name: "asr", "psnr", "labels", "cap".
-        judged: the request's limits beside them.
+    records: the defense's own cells; worst: their worst figures, by name ("asr", "psnr", "labels", "cap"); judged: the
+    request's limits beside them; baseline: folder of accepted results, None where none was given.
     """
 
     request: Request
@@ -109,10 +92,11 @@ class Results:
     records: tuple[Record, ...]
     worst: Mapping[str, Worst]
     judged: tuple[Judged, ...]
+    baseline: Path | None = None
 
     @property
     def out(self) -> Path:
-        """The folder of results, with leaderboard.html."""
+        """The folder of results: leaderboard.html, and what `ppbench baseline accept` takes."""
         return self.swept.out
 
     def fault(self) -> str:
@@ -130,21 +114,28 @@ class Results:
         """Return limits that are kept, but by less than chance may have done, a sentence each."""
         return [judged.sentence for judged in self.judged if judged.kept and not judged.sure]
 
-    def compared(self, baseline: Path) -> Comparison:
+    def compare(self, baseline: Path | str | None = None) -> Comparison:
         """Return what changed since `baseline` for this defense and the controls, of the cells that were asked for.
 
-        What the baseline holds of other defenses, and cells that the filters leave out, are not missed.
+        By default the baseline of `--ppbench-baseline` or the ini option; where there is none the test is skipped. What
+        it holds of other defenses, and cells that the filters leave out, are not missed.
 
         Raises:
             UsageError: the baseline is no folder of results, or damaged.
         """
-        from dataclasses import replace
-
+        __tracebackhide__ = True  # a skip is told at the test's own line
         from ppbench.report.compare.outcome import compare
         from ppbench.report.controls import CONTROLS
         from ppbench.run.sweep import FILTERS
 
-        found = compare(baseline, self.out)
+        folder = baseline or self.baseline
+        if folder is None:
+            import pytest
+
+            pytest.skip(
+                "no baseline to compare with; give --ppbench-baseline DIR or set ppbench_baseline in the ini file"
+            )
+        found = compare(Path(folder), self.out)
         mine = {self.request.defense, *CONTROLS}
         filters = {key: values for key, values in self.request.only if key != "control"}
         rows = [
@@ -159,10 +150,8 @@ class Results:
 def run(request: Request, home: Path, workers: int | None = None) -> Results:
     """Sweep what `request` asks for, or find it swept by the same code, and judge it.
 
-    Args:
-        request: what is asked.
-        home: folder that keeps results, one folder a suite and state of the code; those of older code are deleted.
-        workers: processes; by default one a core; 1 is this process.
+    `home` keeps results, one folder a suite and state of the code; those of older code are deleted. workers: processes;
+    by default one a core; 1 is this process.
 
     Raises:
         UsageError: something in the request cannot be used.
@@ -180,16 +169,13 @@ def run(request: Request, home: Path, workers: int | None = None) -> Results:
     swept = sweep(suite, out=out, engine=engine, workers=workers, only=request.filters)
     own = tuple(r for r in swept.records if r.config.defense.id == request.defense)
     figures = worst_figures(own, request.at)
-    if request.at is not None and not _has(own, request.at):
+    controls = [r.config.defense.control for r in own]
+    if request.at not in (None, *(control.value for control in controls if control is not None)):
         raise UsageError(
             f"pytest.mark.ppbench: at={request.at:g} is no control value of {request.defense!r} in the sweep."
         )
-    judged = tuple(judge(limit, figures.get(limit.figure)) for limit in request.limits)
+    judged = tuple(judge(name, limit, figures.get(name)) for name, limit in request.limits.items())
     return Results(request, swept, own, figures, judged)
-
-
-def _has(records: Sequence[Record], value: float) -> bool:
-    return any(r.config.defense.control is not None and r.config.defense.control.value == value for r in records)
 
 
 def _forget(home: Path, prefix: str, kept: Path) -> None:

@@ -63,7 +63,7 @@ def off_level_equals_none(trial: Trial) -> Iterator[str]:
 
 
 def _weights(defense: Defense, plan: Plan, start: Params) -> Params:
-    run = Federation(defense, plan, dealt(digits(), [SHARD] * plan.clients), Seeds(0))
+    run = Federation(defense, plan, dealt([SHARD] * plan.clients), Seeds(0))
     run.start(start)
     run.run(2)
     return run.parties.server.params
@@ -134,10 +134,7 @@ def _learning(defense: Defense) -> Plan:
 def direction(first: Sequence[float], second: Sequence[float], values: int) -> int:
     """Return 1 where accuracy rises from `first` to `second`, -1 where it falls, 0 where chance may have done it.
 
-    Args:
-        first: accuracies by seed.
-        second: accuracies of the same seeds.
-        values: how many values of the control parameter are compared, all pairs of them.
+    Both are by seed; values: how many values of the control parameter are compared, all pairs of them.
     """
     differences = [b - a for a, b in zip(first, second, strict=True)]
     pairs = values * (values - 1) / 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import leaves, tree_map
+from ppbench.base.tree import Tree, leaves, tree_map
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
@@ -26,7 +25,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Probe
-from ppbench.testing.scene import CLASSES, CLIENTS, SHAPE, SHARD, Change, base_plan, dealt, digits
+from ppbench.testing.scene import CLASSES, SHAPE, Change, base_plan, digits, shards_for
 
 LEVEL = 0.999
 """Of intervals around chance. Seeds are fixed: an interval is left once, by a bug, or never."""
@@ -51,27 +50,33 @@ def noise_pictures() -> Data:
 
 @dataclass(frozen=True)
 class World:
-    """One adversary's view, what is asked, and the truth about it."""
+    """One adversary's view of a federation, what is asked, and the truth about it."""
 
     view: View
     challenges: list[Challenge]
     victims: Victims
+    run: Federation
 
     @property
     def labels(self) -> list[list[int]]:
         """True labels, unit by unit."""
         return [self.victims.truth(unit).y.argmax(1).tolist() for unit in self.victims.units]
 
+    def answers(self, attack: Attack, seed: int = 0) -> list[Guess]:
+        """Return an attack's guesses."""
+        return list(attack.run(self.view, self.challenges, seeded(seed)))
+
+    def seen(self, view: View) -> World:
+        """Return the same questions, asked of another view."""
+        return replace(self, view=view)
+
 
 @dataclass(frozen=True)
 class Duel:
-    """An attack under test, against one defense.
+    """An attack under test, against one defense, whose uploads or iterates it gets; `none` for what it must find.
 
-    Attributes:
-        attack: at the parameters to be tested.
-        defense: whose uploads, or iterates, it gets; `none` for what it must find.
-        decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8.
-        pictures: what the victims' images are replaced by there; None: digits.
+    decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8; pictures: what the victims'
+    images are replaced by there; None: digits.
     """
 
     attack: Attack
@@ -98,12 +103,8 @@ class Duel:
 
     def federate(self) -> Federation:
         """Return a started federation; the last client has fewer examples where the defense allows it."""
-        own, sizes = self.plan_on(base_plan()), [SHARD] * (CLIENTS - 1) + [SHARD - 8]
-        try:
-            self.defense.check_data(own, sizes)
-        except UsageError:
-            sizes = [SHARD] * CLIENTS
-        federation = Federation(self.defense, own, dealt(digits(), sizes), Seeds(0))
+        own = self.plan_on(base_plan())
+        federation = Federation(self.defense, own, shards_for(self.defense, own), Seeds(0))
         federation.start(initial(own.spec, 1))
         return federation
 
@@ -117,26 +118,17 @@ class Duel:
         return [field.name for field in fields(self.attack) if field.name.endswith("budget")]
 
     def probe(self, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None) -> World:
-        """Return what the adversary of `threat` sees of `count` victims, whose images `pictures` replaces before."""
-        return probed(self.attack, self.federate(), count, batch, threat, pictures)
+        """Return what the adversary of `threat` sees of `count` victims, with public examples of noise.
 
-
-def probed(
-    attack: Attack,
-    run: Federation,
-    count: int,
-    batch: int = 1,
-    threat: str = "server/1",
-    pictures: Change | None = None,
-) -> World:
-    """Return what `attack` sees under `threat` of `count` victims of `run`, with public examples of noise."""
-    victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
-    if pictures is not None:
-        victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
-    view = run.probe(victims.data).view(threat, own=victims.own)
-    view = replace(view, public=noise_pictures())
-    inquiry = question_of(attack.kind).of_probe(Probe(attack, view, victims, Seeds(0), digits()))
-    return World(view, inquiry.challenges, victims)
+        pictures: what replaces the victims' images before.
+        """
+        run = self.federate()
+        victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
+        if pictures is not None:
+            victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
+        view = replace(run.probe(victims.data).view(threat, own=victims.own), public=noise_pictures())
+        inquiry = question_of(self.attack.kind).of_probe(Probe(self.attack, view, victims, Seeds(0), digits()))
+        return World(view, inquiry.challenges, victims, run)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -150,9 +142,12 @@ def written(view: View, change: Change, by_server: bool = False) -> View:
     def write(tensor: Tensor) -> Tensor:
         return change(tensor) if tensor.is_floating_point() else tensor
 
-    mail = [
-        replace(e, message=tree_map(write, e.message)) if (e.sender == SERVER) is by_server else e for e in view.mail
-    ]
+    return _rewritten(view, lambda message: tree_map(write, message), by_server)
+
+
+def _rewritten(view: View, change: Callable[[Tree], Tree], by_server: bool = False) -> View:
+    """Return the view with the messages of clients, or of the server, replaced."""
+    mail = [replace(e, message=change(e.message)) if (e.sender == SERVER) is by_server else e for e in view.mail]
     return replace(view, mail=tuple(mail))
 
 
@@ -174,27 +169,23 @@ def mute(duel: Duel, count: int, batch: int = 1) -> World:
             noise = 1e-3 * torch.randn(tensor.shape, generator=g, dtype=torch.float64)
             return noise.to(tensor.dtype) if tensor.is_floating_point() else (RING * noise).to(tensor.dtype)
 
-        mail = tuple(
-            e if e.sender == SERVER else replace(e, message=tree_map(draw, e.message)) for e in world.view.mail
-        )
-        return replace(world, view=replace(world.view, mail=mail))
-    run = replace(duel, defense=load("defenses", "full_noise")()).federate()
-    world, context = probed(duel.attack, run, count, batch), run.context("null", 1, 0, 0)
-    mail_ = []
-    for letter in world.view.mail:
-        if isinstance(letter.message, Update):
-            letter = replace(letter, message=defense.upload(context, (), letter.message.params))
-        mail_.append(letter)
-    return replace(world, view=replace(world.view, mail=tuple(mail_), defense=defense))
+        return world.seen(_rewritten(world.view, lambda message: tree_map(draw, message)))
+    world = replace(duel, defense=load("defenses", "full_noise")()).probe(count, batch)
+    context = world.run.context("null", 1, 0, 0)
+
+    def sent(message: Tree) -> Tree:
+        return defense.upload(context, (), message.params) if isinstance(message, Update) else message
+
+    return world.seen(replace(_rewritten(world.view, sent), defense=defense))
 
 
-def malformed(world: World, guesses: Sequence[Guess], kind: str) -> Iterator[str]:
+def malformed(world: World, guesses: Sequence[Guess], attack: Attack) -> Iterator[str]:
     """Yield what is wrong with guesses: one a challenge, of the documented shapes and dtypes, without history."""
     if len(guesses) != len(world.challenges):
         yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one a challenge, in order"
         return
     for asked, guess in zip(world.challenges, guesses, strict=True):
-        yield from question_of(kind).malformed(guess, asked, world.view.plan)
+        yield from question_of(attack.kind).malformed(guess, asked, world.view.plan)
         if not isinstance(guess.evaluations, int) or guess.evaluations < 0:
             yield f"evaluations is {guess.evaluations!r}; it must be a whole number from 0"
         if not (guess.confidence is None or isinstance(guess.confidence, float)):
@@ -207,23 +198,34 @@ def content(guess: Guess) -> list[object]:
     return [v.detach().numpy().tobytes() if isinstance(v, Tensor) else repr(v) for v in values]
 
 
-def numbers(*trees: object) -> list[bytes]:
-    """Return the bytes of all tensors in `trees`."""
-    return [leaf.detach().numpy().tobytes() for tree in trees for leaf in leaves(tree)]
+TWO_GUESSES = "one seed gives two guesses; draw from the generator that `run` is given and from nothing else"
 
 
-def everything(view: View, challenges: Sequence[Challenge]) -> list[bytes]:
-    """Return the bytes of all tensors that an attack is handed."""
-    asked = [[getattr(challenge, field.name) for field in fields(challenge)] for challenge in challenges]
-    return numbers([e.message for e in view.mail], [s.state for s in view.states], list(view.data), asked)
+class Witness:
+    """Takes down what an attack is handed, and where torch's global generator stands, before it runs."""
+
+    def __init__(self, view: View, challenges: Sequence[Challenge] = (), *tensors: Tensor | None) -> None:
+        asked = [vars(challenge) for challenge in challenges]
+        self._held = [e.message for e in view.mail], [s.state for s in view.states], list(view.data), asked, tensors
+        self._bytes, self._generator = self._read(), torch.get_rng_state()
+
+    def _read(self) -> list[bytes]:
+        return [leaf.detach().numpy().tobytes() for leaf in leaves(self._held)]
+
+    def violations(self) -> Iterator[str]:
+        """Yield what has changed since; the global generator is set back."""
+        if self._read() != self._bytes:
+            yield "it changes what it was handed; copy before you write"
+        if not torch.equal(torch.get_rng_state(), self._generator):
+            yield "torch's global generator has moved; draw from the generator that `run` is given"
+            torch.set_rng_state(self._generator)
 
 
 def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]:
     """Return each victim's PSNR in dB by the scorer; a reconstruction that is not finite counts as 0."""
     own = {e.unit: e for e in attack.evidence(world.view)}
-    plain: Mapping[object, object] = {}
-    scored = score_images(world.victims, guesses, own, plain, world.view.plan.data_range)  # type: ignore[arg-type]
-    return [victim.psnr or 0.0 for victim in scored.victims]
+    scored = score_images(world.victims, guesses, own, {}, world.view.plan.data_range)
+    return [victim.decibels for victim in scored.victims]
 
 
 def median(values: Sequence[float]) -> float:

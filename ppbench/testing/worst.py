@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
-from ppbench.records.schema import CellConfig, Record
+from ppbench.records.schema import Record
 from ppbench.report.cap import worst_caps
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.worst import Measured, attack_of, worst_of
@@ -18,12 +18,10 @@ FigureName = Literal["asr", "psnr", "labels", "cap"]
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst of all figures of one kind.
+    """The worst of all figures of one kind, with its 95 % interval, None where it has none.
 
-    Attributes:
-        value: largest of what must be small (asr, psnr, labels), smallest of what must be large (cap).
-        low, high: its 95 % interval, None where it has none.
-        where: attack, control value, stage and threat model, in words.
+    value: largest of what must be small (asr, psnr, labels), smallest of what must be large (cap). where: attack,
+    control value, stage and threat model, in words.
     """
 
     value: float
@@ -37,80 +35,47 @@ class Worst:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """What a figure must not pass: a CAP must stay at or above it, all others at or below."""
-
-    figure: FigureName
-    value: float
-
-    @property
-    def upper(self) -> bool:
-        """Whether the figure must be small."""
-        return self.figure != "cap"
-
-    @property
-    def name(self) -> str:
-        """As in the marker: "max_asr"."""
-        return f"{'max' if self.upper else 'min'}_{self.figure}"
-
-
-@dataclass(frozen=True)
 class Judged:
     """A limit beside the figure. kept: by the figure itself; sure: whether its whole interval is on that side."""
 
-    limit: Limit
-    worst: Worst | None
     kept: bool
     sure: bool
-
-    @property
-    def sentence(self) -> str:
-        """What was found, for people."""
-        if self.worst is None:
-            return (
-                f"{self.limit.name}={self.limit.value:g} was asked, but no finished cell has such a figure; add "
-                "attacks that give one to the suite, or leave the limit out"
-            )
-        side = ("is within" if self.kept else "breaks") + f" {self.limit.name}={self.limit.value:g}"
-        doubt = "" if self.sure else "; undecided, for the limit lies within the interval: more victims would tell"
-        return f"the worst {self.limit.figure}, {self.worst}, {side}{doubt}"
+    sentence: str
 
 
-def judge(limit: Limit, worst: Worst | None) -> Judged:
-    """Return whether a figure keeps its limit; a figure that is not there keeps none.
+def judge(figure: FigureName, limit: float, worst: Worst | None) -> Judged:
+    """Return whether a figure keeps its limit: a CAP at or above it, all others at or below; one not there keeps none.
 
     The figure itself decides: an interval wholly beyond the limit would let a defense pass for want of victims.
     """
+    sign, name = (-1, f"min_{figure}={limit:g}") if figure == "cap" else (1, f"max_{figure}={limit:g}")
     if worst is None:
-        return Judged(limit, None, kept=False, sure=False)
-    sign = 1 if limit.upper else -1
-    kept = sign * worst.value <= sign * limit.value
-    ends = (worst.low, worst.high)
-    inside = worst.low is not None and worst.high is not None and worst.low <= limit.value <= worst.high
-    return Judged(limit, worst, kept, sure=None not in ends and not inside)
+        lacking = "was asked, but no finished cell has such a figure; add attacks that give one to the suite, or leave"
+        return Judged(False, False, f"{name} {lacking} the limit out")
+    kept = sign * worst.value <= sign * limit
+    sure = worst.low is not None and worst.high is not None and not worst.low <= limit <= worst.high
+    doubt = "" if sure else "; undecided, for the limit lies within the interval: more victims would tell"
+    return Judged(kept, sure, f"the worst {figure}, {worst}, {'is within' if kept else 'breaks'} {name}{doubt}")
 
 
 def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[str, Worst]:
     """Return the worst figures of one defense's cells, by name; those that no cell gives are left out.
 
     asr: of membership attacks.  psnr: median dB, each victim by the attack that rebuilds it best.  labels: share of
-    labels recovered.  cap: "recon/1" of the same worst cases, over the whole grid.
-
-    Args:
-        records: cells of one defense; oracles and cells that are not complete are left out.
-        at: the control value that asr, psnr and labels are read at; all of them by default.
+    labels recovered.  cap: "recon/1" of the same worst cases, over the whole grid; the others at the control value
+    `at`, by default over all. Oracles and cells that are not complete are left out.
     """
     frame = frame_of(records)
     here = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]
     images = frame.of([r for r in here if question_for(r).inputs])
     complete = [r for r in here if r.status == "complete"]
+    psnr = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
     found: dict[str, Worst | None] = {
         "asr": _worst(best(complete, "asr"), "asr"),
-        "psnr": _worst(worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median"),
-                       "psnr_median"),
+        "psnr": _worst(psnr, "psnr_median"),
         "labels": _worst(best(complete, "label_accuracy"), "label_accuracy"),
         "cap": _smallest_cap(frame),
-    }  # fmt: skip
+    }
     return {name: worst for name, worst in found.items() if worst is not None}
 
 
@@ -118,15 +83,10 @@ def _worst(top: Measured | None, name: str) -> Worst | None:
     metric = None if top is None else top.metric(name)
     if top is None or metric is None or metric.value is None:
         return None
-    return Worst(metric.value, metric.low, metric.high, f"{attack_of(top)}, {place(top.config)}")
-
-
-def place(config: CellConfig) -> str:
-    """Return where a cell stands, but for its attack: "sigma=0.1, init, batch 1, server/1"."""
-    control = config.defense.control
-    parts = [] if control is None else [f"{control.name}={control.value:g}"]
-    parts += [config.stage, f"batch {config.batch_size}", config.threat_model.id]
-    return ", ".join(parts + ([config.role] if config.role else []))
+    config, control = top.config, top.config.defense.control
+    words = [attack_of(top), "" if control is None else f"{control.name}={control.value:g}", config.stage]
+    words += [f"batch {config.batch_size}", config.threat_model.id, config.role]
+    return Worst(metric.value, metric.low, metric.high, ", ".join(word for word in words if word))
 
 
 def _smallest_cap(records: Frame) -> Worst | None:

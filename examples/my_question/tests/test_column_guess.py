@@ -26,17 +26,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def evaluated(rows: Path, out: Path, **more: object) -> Evaluation:
+@pytest.fixture(scope="module")
+def result(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
     """Evaluate dp, nearly off and nearly all noise, on the table."""
     options = {"rounds": 1, "clients": 4, "victims": 40, "attack_batch": (1,), "stages": ("init",), "workers": 1}
     task = {"defense": "dp", "grid": (1e-6, 1e3), "dataset": f"csv:{rows}?target=ill", "model": "mlp"}
-    return ppbench.evaluate(**task, attacks=("value_search",), threats=("server/1",), out=out, **options, **more)
-
-
-@pytest.fixture(scope="module")
-def result(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
-    """Return the evaluation that the tests look at."""
-    return evaluated(rows, tmp_path_factory.mktemp("out") / "first")
+    out = tmp_path_factory.mktemp("out") / "first"
+    return ppbench.evaluate(**task, attacks=("value_search",), threats=("server/1",), out=out, **options)
 
 
 def test_undefended_rows_give_their_values_and_noise_gives_the_most_frequent_at_best(result) -> None:
@@ -62,10 +58,9 @@ def test_the_question_has_a_board_columns_and_sentences(result) -> None:
     assert "Values guessed at most 1" in sentence and "sigma=1e-06" in sentence and "undefended 1" in sentence
 
 
-def test_two_folders_are_compared_by_it(result, rows: Path, tmp_path: Path) -> None:
+def test_results_are_compared_by_it(result) -> None:
     """Equal cells are equal rows."""
-    again = evaluated(rows, tmp_path / "second")
-    judged = [row for row in compare(result.out, again.out).rows if row.metric == "attribute_accuracy"]
+    judged = [row for row in compare(result.out, result.out).rows if row.metric == "attribute_accuracy"]
     assert {row.where.defense for row in judged} == {"none", "dp", "full_noise"}
     assert all(row.status == "ok" and row.headline and row.change.worse == 0 for row in judged)
 

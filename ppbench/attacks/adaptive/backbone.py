@@ -19,7 +19,7 @@ from ppbench.attacks.reconstruction.fastpath.affine import Affine
 from ppbench.attacks.reconstruction.fastpath.chain import backward_tangent, compile_chain, forward_tangent, prefers_vmap
 from ppbench.attacks.reconstruction.fastpath.distances import residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import Step
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo
+from ppbench.attacks.reconstruction.fastpath.passes import Memo
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -46,10 +46,11 @@ class _Known:
         self, observed: Sequence[Params], weights: Sequence[Params] | None, phi: Tensor, consistency: float
     ) -> None:
         names = [name for name in observed[0] if name.startswith(BACKBONE)]
-        self.observed = [{n: seen[n].detach().to(phi.dtype) for n in names} for seen in observed]
-        self.weights = None
-        if weights is not None:
-            self.weights = [{n: weight[n].detach().to(phi.dtype) for n in names} for weight in weights]
+
+        def kept(trees: Sequence[Params]) -> list[Params]:
+            return [{n: tree[n].detach().to(phi.dtype) for n in names} for tree in trees]
+
+        self.observed, self.weights = kept(observed), None if weights is None else kept(weights)
         scales = [sum(float(self._square(seen[n], v, n)) for n in names) for v, seen in enumerate(self.observed)]
         self.scale = phi.new_tensor(scales).clamp(min=TINY)
         self.phi = phi
@@ -67,13 +68,7 @@ class _Known:
 
 
 class ChainBackbone:
-    """`BackboneObjective` on the fast chain of layers.
-
-    Args:
-        steps: the compiled layers of the features, without the head.
-        known: what was observed.
-        batch: examples B of each victim.
-    """
+    """`BackboneObjective` on the fast chain of layers: `steps` of the features, without the head."""
 
     def __init__(self, steps: Sequence[Step], known: _Known, batch: int) -> None:
         self.steps, self.known = list(steps), known
@@ -99,16 +94,10 @@ class ChainBackbone:
             distance = distance + part
         scale = self.known.scale[index]
         # dD/dx is linear in the change fed in at the features: the pull of the known features enters there
-        change = (pull * scale[:, None, None]).reshape(a.shape)
-        by_x, by_w = self._derivative(change, memos, directions)
+        by_w = forward_tangent(self.steps, memos, directions)
+        by_x = backward_tangent(self.steps, memos, directions, (pull * scale[:, None, None]).reshape(a.shape))
         by_x, by_w = by_x.reshape(len(x), -1) / scale[:, None], by_w.reshape(w.shape) / scale[:, None, None]
         return distance / scale + features, by_x.reshape(x.shape), by_w
-
-    def _derivative(self, change: Tensor, memos: list[Memo], directions: list[Direction]) -> tuple[Tensor, Tensor]:
-        """Return the derivatives by the input and by the cotangent of <gradient, r>, plus J^T change by the input."""
-        tangent = forward_tangent(self.steps, memos, directions)
-        change = backward_tangent(self.steps, memos, directions, change)
-        return change, tangent
 
 
 class AutogradBackbone:
@@ -156,8 +145,7 @@ def backbone_objective(
     """Return the objective of V victims that share the public weights `params`, in the dtype of `phi`.
 
     Args:
-        plan: the public plan.
-        params: public weights.
+        plan, params: the public plan and weights.
         observed: the victims' observed gradients, V of them; entries of the head are ignored.
         phi: their features [V, B, D] as recovered from the head.
         weights: precisions of the observed entries (0 hides one), or None for equal ones.

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from scipy import stats
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Kind
 from ppbench.attacks.adaptive.baffle_sketch import Directions, Equations, sketches
 from ppbench.attacks.label.recovery import read_labels
-from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import simulation
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
@@ -28,32 +27,14 @@ from ppbench.federation.view import View
 SMALL = 50  # numbers up to which the exact law of the statistic is taken
 
 
-@dataclass(frozen=True)
-class KS:
-    """Two-sample Kolmogorov-Smirnov test. statistic: in [0, 1]; p_value: of samples from one law being so unlike."""
+def histogram_test(real: Tensor, noise: Tensor) -> Any:
+    """Return Kolmogorov and Smirnov's `statistic` and `pvalue`: whether a histogram tells real from noise inputs.
 
-    statistic: float
-    p_value: float
-
-
-def histogram_test(real: Tensor, noise: Tensor) -> KS:
-    """Return whether the histogram of loss differences tells real inputs from noise inputs (App. D).
-
-    A weak test: it is blind to the directions, with which the differences are a sketch of the gradient.
-
-    Args:
-        real: differences [K] of a real batch.
-        noise: differences [K'] of a batch of noise inputs; each at least one finite number.
-
-    Raises:
-        UsageError: a sample is empty or not finite.
+    Of the differences [K] of a real batch and [K'] of noise inputs, finite, at least one each (App. D). A weak test: it
+    is blind to the directions, with which the differences are a sketch of the gradient.
     """
-    for name, sample in (("real", real), ("noise", noise)):
-        if not len(sample) or not bool(sample.isfinite().all()):
-            raise UsageError(f"The histogram test needs finite loss differences, at least one; {name!r} has others.")
     method = "exact" if min(len(real), len(noise)) <= SMALL else "asymp"
-    found = stats.ks_2samp(real.double().cpu().numpy(), noise.double().cpu().numpy(), method=method)
-    return KS(float(found.statistic), float(found.pvalue))
+    return stats.ks_2samp(real.double().cpu().numpy(), noise.double().cpu().numpy(), method=method)
 
 
 def most_alike(plan: Plan, rounds: Sequence[Equations], labels: Tensor, generator: torch.Generator) -> int | None:
@@ -65,8 +46,7 @@ def most_alike(plan: Plan, rounds: Sequence[Equations], labels: Tensor, generato
     total = torch.zeros(len(labels), dtype=torch.float64)
     for r in rounds:
         own = Directions(int(torch.randint(2**31, (), generator=generator)), r.z.entries, r.z.count)
-        simulate, layout = simulation(plan, r.params), Layout.of(r.params)
-        columns = []
+        simulate, layout, columns = simulation(plan, r.params), Layout.of(r.params), []
         for candidate in labels:
             x = torch.randn(len(candidate), *plan.spec.shape, generator=generator).to(r.s.device)
             part = simulate(x[None], one_hot(candidate, plan.spec.classes).to(x)[None])
@@ -82,14 +62,11 @@ def most_alike(plan: Plan, rounds: Sequence[Equations], labels: Tensor, generato
 class BaffleHistogram(Attack):
     """Guesses the labels under which noise inputs give the most similar histogram; it cannot see the leak.
 
-    One example: every class is a candidate; more: random multisets. On other defenses the labels are read as
-    `label_recovery` does.
-
-    Attributes:
-        candidates: multisets tried for more than one example.
+    One example: every class is a candidate; more: as many random multisets as `candidates`. On other defenses the
+    labels are read as `label_recovery` does.
     """
 
-    candidates: int = 20
+    candidates: Count = 20
 
     name: ClassVar[str] = "baffle_histogram"
     kind: ClassVar[Kind] = "label"
@@ -97,11 +74,6 @@ class BaffleHistogram(Attack):
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"baffle"})
     reference: ClassVar[str] = "the comparison of Feng et al. 2023, App. D, taken for an attack"
-
-    def check(self) -> None:
-        """Refuse fewer than one candidate."""
-        if self.candidates < 1:
-            raise UsageError(f"Attack {self.name!r}: candidates={self.candidates} is too small; it must be 1 or more.")
 
     def suits(self, plan: Plan) -> bool:
         """Return whether images have classes to tell apart."""

@@ -21,7 +21,6 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.baffle_sketch import Equations, Sketch, sketches
 from ppbench.attacks.label.recovery import greedy_multiset, noise_means, read_labels, single_label
 from ppbench.base.autodiff import gradients
-from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
@@ -88,10 +87,7 @@ def linearized(plan: Plan, rounds: Sequence[Equations], generator: torch.Generat
 
 def bias_signal(rounds: Sequence[Equations]) -> Tensor:
     """Return Stein's estimate [C] float64, on the CPU, of the gradient of the head's bias, the mean over rounds."""
-    found = []
-    for r in rounds:
-        layout = Layout.of(r.params)
-        found.append(layout.unpack(r.z.transposed(r.s) / r.z.count)[HEAD_BIAS].cpu())
+    found = [Layout.of(r.params).unpack(r.z.transposed(r.s) / r.z.count)[HEAD_BIAS].cpu() for r in rounds]
     return torch.stack(found).mean(0)
 
 
@@ -100,12 +96,8 @@ def sketched_labels(
 ) -> Tensor | None:
     """Return the labels [batch] int64 that a sketch tells, as a sorted multiset; None where it is not finite, or zero.
 
-    Args:
-        plan: the public plan.
-        sketch: of the mean gradient of `batch` examples.
-        batch: examples of the whole unit.
-        generator: source of noise images.
-        method: "cone" as in this module's text; "stein": the signs of the estimated gradient of the head's bias alone.
+    The sketch is of the mean gradient of `batch` examples. The generator draws noise images. "stein" takes the signs of
+    the estimated gradient of the head's bias alone.
     """
     linear = linearized(plan, sketch.rounds, generator)
     if not bool(linear.a.isfinite().all() & linear.s.isfinite().all() & (linear.s != 0).any()):
@@ -124,13 +116,8 @@ def aligned_labels(linear: Linear, prediction: Tensor, batch: int) -> Tensor:
     """Return the multiset of labels [batch] int64, sorted, whose mean p - y points most along the sketch.
 
     Mean p - y is taken for a multiple u of (wrong - counts / batch), where u is the mean probability of wrong classes
-    and `wrong` how it is spread: evenly, or as on noise images. The multiset is searched from what some u suggest,
-    by exchanges of one label.
-
-    Args:
-        linear: the equations.
-        prediction: mean probabilities [C] on noise images.
-        batch: number of labels.
+    and `wrong` how it is spread: evenly, or as `prediction` [C], the mean probabilities on noise images. The multiset
+    is searched from what some u suggest, by exchanges of one label.
     """
     even, estimate = torch.full_like(prediction, 1 / len(prediction)), linear.estimate()
     found = []
@@ -181,11 +168,6 @@ class BaffleLabels(Attack):
     targets: ClassVar[frozenset[str] | None] = frozenset({"baffle"})
     reference: ClassVar[str] = "this project; sign rule of Zhao et al. 2020 on the sketches of Feng et al. 2023"
 
-    def check(self) -> None:
-        """Refuse a method that does not exist."""
-        if self.method not in ("cone", "stein"):
-            raise UsageError(f"Attack {self.name!r}: method={self.method!r} is unknown; use 'cone' or 'stein'.")
-
     def suits(self, plan: Plan) -> bool:
         """Return whether images have classes, and the head a bias where it alone is looked at."""
         return super().suits(plan) and not plan.net.pixelwise and (self.method == "cone" or plan.net.head_bias)
@@ -196,7 +178,8 @@ class BaffleLabels(Attack):
         plain = {e.unit: e for e in view.defense.evidence(view)}
         guesses = []
         for asked in challenges:
-            count, sketch, labels = len(asked.unit) * asked.batch, found.get(asked.unit), None
+            count, sketch = len(asked.unit) * asked.batch, found.get(asked.unit)
+            labels = None
             if sketch is not None:
                 labels = sketched_labels(view.plan, sketch, count, generator, self.method)
             if labels is None:

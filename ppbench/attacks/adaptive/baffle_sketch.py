@@ -1,14 +1,13 @@
 """What BAFFLE's loss differences tell: a linear sketch s = Z g of a victim's gradient, Z known to everybody.
 
 A loss difference along a public direction z_k is, up to O(sigma^2), sigma times a multiple of z_k . g. K of them are K
-linear equations in the gradient, n unknowns of which follow from the pixels alone: the sketch is as good as the
-gradient once there are more equations than pixels. Every round in which the batch stays gives K more, with another Z
-at other weights. Masks leave the sketch of the cohort's mean gradient, and of one client's where the others collude.
+linear equations in the gradient, as good as the gradient once they are more than the pixels. Every round in which the
+batch stays gives K more, with another Z at other weights. Masks leave the sketch of the cohort's mean gradient, and of
+one client's where the others collude.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import chunks, step_seeds
 from ppbench.defenses.baffle.evidence import answers
 from ppbench.defenses.baffle.protocol import Baffle
-from ppbench.defenses.evidence import Shared
+from ppbench.defenses.evidence import Shared, cohorts
 from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.optim import Layout
 from ppbench.federation.view import Exchange, View
@@ -84,10 +83,7 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Equations:
-    """What one round tells, all on one device.
-
-    params: the weights; z: the directions; s: [K] float64, about Z times the gradient.
-    """
+    """What one round tells, all on one device: the weights, the directions z, and s [K] float64, about Z g."""
 
     params: Params
     z: Directions
@@ -96,12 +92,9 @@ class Equations:
 
 @dataclass(frozen=True)
 class Sketch:
-    """All rounds' equations about one unit.
+    """All rounds' equations, oldest first, about one slot, or about the mean gradient of a cohort.
 
-    Attributes:
-        unit: one slot, or the cohort whose mean gradient is sketched.
-        rounds: oldest first.
-        shares: weights of the unit's slots in the mean; () where they are equal.
+    shares: weights of the unit's slots in the mean; () where they are equal.
     """
 
     unit: tuple[Slot, ...]
@@ -138,27 +131,19 @@ def sketches(view: View) -> list[Sketch]:
     if defense.level == "epoch":
         return _steps(view, defense, found, drawn)
     summed = defense.sums and not view.threat.startswith("collusion/")
-    units = _cohorts(view, list(found)) if summed else [(slot,) for slot in found]
-    return [_sketch(view, defense, unit, [found[slot] for slot in unit], drawn) for unit in units]
+    first = [sent[0] for sent in found.values()]  # no sum but that of all clients is without masks
+    units = cohorts(first, view.plan.clients) if summed else [[exchange] for exchange in first]
+    return [_sketch(view, defense, [found[e.slot] for e in unit], drawn) for unit in units]
 
 
-def _cohorts(view: View, slots: Sequence[Slot]) -> list[tuple[Slot, ...]]:
-    """Return the slots probe by probe, where all clients answered: no other sum is without masks."""
-    probes: dict[int, list[Slot]] = defaultdict(list)
-    for slot in slots:
-        probes[slot.probe].append(slot)
-    return [tuple(some) for some in probes.values() if len(some) == view.plan.clients]
-
-
-def _sketch(
-    view: View, defense: Baffle, unit: tuple[Slot, ...], sent: Sequence[Sequence[Exchange]], drawn: Drawn
-) -> Sketch:
-    rounds = []
+def _sketch(view: View, defense: Baffle, sent: Sequence[Sequence[Exchange]], drawn: Drawn) -> Sketch:
+    unit, rounds = tuple(exchanges[0].slot for exchanges in sent), []
     for exchanges in zip(*sent, strict=False):  # by round
         params = exchanges[0].asked.params
         seed, s = defense.sketch(*exchanges, view=view)
         where = next(iter(params.values())).device  # sums in a ring are on the CPU
-        rounds.append(Equations(params, drawn.at(seed, _entries(params), len(s)), s.to(where)))
+        entries = sum(value.numel() for value in params.values())
+        rounds.append(Equations(params, drawn.at(seed, entries, len(s)), s.to(where)))
     return Sketch(unit, tuple(rounds), _shares(view, sent[0][0], unit))
 
 
@@ -210,10 +195,6 @@ def coordinates(maps: Sequence[Directions], total: Tensor) -> tuple[Tensor, ...]
     rows = torch.cat([stack for z in maps for stack in z.stacks(total)])
     found: Tensor = torch.linalg.solve(rows @ rows.T, rows @ total)
     return (maps[0].count * found).chunk(len(maps))
-
-
-def _entries(params: Params) -> int:
-    return sum(value.numel() for value in params.values())
 
 
 def sketch_evidence(view: View, found: Sequence[Sketch]) -> list[Evidence]:

@@ -56,55 +56,46 @@ class AdaptiveDP(Attack):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law of the defense; a mean of U uploads has 1/sqrt(U) of its std."""
-        noise = view.defense.noise(view.plan)
-        found = []
-        for e in view.defense.evidence(view):
-            law = None if noise is None else replace(noise, std=noise.std / math.sqrt(len(e.unit)))
-            found.append(replace(e, noise=law))
-        return found
+        noise, found = view.defense.noise(view.plan), view.defense.evidence(view)
+        laws = (None if noise is None else replace(noise, std=noise.std / math.sqrt(len(e.unit))) for e in found)
+        return [replace(e, noise=law) for e, law in zip(found, laws, strict=True)]
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; zero or non-finite observations get their start image."""
-        noisy, clipped = view.defense.noise(view.plan) is not None, isinstance(view.defense, DPSGD)
-        if not noisy and not clipped:
-            return Exact(budget=self.budget, source=self).run(view, challenges, generator)
-        found = {e.unit: e for e in self.evidence(view)}
-        tries = 1 + (self.restarts if noisy else 0)
-        spec, low, high = view.plan.spec, *view.plan.data_range
-        guesses, places, chosen, starts = [], [], [], []
+        noisy, plan = view.defense.noise(view.plan) is not None, view.plan
+        if not noisy and not isinstance(view.defense, DPSGD):
+            return DLG(budget=self.budget).answer(self.evidence(view), plan, challenges, generator)
+        found, tries = {e.unit: e for e in self.evidence(view)}, 1 + (self.restarts if noisy else 0)
+        (low, high), guesses = plan.data_range, []
+        alike: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images
         for place, asked in enumerate(challenges):
-            count = len(asked.unit) * asked.batch
-            draws = torch.randn(tries, count, *spec.shape, generator=generator)
+            count, evidence = len(asked.unit) * asked.batch, found.get(asked.unit)
+            draws = torch.randn(tries, count, *plan.spec.shape, generator=generator)
             images = (low + high) / 2 + 0.02 * (high - low) * draws
-            logits = 0.1 * torch.randn(tries, count, spec.classes, generator=generator)
+            logits = 0.1 * torch.randn(tries, count, plan.spec.classes, generator=generator)
             guesses.append(Guess(x=images[0], y=logits[0].argmax(-1)))
-            evidence = found.get(asked.unit)
             if evidence is not None and usable(evidence):
-                places.append(place)
-                chosen.append(evidence)
-                starts.append((images.to(evidence.device), logits.to(evidence.device)))
-        for count in {len(images[0]) for images, _ in starts}:
-            rows = [row for row, (images, _) in enumerate(starts) if len(images[0]) == count]
-            results = self._best(view, [chosen[r] for r in rows], [starts[r] for r in rows])
-            for row, guess in zip(rows, results, strict=True):
-                guesses[places[row]] = guess
+                start = Starts(images.to(evidence.device), logits.to(evidence.device), joint=True)
+                alike.setdefault(count, []).append((place, evidence, start))
+        for victims in alike.values():
+            places, evidences, starts = zip(*victims, strict=True)
+            for place, guess in zip(places, self._best(view, evidences, starts), strict=True):
+                guesses[place] = guess
         return guesses
 
-    def _best(self, view: View, evidence: list[Evidence], starts: list[tuple[Tensor, Tensor]]) -> list[Guess]:
+    def _best(self, view: View, evidence: Sequence[Evidence], starts: Sequence[Starts]) -> list[Guess]:
         """Return for each victim the best of its restarts by the posterior."""
-        tries = len(starts[0][0])
+        tries = len(starts[0].x)
         many = [e for e in evidence for _ in range(tries)]
-        start = Starts(torch.cat([x for x, _ in starts]), torch.cat([y for _, y in starts]), joint=True)
+        start = Starts(torch.cat([s.x for s in starts]), torch.cat([s.y for s in starts]), joint=True)
         found = self._search(view, many, start, self.budget // tries)
         score = torch.nan_to_num(found.mismatch, nan=torch.inf).view(-1, tries)
-        guesses = []
+        spent, guesses = found.evaluations.view(-1, tries).sum(1), []
         for victim, choice in enumerate(score.argmin(1).tolist()):
             row = victim * tries + choice
-            spent = int(found.evaluations[victim * tries : (victim + 1) * tries].sum())
-            labels = found.ends.labels[row].argmax(-1)
-            guesses.append(
-                Guess(found.ends.x[row].float(), labels, confidence=float(score[victim, choice]), evaluations=spent)
-            )
+            x, labels = found.ends.x[row].float(), found.ends.labels[row].argmax(-1)
+            sure = float(score[victim, choice])
+            guesses.append(Guess(x, labels, confidence=sure, evaluations=int(spent[victim])))
         return guesses
 
     def _search(self, view: View, evidence: list[Evidence], start: Starts, budget: int) -> Matches:
@@ -115,11 +106,11 @@ class AdaptiveDP(Attack):
         passes = 1 + (REWEIGHTINGS if laplace else 0) + (RESCALINGS if clipped else 0)
         share = max(1, budget // passes)
         spent, factor, best = torch.zeros(len(evidence), dtype=torch.int64), torch.ones(len(evidence)), None
-        for turn in range(passes):
+        for _ in range(passes):
             if clipped:
                 factor = shrinkage(evidence, start if best is None else decided(start), clipped.clip)
             current = [scaled(e, float(f)) for e, f in zip(evidence, factor, strict=True)]
-            if laplace and best is not None and turn > 0:
+            if laplace and best is not None:
                 current = [reweighted(e, start, row) for row, e in enumerate(current)]
             best = self._match(view, current, start, factor, share)
             spent += best.evaluations
@@ -128,38 +119,16 @@ class AdaptiveDP(Attack):
         return replace(best, evaluations=spent)
 
     def _match(self, view: View, evidence: list[Evidence], start: Starts, factor: Tensor, budget: int) -> Matches:
-        low, high = view.plan.data_range
-        noise = evidence[0].noise
-        victims = len(evidence)
-        if noise is None:  # clipped, not noisy
-            unit, prior, stop = None, None, 1e-10
-        else:
-            unit = 2 * (noise.std * factor.double()) ** 2
-            pixels = math.prod(view.plan.spec.shape)
-            image = len(view.plan.spec.shape) == 3
-            smooth = pixels / (self.roughness * (high - low)) if image else 0.0
-            prior, stop = ImagePrior(smooth, self.box * pixels, low=low, high=high), 0.0
+        unit, prior, stop, noise = None, None, 1e-10, evidence[0].noise
+        if noise is not None:  # else clipped only
+            unit, stop = 2 * (noise.std * factor.double()) ** 2, 0.0
+            shape, (low, high) = view.plan.spec.shape, view.plan.data_range
+            smooth = math.prod(shape) / (self.roughness * (high - low)) if len(shape) == 3 else 0.0
+            prior = ImagePrior(smooth, self.box * math.prod(shape), low=low, high=high)
+        budgets, stops = torch.full((len(evidence),), budget), torch.full((len(evidence),), stop, dtype=torch.float64)
         return match_gradients(
-            evidence,
-            start,
-            view.plan,
-            budget=torch.full((victims,), budget),
-            stop=torch.full((victims,), stop, dtype=torch.float64),
-            unit=unit,
-            prior=prior,
-            settings=Settings(),
+            evidence, start, view.plan, budget=budgets, stop=stops, unit=unit, prior=prior, settings=Settings()
         )
-
-
-@dataclass(frozen=True)
-class Exact(DLG):
-    """Gradient matching without noise, on the evidence of another attack (`source`)."""
-
-    source: Attack | None = None
-
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return the evidence of `source`."""
-        return super().evidence(view) if self.source is None else self.source.evidence(view)
 
 
 def scaled(evidence: Evidence, factor: float) -> Evidence:
@@ -193,10 +162,8 @@ def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tenso
 
     Exact for one example; for a batch, the common factor under which its mean gradient would have been clipped.
     """
-    norms = []
-    for row, one in enumerate(evidence):
-        simulated = _simulated(one, start, row)
-        norms.append(float(Layout.of(simulated).pack(simulated).norm()))
+    found = [_simulated(one, start, row) for row, one in enumerate(evidence)]
+    norms = [float(Layout.of(simulated).pack(simulated).norm()) for simulated in found]
     return (torch.tensor(norms) / clip).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1.0)
 
 

@@ -22,13 +22,10 @@ from ppbench.nets.walk import channels
 
 
 def sources(plan: Plan) -> dict[str, Tensor | None]:
-    """Return the parameters in which the features are jointly homogeneous of degree one.
+    """Return by name the parameters in which the features are jointly homogeneous of degree one.
 
-    Those are weights where they read the input, biases and the affine part of norms (up to a norm's eps).
-
-    Returns:
-        By name, None for the whole parameter, or [inputs] bool: which of a weight's inputs (its axis 1) are the
-        network's.
+    Those are weights where they read the input, biases and the affine part of norms (up to a norm's eps). None for a
+    whole parameter, or [inputs] bool: which of a weight's inputs (its axis 1) are the network's.
     """
     found: dict[str, Tensor | None] = {}
     for name, factor in channels(plan.spec, "affine").factors.items():
@@ -41,13 +38,7 @@ def sources(plan: Plan) -> dict[str, Tensor | None]:
 
 
 def inner(plan: Plan, tree: Params, params: Params) -> Tensor:
-    """Return sum over `sources` of <gradient, parameter>: [...] for gradients with leading axes [...].
-
-    Args:
-        plan: the public plan.
-        tree: gradients at `params`, each [..., *shape].
-        params: perturbed weights.
-    """
+    """Return sum over `sources` of <gradient, parameter>: [...] for gradients `tree` [..., *shape] at `params`."""
     total = torch.zeros(())
     for name, part in sources(plan).items():
         value = params[name].double()
@@ -63,10 +54,8 @@ def inner(plan: Plan, tree: Params, params: Params) -> Tensor:
 class Moments:
     """Means over a batch, in units of the upload's common factor.
 
-    Attributes:
-        square: mean alpha^2, scalar.
-        error: [m] mean alpha d_k^T (yhat - ybar).
-        labels: [m] mean alpha d_k^T ybar; NaN where the network has biases.
+    square: mean alpha^2; error: [m] mean alpha d_k^T (yhat - ybar); labels: [m] mean alpha d_k^T ybar, NaN where the
+    network has biases.
     """
 
     square: Tensor
@@ -77,14 +66,8 @@ class Moments:
 def exact_moments(plan: Plan, found: Surrogates, params: Params, directions: Tensor, masked_bias: bool) -> Moments:
     """Return the moments where g is exact: the sum of its head's columns is mean (yhat - ybar) alpha, in all entries.
 
-    A masked head bias has alpha = 1 + sum of features; sigma's own head bias is d mean alpha.
-
-    Args:
-        plan: the public plan.
-        found: surrogates of one client, or their mean over clients.
-        params: the perturbed weights that they were taken at.
-        directions: [m, C], float64.
-        masked_bias: whether the head's bias carries the mask.
+    `found` is of one client, or the mean over clients, taken at the perturbed weights `params`. A masked head bias has
+    alpha = 1 + sum of features; sigma's own head bias is d mean alpha, with directions d [m, C].
     """
     error, square = found.g[HEAD_WEIGHT].double().sum(1), inner(plan, found.beta, params)
     if masked_bias and HEAD_BIAS in params:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ppbench.attacks.adaptive.backbone import BackboneObjective, backbone_objective
+from ppbench.attacks.adaptive.backbone import BackboneObjective
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
@@ -56,13 +55,8 @@ def invert_features(
 ) -> Images:
     """Return images whose features are phi: min 1e3 ||phi(x) - phi||^2 / ||phi||^2 + smoothness TV(x) (spec 9.2).
 
-    Args:
-        plan: the public plan.
-        params: public weights, float32.
-        phi: features [V, B, D] float32, none of them zero.
-        generator: draws the start, grey with a little noise.
-        budget: gradient evaluations an image.
-        smoothness: weight of the total variation of x in units of the data range.
+    Weights and features [V, B, D], none of them zero, are float32; the start is grey with a little noise. An image has
+    `budget` gradient evaluations, and its total variation is taken in units of the data range.
     """
     victims, batch = phi.shape[:2]
     low, high = plan.data_range
@@ -90,12 +84,9 @@ def invert_features(
 
 
 def head_cotangents(params: Params, phi: Tensor, labels: Tensor) -> Tensor:
-    """Return W^T (p - onehot(y)) / B as [V, B, D]: the cotangents at the features, were there no secret head.
+    """Return W^T (p - onehot(y)) / B [V, B, D] of features phi [V, B, D] and labels [V, B] int64.
 
-    Args:
-        params: public weights.
-        phi: features [V, B, D].
-        labels: [V, B] int64.
+    These are the cotangents at the features, were there no secret head.
     """
     weight, bias = params["head.weight"].to(phi.dtype), params["head.bias"].to(phi.dtype)
     onehot = torch.nn.functional.one_hot(labels, len(bias)).to(phi.dtype)
@@ -116,55 +107,30 @@ def cotangent_unit(objective: BackboneObjective, x: Tensor, w: Tensor) -> Tensor
 
 
 def match_backbone(
-    plan: Plan,
-    params: Params,
-    observed: Sequence[Params],
-    weights: Sequence[Params] | None,
-    phi: Tensor,
-    labels: Tensor,
-    start: Tensor,
-    *,
-    budget: int,
-    stop: float,
-    consistency: float,
-    smoothness: float,
+    objective: BackboneObjective, start: Tensor, cotangents: Tensor, *, budget: int, stop: float, smoothness: float
 ) -> Images:
     """Return images that explain features and backbone gradient together, cotangents free (spec 9.3, 9.4).
 
-    Unknown are x_i and one cotangent w_i in R^D an example; the objective is that of `BackboneObjective` plus
-    smoothness TV. The start is `start` with the cotangents of an undefended client. A prior that helps on the way keeps
-    the end from being exact, so half of the budget at most is spent with it, the rest with a hundredth of it.
-
-    Args:
-        plan: the public plan.
-        params: public weights, float32.
-        observed: the victims' gradients, V of them.
-        weights: precisions of their entries, or None.
-        phi: features [V, B, D] float32.
-        labels: [V, B] int64.
-        start: images [V, B, *shape] float32.
-        budget: gradient evaluations a victim.
-        stop: objective at which a victim is done.
-        consistency: weight of the relative squared distance of the features.
-        smoothness: weight of the total variation of x in units of the data range.
+    Unknown are x_i, from `start` [V, B, *shape], and one cotangent w_i in R^D an example, from `cotangents` [V, B, D],
+    those of an undefended client; minimized is `objective` plus smoothness TV. A prior that helps on the way keeps the
+    end from being exact, so half of the budget at most is spent with it, the rest with a hundredth of it. A victim has
+    `budget` gradient evaluations, and is done where the objective is `stop`.
     """
-    objective = backbone_objective(plan, params, observed, phi, weights=weights, consistency=consistency)
-    first = head_cotangents(params, phi, labels)
-    unit = cotangent_unit(objective, start, first)[:, None, None].clamp(min=1e-12)
-    pixels, weight = start[0].numel(), smoothness / (plan.data_range[1] - plan.data_range[0])
+    unit = cotangent_unit(objective, start, cotangents)[:, None, None].clamp(min=1e-12)
+    pixels = start[0].numel()
 
     def joint(z: Tensor, index: Tensor, smooth: float) -> tuple[Tensor, Tensor]:
-        x, w = z[:, :pixels].reshape(-1, *start.shape[1:]), z[:, pixels:].reshape(-1, *phi.shape[1:])
+        x, w = z[:, :pixels].reshape(-1, *start.shape[1:]), z[:, pixels:].reshape(-1, *cotangents.shape[1:])
         loss, by_x, by_w = objective(x, w * unit[index], index)
         rough, slope = total_variation(x.flatten(0, 1))
         loss = loss + smooth * rough.view(len(x), -1).sum(1)
         by_x = by_x + smooth * slope.view_as(x)
         return loss, torch.cat([by_x.flatten(1), (by_w * unit[index]).flatten(1)], 1)
 
-    z = torch.cat([start.flatten(1), (first / unit).flatten(1)], 1)
+    z = torch.cat([start.flatten(1), (cotangents / unit).flatten(1)], 1)
     stops, loss = torch.full((len(start),), stop), torch.full((len(start),), torch.inf, dtype=torch.float64)
     spent = torch.zeros(len(start), dtype=torch.int64)
-    phases = [(weight, budget // 2), (weight * RELAX, budget)] if weight else [(0.0, budget)]
+    phases = [(smoothness, budget // 2), (smoothness * RELAX, budget)] if smoothness else [(0.0, budget)]
     for smooth, until in phases:
         found = minimize(partial(joint, smooth=smooth), z, budget=until - spent, stop=stops, settings=SETTINGS)
         z, loss, spent = found.z, found.loss, spent + found.evaluations

@@ -68,7 +68,6 @@ class AdaptiveFedPC(FedAvgInversion):
         """Return one guess a challenge; a start image where nothing can be read, as of masked ternaries."""
         if not isinstance(view.defense, FedPC):
             return super().run(view, challenges, generator)
-        self.check()
         pilots, told = observed_pilots(view), known_signs(view, view.defense)
         labels = slot_labels(view, view.defense, challenges, generator)
         named = [_with_labels(asked, y, view.plan) for asked, y in zip(challenges, labels, strict=True)]
@@ -85,17 +84,17 @@ class AdaptiveFedPC(FedAvgInversion):
     def _pilots(
         self, view: View, defense: FedPC, challenges: Sequence[Challenge], generator: torch.Generator
     ) -> list[Guess]:
-        plan, pilots = view.plan, observed_pilots(view)
+        plan, pilots, first = view.plan, observed_pilots(view), first_layer(view.plan)
         found = [pilots[asked.unit[0]] for asked in challenges]
-        if linear(plan):
-            return linear_pilots(found, view, challenges, generator, self.budget)
+        if first is not None and first.bias is not None and plan.local.opt.name == "sgd":  # ratios tell the input
+            return linear_pilots(found, plan, challenges, generator, self.budget)
 
         def suppose(rows: Sequence[int], secret: Secret) -> list[Evidence]:
             return pilot_evidence([found[i] for i in rows], plan, secret)
 
         attack = replace(self, budget=self.sign_budget) if plan.local.opt.name == "adam" else self
         tries = secrets(plan, defense, found[0].round, challenges[0].batch)
-        return invert(Trials(attack, view, suppose, challenges, generator), tries)
+        return invert(Trials(attack, plan, suppose, challenges, generator), tries)
 
     def _others(
         self, view: View, defense: FedPC, challenges: Sequence[Challenge], generator: torch.Generator
@@ -109,7 +108,7 @@ class AdaptiveFedPC(FedAvgInversion):
 
         attack = replace(self, budget=self.sign_budget, restarts=0)
         tries = secrets(plan, defense, told[slots[0]][-1].round, count)
-        return invert(Trials(attack, view, suppose, challenges, generator), tries)
+        return invert(Trials(attack, plan, suppose, challenges, generator), tries)
 
 
 def _with_labels(asked: Challenge, labels: Tensor, plan: Plan) -> Challenge:
@@ -125,9 +124,3 @@ def _grey(asked: Challenge, plan: Plan, generator: torch.Generator) -> Guess:
     victim = Victim(None, asked, plan, generator)
     labels = victim.labels("inferred")
     return Guess(x=victim.image("grey"), y=None if labels is None else labels.argmax(-1), evaluations=1)
-
-
-def linear(plan: Plan) -> bool:
-    """Return whether the network begins with a linear layer with biases, trained by SGD: then ratios tell the input."""
-    first = first_layer(plan)
-    return first is not None and first.bias is not None and plan.local.opt.name == "sgd"

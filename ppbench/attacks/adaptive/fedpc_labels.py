@@ -30,10 +30,7 @@ def class_signs(rounds: Sequence[Params]) -> Tensor:
     """Return [C] float64, negative for classes that a client holds more of than predicted, from signs of its gradients.
 
     The mean over rounds of the bias's sign, where it is known, else of the mean sign of the weights of the class, which
-    are those of the bias behind activations that are positive.
-
-    Args:
-        rounds: of each round the signs in {-1, 0, 1} by parameter, oriented as a gradient.
+    are those of the bias behind activations that are positive. Signs in {-1, 0, 1} are oriented as a gradient.
     """
     found = []
     for known in rounds:
@@ -43,23 +40,10 @@ def class_signs(rounds: Sequence[Params]) -> Tensor:
     return torch.stack(found).mean(0).cpu()
 
 
-def over_represented(rounds: Sequence[Params]) -> Tensor:
-    """Return [C] int8: 1 for classes more frequent with a client than the model predicts there, -1 less, 0 unknown.
-
-    For real rounds on all of a client's data; by the majority of the rounds in which the ternary tells.
-    """
-    return (-class_signs(rounds)).sign().to(torch.int8)
-
-
 def sign_labels(rounds: Sequence[Params], plan: Plan, params: Params, batch: int, generator: torch.Generator) -> Tensor:
-    """Return the labels [batch] int64 that signs tell, as a sorted multiset; drawn where they tell none.
+    """Return the labels [batch] int64 that `class_signs` tell, as a sorted multiset; drawn where they tell none.
 
-    Args:
-        rounds: signs by parameter, of each observed round; see `class_signs`.
-        plan: the public plan.
-        params: weights of the model that the rounds began with.
-        batch: number of examples.
-        generator: source of noise images and of labels that are not told.
+    `params` is the model that the rounds began with; the generator draws noise images, or labels that are not told.
     """
     signal = class_signs(rounds) if rounds else torch.zeros(plan.spec.classes, dtype=torch.float64)
     if not signal.isfinite().all() or not bool((signal != 0).any()):
@@ -75,9 +59,8 @@ class Told:
     """What one ternary tells of a client's step P - Q.
 
     Attributes:
-        round: number of the round.
-        signs: its signs, 0 where not told; oriented as a gradient.
-        params: the model P that the round began with.
+        round: number of the round; params: the model P that it began with.
+        signs: the step's, 0 where not told; oriented as a gradient.
         bounds: beta times the size of the last global step: |P - Q| is at least that where the ternary is not 0, else
             less, and where the bound itself is 0 nothing is told. Empty in round 1.
     """

@@ -23,11 +23,8 @@ BOUND = "bound/"
 class Gradients(Mappable):
     """Gradients of one batch at the models of several rounds, and by how much they exceed bounds.
 
-    Attributes:
-        params: the models, "ROUND/NAME" by name, and the bounds on the steps, "bound/ROUND/NAME".
-        plan: the public plan.
-        rounds: how many models there are.
-        gain: what a gradient is multiplied by to make a step.
+    `params` holds the models, "ROUND/NAME" by name, and the bounds on the steps, "bound/ROUND/NAME"; a gradient is
+    multiplied by `gain` to make a step.
     """
 
     plan: Plan

@@ -17,17 +17,21 @@ from ppbench.base.tree import Params
 
 TINY = 1e-300
 DAMPING_START, DAMPING_DOWN, DAMPING_UP, DAMPING_MAX = 1e-3, 0.3, 5.0, 1e12
+STEPS = 100
+"""Damped steps a start, at most."""
+SPREAD = 0.3
+"""Relative size of the multiplicative noise of restarts."""
+STOP, ENOUGH, ACCEPT = 1e-20, 1e-13, 1e-9
+"""Relative squared residuals: at which the search ends; from the plain start that makes restarts needless (a float32
+gradient leaves about 1e-14); largest one of an answer that counts as a solution."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features of one batch as the attacker found them.
+    """Features [B, D] float64 of one batch, in the order of `labels` [B] int64, as the attacker found them.
 
-    Attributes:
-        value: [B, D] float64, in the order of `labels`.
-        labels: [B] int64.
-        residual: relative squared mismatch of the head's gradient under them.
-        exact: whether the system was solved; False where the value is the per-class start, not a solution.
+    residual: relative squared mismatch of the head's gradient under them; exact: whether the system was solved, False
+    where the value is the per-class start.
     """
 
     value: Tensor
@@ -40,11 +44,8 @@ class Features:
 class System:
     """The closed system in the row space of dW; everything float64.
 
-    Attributes:
-        target: [C, B + 1], dW R^T beside db: what (1/B) A^T [M, 1] must equal.
-        logits: [B, C], R W^T: logits are M @ logits + bias.
-        bias: [C], the head's bias.
-        onehot: [B, C] of the labels.
+    target: [C, B + 1], dW R^T beside db: what (1/B) A^T [M, 1] must equal; logits: [B, C], R W^T: logits are
+    M @ logits + bias [C]; onehot: [B, C] of the labels.
     """
 
     target: Tensor
@@ -74,22 +75,17 @@ class System:
         return parts.reshape(count, -1, batch * batch) / scale
 
 
-def levenberg_marquardt(system: System, m: Tensor, steps: int, stop: float) -> tuple[Tensor, Tensor]:
-    """Return the refined candidates [S, B, B] and their relative squared residuals [S].
+def levenberg_marquardt(system: System, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the candidates [S, B, B] refined by `STEPS` at most, and their relative squared residuals [S].
 
-    Candidates are independent: each has its own damping, and a step that does not lower its residual is undone.
-
-    Args:
-        system: the equations.
-        m: starts [S, B, B].
-        steps: largest number of damped steps.
-        stop: ends early when one candidate's squared residual is below it.
+    Candidates are independent: each has its own damping, and a step that does not lower its residual is undone. The
+    search ends early when one candidate's residual is below `STOP`.
     """
     damping = torch.full((len(m),), DAMPING_START, dtype=m.dtype, device=m.device)
     r = system.residual(m)
     loss = (r * r).sum(1)
-    for _ in range(steps):
-        if bool((loss < stop).any()) or bool((damping > DAMPING_MAX).all()):
+    for _ in range(STEPS):
+        if bool((loss < STOP).any()) or bool((damping > DAMPING_MAX).all()):
             break
         j = system.jacobian(m)
         gram = j.mT @ j
@@ -120,11 +116,6 @@ def recover_features(
     generator: torch.Generator,
     *,
     restarts: int = 30,
-    steps: int = 100,
-    stop: float = 1e-20,
-    enough: float = 1e-13,
-    accept: float = 1e-9,
-    spread: float = 0.3,
 ) -> Features:
     """Return the features of a batch from the head's gradient (spec 9.2, 9.2b).
 
@@ -132,39 +123,34 @@ def recover_features(
         params: public weights; `head.weight` [C, D] and `head.bias` [C] are used.
         weight_grad, bias_grad: observed gradients [C, D] and [C], finite.
         labels: [B] int64, the recovered multiset.
-        generator: draws the restarts.
-        restarts: starts besides the plain one, each with multiplicative noise of relative size `spread`.
-        steps: damped steps a start.
-        stop: relative squared residual at which the search ends.
-        enough: residual from the plain start that makes restarts needless; a float32 gradient leaves about 1e-14.
-        accept: largest relative squared residual of an answer that counts as a solution.
-        spread: relative size of the noise of the restarts.
+        generator: draws the `restarts` starts besides the plain one.
+        restarts: their number.
     """
-    start = class_starts(weight_grad, bias_grad, labels)
-    batch, classes = len(labels), len(bias_grad)
+    start, batch = class_starts(weight_grad, bias_grad, labels), len(labels)
     params = {name: params[name].detach() for name in ("head.weight", "head.bias")}
-    if batch == 1:
-        return Features(start, labels, head_mismatch(params, weight_grad, bias_grad, start, labels), True)
-    if batch >= classes:  # the rows of p - onehot sum to zero, so dW has rank below C: no room for B directions
-        return Features(start, labels, head_mismatch(params, weight_grad, bias_grad, start, labels), False)
-    dw, db = weight_grad.double(), bias_grad.double()
-    rows = torch.linalg.svd(dw, full_matrices=False).Vh[:batch]
-    onehot = torch.nn.functional.one_hot(labels, classes).double()
+    if 1 < batch < len(bias_grad):  # the rows of p - onehot sum to zero, so dW has rank below C: room for B < C
+        value = _solved(params, weight_grad.double(), bias_grad.double(), start, labels, generator, restarts)
+        residual = head_mismatch(params, weight_grad, bias_grad, value, labels)
+        if residual <= ACCEPT:
+            return Features(value, labels, residual, True)
+    return Features(start, labels, head_mismatch(params, weight_grad, bias_grad, start, labels), batch == 1)
+
+
+def _solved(
+    params: Params, dw: Tensor, db: Tensor, start: Tensor, labels: Tensor, generator: torch.Generator, restarts: int
+) -> Tensor:
+    """Return the features [B, D] with the smallest residual, from the plain start or, if that is large, noisy ones."""
+    rows = torch.linalg.svd(dw, full_matrices=False).Vh[: len(labels)]
+    onehot = torch.nn.functional.one_hot(labels, len(db)).double()
     weight, bias = params["head.weight"].double(), params["head.bias"].double()
     system = System(torch.cat([dw @ rows.T, db[:, None]], 1), rows @ weight.T, bias, onehot)
-    first = (start @ rows.T)[None]
     draws = torch.randn(restarts, *start.shape, generator=generator, dtype=torch.float64).to(start.device)
-    noisy = (start * (1 + spread * draws)) @ rows.T
-    best, loss = levenberg_marquardt(system, first, steps, stop)
-    if not float(loss[0]) <= enough:
-        more, more_loss = levenberg_marquardt(system, noisy, steps, stop)
+    best, loss = levenberg_marquardt(system, (start @ rows.T)[None])
+    if not float(loss[0]) <= ENOUGH:
+        more, more_loss = levenberg_marquardt(system, (start * (1 + SPREAD * draws)) @ rows.T)
         best, loss = torch.cat([best, more]), torch.cat([loss, more_loss])
-    chosen = int(loss.nan_to_num(nan=torch.inf).argmin())
-    value = best[chosen] @ rows
-    residual = head_mismatch(params, weight_grad, bias_grad, value, labels)
-    if residual <= accept:
-        return Features(value, labels, residual, True)
-    return Features(start, labels, head_mismatch(params, weight_grad, bias_grad, start, labels), False)
+    value: Tensor = best[int(loss.nan_to_num(nan=torch.inf).argmin())] @ rows
+    return value
 
 
 def head_mismatch(params: Params, weight_grad: Tensor, bias_grad: Tensor, phi: Tensor, labels: Tensor) -> float:

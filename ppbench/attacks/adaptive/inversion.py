@@ -1,107 +1,62 @@
-"""Inversion of evidence that an adaptive attack has found: by algebra where that applies, else by search.
+"""Inversion of exact evidence that an adaptive attack has made: by algebra where that applies, else by search.
 
-Evidence here is a gradient of some scalar of a perturbed network, or several of them; what the plain attacks make of
-gradients they make of these.
+Evidence here is a gradient of some scalar of a perturbed network, or several of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate
-from ppbench.federation.plan import Batch
-from ppbench.federation.view import View
+from ppbench.federation.plan import Batch, Plan
 from ppbench.nets.net import Net
 
 CONFIDENT = 1e-3
 """Relative mismatch up to which the algebra's answer for one example is taken without a search."""
-
-
-@dataclass(frozen=True)
-class Search(DLG):
-    """Gradient matching on given evidence, which is exact: a search that ends short of it began badly.
-
-    ReLU networks have local minima: on two examples and an MLP 64-64, one start finds half of the images, seven find
-    seven of eight.
-    """
-
-    restarts: int = 6
-    hopeless: float = CONFIDENT
-    found: tuple[Evidence, ...] = ()
-
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return the given evidence."""
-        return list(self.found)
-
-
-@dataclass(frozen=True)
-class Algebra(AnalyticInversion):
-    """Analytic inversion of given evidence."""
-
-    found: tuple[Evidence, ...] = ()
-
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return the given evidence."""
-        return list(self.found)
+RESTARTS = 6
+"""Of a search that ends above it: ReLU networks have local minima. On two examples and an MLP 64-64, one start finds
+half of the images, seven find seven of eight."""
 
 
 def invert(
-    found: Sequence[Evidence],
-    view: View,
-    challenges: Sequence[Challenge],
-    generator: torch.Generator,
-    budget: int,
+    found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator, budget: int
 ) -> list[Guess]:
     """Return one guess a challenge from evidence about its unit; a start image where there is none.
 
     A network that begins with a linear layer is inverted analytically: one example always, a batch where that layer has
     biases (see `AnalyticInversion`). Where that fails on one example, and for all other networks, batches are matched.
-
-    Args:
-        found: evidence about the challenges' units.
-        view: gives the plan.
-        challenges: what is asked.
-        generator: source of starts.
-        budget: gradient evaluations a victim, for both together.
+    Both together take `budget` gradient evaluations a victim.
     """
-    analytic: Attack = Algebra(budget=budget, found=tuple(found))
-    first = first_layer(view.plan)
+    search, first = DLG(budget=budget, restarts=RESTARTS, hopeless=CONFIDENT), first_layer(plan)
     if first is None:
-        return Search(budget=budget, found=tuple(found)).run(view, challenges, generator)
-    guesses = analytic.run(view, challenges, generator)
-    known = {e.unit for e in found}
-    short = [
-        i for i, (c, g) in enumerate(zip(challenges, guesses, strict=True)) if _short(c, g, first.bias is not None)
-    ]
-    short = [i for i in short if challenges[i].unit in known]
+        return search.answer(found, plan, challenges, generator)
+    guesses = AnalyticInversion(budget=budget).answer(found, plan, challenges, generator)
+    known, biased, short = {e.unit for e in found}, first.bias is not None, []
+    for i, (asked, guess) in enumerate(zip(challenges, guesses, strict=True)):
+        several = len(asked.unit) * asked.batch > 1
+        if asked.unit in known and (not biased if several else _confidence(guess) > CONFIDENT):
+            short.append(i)
     left = max(1, min((budget - guesses[i].evaluations for i in short), default=1))
-    others = Search(budget=left, found=tuple(found)).run(view, [challenges[i] for i in short], generator)
+    others = replace(search, budget=left).answer(found, plan, [challenges[i] for i in short], generator)
     for i, other in zip(short, others, strict=True):
-        guesses[i] = _better(guesses[i], other)
+        one = guesses[i]
+        best = other if _confidence(other) < _confidence(one) else one
+        guesses[i] = Guess(best.x, best.y, confidence=best.confidence, evaluations=one.evaluations + other.evaluations)
     return guesses
 
 
-def _short(challenge: Challenge, guess: Guess, biases: bool) -> bool:
-    if len(challenge.unit) * challenge.batch > 1:
-        return not biases
-    return guess.confidence is None or guess.confidence > CONFIDENT
-
-
-def _better(one: Guess, other: Guess) -> Guess:
-    """Return the surer guess, with the evaluations of both."""
-    first, second = (g.confidence if g.confidence is not None else float("inf") for g in (one, other))
-    best = other if second < first else one
-    return Guess(x=best.x, y=best.y, confidence=best.confidence, evaluations=one.evaluations + other.evaluations)
+def _confidence(guess: Guess) -> float:
+    return float("inf") if guess.confidence is None else guess.confidence
 
 
 def surrogate_simulation(
@@ -112,25 +67,15 @@ def surrogate_simulation(
     make: Callable[[Surrogates], Params],
     constants: Params | None = None,
 ) -> Simulate:
-    """Return what clients upload at perturbed weights, or `make` of it, as a function of a guessed batch.
+    """Return what clients upload at perturbed weights `params`, or `make` of it, as a function of a guessed batch.
 
-    Args:
-        net: the (expanded) network.
-        params: perturbed weights whose gradients are uploaded.
-        directions: [m, C] of sigma.
-        masked_bias: whether the head's bias carries the mask.
-        make: what is made of the surrogates.
-        constants: transitional layers.
+    directions: [m, C] of sigma; masked_bias: whether the head's bias carries the mask; constants: transitional layers.
     """
 
     def simulate(x: Tensor, y: Tensor) -> Params:
         images, labels = x.flatten(0, 1), y.flatten(0, 1)
         batch = Batch(images, labels, torch.ones(len(images), dtype=x.dtype, device=x.device))
-        weights, fixed = _cast(params, x), _cast(constants or {}, x)
+        weights, fixed = ({n: v.to(x) for n, v in tree.items()} for tree in (params, constants or {}))
         return make(surrogates(net, weights, batch, directions.to(x.dtype), masked_bias, fixed))
 
     return simulate
-
-
-def _cast(tree: Mapping[str, Tensor], like: Tensor) -> Params:
-    return {name: value.to(like) for name, value in tree.items()}

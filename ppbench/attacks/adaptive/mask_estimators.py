@@ -24,12 +24,9 @@ DOUBT = 4.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of the mask.
+    """An estimate of the mask's coefficients [m], with the covariance [m, m] of their error, as the estimator sees it.
 
-    Attributes:
-        coefficients: [m].
-        covariance: [m, m] of their error, as the estimator sees it.
-        bias: largest plausible variance of a bias that the estimator cannot see, mean over the coefficients.
+    bias: largest plausible variance of a bias that the estimator cannot see, mean over the coefficients.
     """
 
     coefficients: Tensor
@@ -47,17 +44,11 @@ def solve(matrix: Tensor, value: Tensor) -> Tensor:
 
 
 def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) -> Estimate:
-    """Regress the error of masked outputs on alpha, on labelled examples, without intercept (least squares).
+    """Regress the error of masked outputs yhat [n, C] on alpha [n], with labels y [n, C] and directions d [m, C].
 
-    With one direction c = sum alpha d^T (yhat - ybar) / (||d||^2 sum alpha^2). Its error is the regression of the true
-    error y - ybar on alpha: sum alpha (y - ybar) is a derivative of the loss by the head's weights, so that it vanishes
-    where training is stationary, whatever the size of the mask.
-
-    Args:
-        masked: yhat [n, C].
-        alpha: [n].
-        y: labels [n, C].
-        directions: [m, C].
+    Least squares without intercept: c = sum alpha d^T (yhat - ybar) / (||d||^2 sum alpha^2) with one direction. Its
+    error is the regression of the true error y - ybar on alpha: sum alpha (y - ybar) is a derivative of the loss by the
+    head's weights, so that it vanishes where training is stationary, whatever the size of the mask.
     """
     power = alpha.square().sum()
     slope = (alpha[:, None] * (masked - y)).sum(0) / power
@@ -69,15 +60,11 @@ def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) 
 
 
 def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
-    """Locate the columns of the head's perturbed weight: column j is W_j / r_j + r, so r is where they lie. No data.
+    """Locate the columns of the head's perturbed weight [C, D]: column j is W_j / r_j + r, so r is where they lie.
 
     Location and scatter of a multivariate t law by iterated reweighting: it ignores columns that a small r_j blew up,
-    and weighs directions by how little the true columns vary along them. Its error is measured to
-    be about half that of the medians of the rows.
-
-    Args:
-        weight: perturbed weight of the head [C, D].
-        directions: [m, C].
+    and weighs directions [m, C] by how little the true columns vary along them. Its error is measured to be about half
+    that of the medians of the rows.
     """
     classes, width = weight.shape
     coefficients = _left(directions) @ weight.median(1).values
@@ -118,13 +105,9 @@ def surprise(coefficients: Tensor, rows: Estimate) -> float:
 def by_projection(masked: Tensor, direction: Tensor, y: Tensor | None = None) -> Tensor:
     """Return outputs [n, C] that are exact across the public direction; along it they are as the labels have it.
 
-    (I - d d^T / ||d||^2) yhat holds no mask. Along d nothing is known, so that entry is taken from the label: of `y`
-    (the loss then counts C - 1 directions), or of the class whose one-hot target is nearest in the others.
-
-    Args:
-        masked: yhat [n, C], C > 1.
-        direction: public r_a [C].
-        y: labels [n, C], or None.
+    (I - d d^T / ||d||^2) yhat holds no mask, for yhat [n, C], C > 1, and the public d [C]. Along d nothing is known, so
+    that entry is taken from the label: of y [n, C] (the loss then counts C - 1 directions), or of the class whose
+    one-hot target is nearest in the others.
     """
     unit: Tensor = direction / direction.norm()
 

@@ -20,13 +20,13 @@ from ppbench.attacks.adaptive.euler import noiseless_moments
 from ppbench.attacks.adaptive.gauge import canonical_scales
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows
-from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions
+from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable
 from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
-from ppbench.defenses.pbpfl.evidence import exchanges, whole_cohorts
+from ppbench.defenses.pbpfl.evidence import exchanges
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, mask
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -39,14 +39,10 @@ CHANNELS = 2
 
 
 def rebuilt(plan: Plan, found: Surrogates, params: Params) -> Params:
-    """Return G of a batch of one example, without noise, from one secret coefficient a class: sigma [C, ...] and beta.
+    """Return G of a batch of one example, without noise, from sigma [C, ...] and beta at the perturbed `params`.
 
-    Any common factor of the upload stays on the result. NaN where the example fires no unit of the last layer.
-
-    Args:
-        plan: the public plan; its network has no biases.
-        found: one client's surrogates; their g is not used.
-        params: the perturbed weights that they were taken at.
+    Any common factor of the upload stays on the result. NaN where the example fires no unit of the last layer. The
+    network has no biases.
     """
     moments = noiseless_moments(plan, found, params)
     ratio = moments.error / moments.square
@@ -64,8 +60,7 @@ class AdaptiveMPDP(Attack):
     network (listener). Else Phi, and combinations of the Psi_i, at the perturbed weights: of a client, or of the whole
     cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken.
 
-    Attributes:
-        budget: gradient evaluations a victim.
+    `budget`: gradient evaluations a victim.
     """
 
     budget: int = 1800
@@ -85,10 +80,7 @@ class AdaptiveMPDP(Attack):
             return view.defense.evidence(view)
         shelf, found = Exact(view, defense), []
         if isinstance(defense, MPDPH):
-            for unit in whole_cohorts(view):
-                slots, mean = tuple(e.slot for e in unit), defense.mean([e.answer for e in unit])
-                found.append(shelf.channels(slots, unit[0].asked, mean))
-            return found
+            return [shelf.channels(tuple(e.slot for e in unit), unit[0].asked, mean) for unit, mean in readable(view)]
         silent = defense.noise_variance(view.plan, None) == 0
         for exchange in exchanges(view):
             vector = len(exchange.answer.sigma[HEAD_WEIGHT]) == view.plan.spec.classes
@@ -105,7 +97,7 @@ class AdaptiveMPDP(Attack):
         """Return one guess a challenge; labels of single examples are read off the surrogates."""
         counted = counted_labels(view, challenges)
         asked = [one if one.y is not None else replace(one, y=counted.get(one.unit)) for one in challenges]
-        return invert(self.evidence(view), view, asked, generator, self.budget)
+        return invert(self.evidence(view), view.plan, asked, generator, self.budget)
 
 
 class Exact:
@@ -118,12 +110,12 @@ class Exact:
 
     def gradient(self, exchange: Exchange, g: Params) -> Evidence:
         """Return the exact gradient at the true weights (server), or at weights that a listener can make of them."""
-        plan, server, answer = self.view.plan, self.view.state_at(exchange), exchange.answer
-        if server is not None:
-            params = server.params
-            observed = self.defense.recover(plan, server, Surrogates(g, answer.sigma, answer.beta))
-        else:
+        server = self.view.state_at(exchange)
+        if server is None:
             params, observed = self._unmasked(exchange, g)
+        else:
+            params, upload = server.params, replace(exchange.answer, g=g)
+            observed = self.defense.recover(self.view.plan, server, upload)
         return Evidence((exchange.slot,), observed, self.shared.at(params), params, channel="rebuilt")
 
     def _unmasked(self, exchange: Exchange, g: Params) -> tuple[Params, Params]:
@@ -132,11 +124,10 @@ class Exact:
         What the server recovers for the mask r is exact for any other in place of r, at the head less that mask. One
         that the head's columns show leaves a network near the true one, which is easier to search than a masked one.
         """
-        answer, params = exchange.answer, exchange.asked.params
-        along = directions(answer, exchange.asked.direction)
+        params, along = exchange.asked.params, directions(exchange.answer, exchange.asked.direction)
         found = by_rows(params[HEAD_WEIGHT].double(), along).coefficients
         r = found @ along
-        exact = combine(tree_map(lambda t: t.double(), Surrogates(g, answer.sigma, answer.beta)), found, r @ r)
+        exact = combine(tree_map(lambda t: t.double(), replace(exchange.answer, g=g)), found, r @ r)
         weights, units = self.fold(params, mask({n: v.double() for n, v in params.items()}, -r, False))
         return weights, {n: self.defense.bound * value / units[n] for n, value in exact.items()}
 

@@ -44,21 +44,21 @@ def only_label(moments: Moments, along: Tensor, bound: float) -> Tensor:
     return one_hot(distance.argmin(), along.shape[1]).float()[None, None]
 
 
-def unnoised(view: View) -> list[Exchange]:
-    """Return the uploads whose Psi and Phi can be read one by one."""
-    if not isinstance(view.defense, ModelPerturbation) or isinstance(view.defense, MPDPH):
-        return []
-    return exchanges(view)
+def readable(view: View) -> list[tuple[list[Exchange], Surrogates]]:
+    """Return the uploads whose Psi and Phi can be read: one by one, or the means of whole cohorts (mpdp_h)."""
+    if isinstance(view.defense, MPDPH):
+        return [(unit, view.defense.mean([e.answer for e in unit])) for unit in whole_cohorts(view)]
+    return [([e], e.answer) for e in exchanges(view)] if isinstance(view.defense, ModelPerturbation) else []
 
 
 def labels_of(view: View) -> dict[tuple[Slot, ...], Tensor]:
     """Return the one-hot label [1, 1, C] of every upload of one example."""
-    if view.plan.local.batch != 1 or not isinstance(view.defense, ModelPerturbation):
-        return {}
     known: dict[tuple[Slot, ...], Tensor] = {}
-    for exchange in unnoised(view):
-        moments = noiseless_moments(view.plan, exchange.answer, exchange.asked.params)
-        along = directions(exchange.answer, exchange.asked.direction)
+    if view.plan.local.batch != 1 or not isinstance(view.defense, ModelPerturbation) or view.defense.sums:
+        return known
+    for (exchange,), upload in readable(view):
+        moments = noiseless_moments(view.plan, upload, exchange.asked.params)
+        along = directions(upload, exchange.asked.direction)
         known[(exchange.slot,)] = only_label(moments, along, view.defense.bound)
     return known
 
@@ -81,17 +81,12 @@ class MPDPHistogram(Attack):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
-        plain = {e.unit: e for e in view.defense.evidence(view)}
-        single, shares = labels_of(view), histograms(view)
-        guesses = []
+        plain, counted, guesses = {e.unit: e for e in view.defense.evidence(view)}, counted_labels(view, challenges), []
         for asked in challenges:
-            count, share = len(asked.unit) * asked.batch, shares.get(asked.unit)
-            if asked.unit in single:
-                labels = single[asked.unit][0].argmax(-1)
-            elif share is not None:
-                labels = greedy_multiset(count * share, share > 0, count)
+            if asked.unit in counted:
+                labels = counted[asked.unit].flatten(0, 1).argmax(-1)
             else:
-                labels = read_labels(plain.get(asked.unit), view.plan, count, generator)
+                labels = read_labels(plain.get(asked.unit), view.plan, len(asked.unit) * asked.batch, generator)
             guesses.append(Guess(y=labels, evaluations=1))
         return guesses
 
@@ -101,19 +96,14 @@ def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
 
     Units are clients, or whole cohorts where only sums can be read. None where sigma has one row only.
     """
-    defense, found = view.defense, {}
-    if isinstance(defense, MPDPH):
-        parts = [(unit, defense.mean([e.answer for e in unit])) for unit in whole_cohorts(view)]
-    else:
-        parts = [([e], e.answer) for e in unnoised(view)]
-    for unit, upload in parts:
+    found = {}
+    for unit, upload in readable(view):
         params = unit[0].asked.params
         if len(upload.sigma[HEAD_WEIGHT]) != view.plan.spec.classes:
             continue
         moments = noiseless_moments(view.plan, upload, params)
-        rounding = (
-            torch.finfo(params[HEAD_WEIGHT].dtype).eps ** 0.5 * (moments.error.abs() + moments.labels.abs()).max()
-        )
+        size = (moments.error.abs() + moments.labels.abs()).max()
+        rounding = torch.finfo(params[HEAD_WEIGHT].dtype).eps ** 0.5 * size
         weighted = torch.where(moments.labels > rounding, moments.labels, 0.0)
         if bool(weighted.isfinite().all()) and float(weighted.sum()) > 0:
             found[tuple(e.slot for e in unit)] = weighted / weighted.sum()

@@ -7,7 +7,7 @@ scalar of the network like any other. Three independent families leave nothing b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogat
 from ppbench.federation import secagg
 from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import Exchange, View
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
 
@@ -34,11 +34,8 @@ from ppbench.federation.wire import Slot
 class AdaptivePBPFLExt(Attack):
     """Inverts differences of one client's masked messages, where the masks are shared; else the cohort's mean.
 
-    Questions are about whole cohorts; each client's batch is attacked on its own. Masks of independent families leave
-    the mean gradient of the cohort, which is then inverted as it is.
-
-    Attributes:
-        budget: gradient evaluations a client.
+    Questions are about whole cohorts; each client's batch is attacked on its own, with `budget` gradient evaluations.
+    Masks of independent families leave the mean gradient of the cohort, which is then inverted as it is.
     """
 
     budget: int = 1800
@@ -62,14 +59,14 @@ class AdaptivePBPFLExt(Attack):
         """Return one guess a challenge: its clients' images in the order of the unit."""
         found = bare_differences(view)
         if not found:
-            return invert(view.defense.evidence(view), view, challenges, generator, self.budget)
+            return invert(view.defense.evidence(view), view.plan, challenges, generator, self.budget)
         parts = [split(challenge) for challenge in challenges]
         asked = [one for some in parts for one in some]
         if view.plan.local.batch == 1:
             single = [Single.of(view, one) for one in found]
             found, labels = [s.evidence(view) for s in single], {s.unit: s.label for s in single}
             asked = [one if one.y is not None else replace(one, y=labels.get(one.unit)) for one in asked]
-        guesses = iter(invert(found, view, asked, generator, self.budget))
+        guesses = iter(invert(found, view.plan, asked, generator, self.budget))
         return [joined([next(guesses) for _ in some]) for some in parts]
 
 
@@ -82,8 +79,14 @@ def bare_differences(view: View) -> list[Evidence]:
     defense = view.defense
     if not isinstance(defense, PBPFLExt) or defense.families != "shared":
         return []
-    shared, found = Shared(view.plan, _simulations(defense, exchanges(view))), []
-    for exchange in exchanges(view):
+    sent, found = exchanges(view), []
+
+    def simulations(plan: Plan, params: Params) -> Simulate:
+        direction: Tensor = next(e.asked.direction for e in sent if e.asked.params is params)
+        return surrogate_simulation(plan.net, params, direction[None], defense.bias_masked, differences)
+
+    shared = Shared(view.plan, simulations)
+    for exchange in sent:
         server = view.state_at(exchange)
         if server is None:
             continue
@@ -100,16 +103,6 @@ def differences(found: Surrogates) -> Params:
     return {**{n: value - found.g[n] for n, value in found.beta.items()}, **mixed}
 
 
-def _simulations(defense: PBPFLExt, some: Sequence[Exchange]) -> Callable[[Plan, Params], Simulate]:
-    """Return what makes the simulation of `differences` at perturbed weights."""
-
-    def make(plan: Plan, params: Params) -> Simulate:
-        direction: Tensor = next(e.asked.direction for e in some if e.asked.params is params)
-        return surrogate_simulation(plan.net, params, direction[None], defense.bias_masked, differences)
-
-    return make
-
-
 @dataclass(frozen=True)
 class Single:
     """What the head's differences tell about a batch of one example; all exact.
@@ -118,13 +111,8 @@ class Single:
     alpha, the head's inputs h and the error e = yhat - ybar follow. So does the label, as yhat follows from h. What is
     left of beta - g is the gradient of alpha 1^T h - e^T W h with alpha and e held fixed: a known linear function of h.
 
-    Attributes:
-        unit: the slot.
-        params: perturbed weights.
-        features: h [D].
-        weight: [D], of that linear function.
-        label: one-hot [1, 1, C] float32.
-        observed: its gradient by the hidden parameters.
+    params: perturbed weights; features: h [D]; weight: [D], of that linear function; label: one-hot [1, 1, C] float32;
+    observed: the function's gradient by the hidden parameters.
     """
 
     unit: tuple[Slot, ...]
@@ -174,11 +162,10 @@ def split(challenge: Challenge) -> list[Challenge]:
 
 def joined(guesses: Sequence[Guess]) -> Guess:
     """Return the guess about a unit from those about its slots; as sure as the least sure of them."""
-    images = [g.x for g in guesses if g.x is not None]
-    labels = [g.y for g in guesses if g.y is not None]
+    images, labels = [g.x for g in guesses if g.x is not None], [g.y for g in guesses if g.y is not None]
     sure = [g.confidence for g in guesses if g.confidence is not None]
     return Guess(
-        x=torch.cat(images) if len(images) == len(guesses) else None,
+        x=torch.cat(images),
         y=torch.cat(labels) if len(labels) == len(guesses) else None,
         confidence=max(sure) if len(sure) == len(guesses) else None,
         evaluations=sum(g.evaluations for g in guesses),
@@ -187,14 +174,12 @@ def joined(guesses: Sequence[Guess]) -> Guess:
 
 def side_by_side(parts: Sequence[Evidence]) -> Evidence:
     """Return evidence about all slots of `parts` together; entries of part i are named "i/..."."""
-    simulations = [one.simulate for one in parts]
+
+    def named(trees: Iterable[Params]) -> Params:
+        return {f"{i}/{n}": value for i, tree in enumerate(trees) for n, value in tree.items()}
 
     def simulate(x: Tensor, y: Tensor) -> Params:
-        found = {}
-        for i, one in enumerate(simulations):
-            found.update({f"{i}/{n}": value for n, value in one(x[i : i + 1], y[i : i + 1]).items()})
-        return found
+        return named(one.simulate(x[i : i + 1], y[i : i + 1]) for i, one in enumerate(parts))
 
-    observed = {f"{i}/{n}": value for i, one in enumerate(parts) for n, value in one.observed.items()}
-    unit: tuple[Slot, ...] = tuple(slot for one in parts for slot in one.unit)
-    return Evidence(unit, observed, simulate, channel=parts[0].channel)
+    unit = tuple(slot for one in parts for slot in one.unit)
+    return Evidence(unit, named(one.observed for one in parts), simulate, channel=parts[0].channel)

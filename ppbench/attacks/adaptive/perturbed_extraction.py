@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, upload
-from ppbench.attacks.extraction.query import MASKED, Query
+from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, unmasked, upload
+from ppbench.attacks.extraction.query import Query
 from ppbench.federation.view import View
 
 
@@ -17,13 +17,12 @@ class Extraction(Query):
     """Answers with the outputs that `unmask` makes of the masked ones."""
 
     adaptive: ClassVar[bool] = True
-    targets: ClassVar[frozenset[str] | None] = MASKED
     reference: ClassVar[str] = "this project; derived from the protocols of Feng et al. 2020 and Yang et al. 2024"
     unmask: ClassVar[Unmask]
 
     def outputs(self, view: View, x: Tensor) -> Tensor:
         """Return the un-masked outputs [Q, C] float64 of the queries."""
-        return type(self).unmask(view, x, None)
+        return unmasked(view, x, type(self).unmask)
 
 
 @dataclass(frozen=True)
@@ -55,5 +54,5 @@ class ExtractUpload(Extraction):
     """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
 
     name: ClassVar[str] = "extract_upload"
-    threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")
     unmask: ClassVar[Unmask] = staticmethod(upload)
+    threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")

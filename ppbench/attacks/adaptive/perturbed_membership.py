@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, upload
+from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, unmasked, upload
 from ppbench.attacks.extraction.query import MASKED
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.federation.view import View
@@ -24,10 +23,10 @@ class Unmasked(LossThreshold):
     reference: ClassVar[str] = "this project; loss threshold of Yeom et al. 2018 on un-masked outputs"
     unmask: ClassVar[Unmask]
 
-    def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
+    def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the un-masked outputs [Q, C] float64 of the candidates."""
         assert challenge.x is not None  # `run` has checked
-        return type(self).unmask(view, challenge.x, challenge.labels)
+        return unmasked(view, challenge.x, type(self).unmask, challenge.labels)
 
 
 @dataclass(frozen=True)
@@ -63,5 +62,5 @@ class UnmaskUpload(Unmasked):
     """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
 
     name: ClassVar[str] = "unmask_upload"
-    threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")
     unmask: ClassVar[Unmask] = staticmethod(upload)
+    threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")

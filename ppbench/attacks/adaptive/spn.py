@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.feature_inversion import Images, invert_features, match_backbone
+from ppbench.attacks.adaptive.backbone import backbone_objective
+from ppbench.attacks.adaptive.feature_inversion import Images, head_cotangents, invert_features, match_backbone
 from ppbench.attacks.adaptive.head_features import Features, recover_features
 from ppbench.attacks.label.recovery import read_labels
 from ppbench.base.tree import Params, tree_map
@@ -25,20 +26,12 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
-HEAD = {"head.weight", "head.bias"}
+HEAD = ("head.weight", "head.bias")
 
 
 @dataclass(frozen=True)
 class Victim:
-    """One challenge that can be attacked.
-
-    Attributes:
-        place: its position among the challenges.
-        params: the public weights of its evidence, as the evidence has them.
-        observed: the observed gradient, float32.
-        weight: precision of its entries, or None.
-        features: what the head told.
-    """
+    """One challenge that can be attacked: place, public weights, gradient (float32), its precision, features."""
 
     place: int
     params: Params
@@ -82,11 +75,10 @@ class AdaptiveSPN(Attack):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with weight on the public head alone: the part that SPN leaves exact."""
-        found = []
-        for e in view.defense.evidence(view):
-            weight = {n: torch.full_like(v, float(n.startswith("head."))) for n, v in e.observed.items()}
-            found.append(replace(e, weight=weight))
-        return found
+        return [
+            replace(e, weight={n: torch.full_like(v, float(n.startswith("head."))) for n, v in e.observed.items()})
+            for e in view.defense.evidence(view)
+        ]
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return reconstructions [U * B, *shape] and labels [U * B], aligned, challenge by challenge.
@@ -104,11 +96,10 @@ class AdaptiveSPN(Attack):
             guesses.append(_grey(view.plan, labels))
             victim = self._victim(place, evidence, labels, generator)
             if victim is not None:
-                alike = next((group for group in groups if _alike(group[0], victim)), None)
-                if alike is None:
-                    groups.append([victim])
-                else:
-                    alike.append(victim)
+                alike = next((group for group in groups if _alike(group[0], victim)), [])
+                if not alike:
+                    groups.append(alike)
+                alike.append(victim)
         for victims in groups:
             for victim, guess in zip(victims, self._guess(view.plan, victims, generator), strict=True):
                 guesses[victim.place] = guess
@@ -118,24 +109,17 @@ class AdaptiveSPN(Attack):
         self, place: int, evidence: Evidence | None, labels: Tensor, generator: torch.Generator
     ) -> Victim | None:
         """Return what the head tells, or None where it tells nothing that an image could be fitted to."""
-        if evidence is None or evidence.params is None or not evidence.observed.keys() >= HEAD:
+        if evidence is None or evidence.params is None or not evidence.observed.keys() >= set(HEAD):
             return None
         seen = tree_map(lambda t: t.detach().float(), evidence.observed)
         if not all(bool(value.isfinite().all()) for value in seen.values()):
             return None
-        params = evidence.params
-        features = recover_features(
-            tree_map(lambda t: t.detach().cpu(), params),
-            seen["head.weight"].cpu(),
-            seen["head.bias"].cpu(),
-            labels,
-            generator,
-            restarts=self.restarts,
-        )
+        params, (dw, db) = tree_map(lambda t: t.detach().cpu(), evidence.params), (seen[n].cpu() for n in HEAD)
+        features = recover_features(params, dw, db, labels, generator, restarts=self.restarts)
         norms = features.value.norm(dim=1)
         if not bool(norms.isfinite().all() & (norms > 0).all()):
             return None
-        return Victim(place, params, seen, evidence.weight, features)
+        return Victim(place, evidence.params, seen, evidence.weight, features)
 
     def _guess(self, plan: Plan, victims: Sequence[Victim], generator: torch.Generator) -> list[Guess]:
         """Return the guesses for victims that share params, batch size and how much is known."""
@@ -151,18 +135,15 @@ class AdaptiveSPN(Attack):
 
     def _joint(self, plan: Plan, params: Params, victims: Sequence[Victim], phi: Tensor, start: Tensor) -> Images:
         weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight]
+        observed = [victim.observed for victim in victims]
+        objective = backbone_objective(
+            plan, params, observed, phi, weights=weights or None, consistency=self.consistency
+        )
+        labels = torch.stack([victim.features.labels for victim in victims]).to(phi.device)
+        smoothness = self.joint_tv / (plan.data_range[1] - plan.data_range[0]) if phi.shape[1] > 1 else 0.0
+        cotangents = head_cotangents(params, phi, labels)
         return match_backbone(
-            plan,
-            params,
-            [victim.observed for victim in victims],
-            weights or None,
-            phi,
-            torch.stack([victim.features.labels for victim in victims]).to(phi.device),
-            start,
-            budget=self.joint_budget,
-            stop=self.joint_stop,
-            consistency=self.consistency,
-            smoothness=self.joint_tv if phi.shape[1] > 1 else 0.0,
+            objective, start, cotangents, budget=self.joint_budget, stop=self.joint_stop, smoothness=smoothness
         )
 
 
@@ -171,15 +152,12 @@ def _alike(a: Victim, b: Victim) -> bool:
 
     Weights are compared by value: every probe has its own copy of the broadcast.
     """
-    if (len(a.features.labels), a.features.exact) != (len(b.features.labels), b.features.exact):
-        return False
-    if (a.weight is None) != (b.weight is None):
-        return False
-    return a.params is b.params or all(torch.equal(value, b.params[name]) for name, value in a.params.items())
+    known = [(len(v.features.labels), v.features.exact, v.weight is None) for v in (a, b)]
+    same = a.params is b.params or all(torch.equal(value, b.params[name]) for name, value in a.params.items())
+    return same and known[0] == known[1]
 
 
 def _labels(evidence: Evidence | None, plan: Plan, asked: Challenge, generator: torch.Generator) -> Tensor:
-    """Return the labels [U * B] int64: granted, or recovered."""
     batch = len(asked.unit) * asked.batch
     if asked.y is not None:
         return asked.y.reshape(batch, -1).argmax(1).cpu()
@@ -187,7 +165,6 @@ def _labels(evidence: Evidence | None, plan: Plan, asked: Challenge, generator: 
 
 
 def _grey(plan: Plan, labels: Tensor) -> Guess:
-    """Return the answer of an attacker who learned nothing but the labels."""
     low, high = plan.data_range
     return Guess(x=torch.full((len(labels), *plan.spec.shape), (low + high) / 2), y=labels)
 

@@ -24,7 +24,7 @@ from ppbench.attacks.adaptive.mask_estimators import (
     solve,
     surprise,
 )
-from ppbench.attacks.membership.base import last_model, query
+from ppbench.attacks.membership.base import last_model, model_outputs, query
 from ppbench.base.tree import moved, tree_map
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
@@ -37,9 +37,6 @@ ROUNDS = 10
 """Regressions on predicted labels, at most."""
 FAR = 5.0
 """Predicted labels that lead further than this from what the head's columns say have collapsed onto one class."""
-
-Unmask = Callable[[View, Tensor, Tensor | None], Tensor]
-"""View, inputs [Q, *shape] and their labels [Q, C] (or None) to outputs [Q, C] float64, on CPU; NaN for none."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +80,17 @@ class Broadcast:
         return masked - alpha[:, None] * (coefficients @ self.directions)
 
 
-def as_it_is(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return what the defense's own client computes from the last model received; NaN where there is none."""
-    message = last_model(view)
-    if message is None:
-        return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
-    return query(view, message, x)
+Unmask = Callable[[Broadcast, Tensor, Tensor | None], Tensor]
+"""Broadcast, inputs [Q, *shape] and their labels [Q, C] (or None) to outputs [Q, C] float64, on CPU; NaN for none."""
 
 
-def _received(view: View) -> Broadcast | None:
+def unmasked(view: View, x: Tensor, unmask: Unmask, labels: Tensor | None = None) -> Tensor:
+    """Return what `unmask` makes of the last model received; of one without a mask its outputs as they are."""
+    broadcast = received(view)
+    return model_outputs(view, x) if broadcast is None else unmask(broadcast, x, labels)
+
+
+def received(view: View) -> Broadcast | None:
     """Return the last model received if it is masked."""
     message = last_model(view)
     if not isinstance(message, Perturbed):
@@ -99,15 +98,12 @@ def _received(view: View) -> Broadcast | None:
     return Broadcast(view, tree_map(lambda t: t.detach().double().cpu(), message))
 
 
-def own_regression(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+def own_regression(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
     """Return outputs [Q, C] less the mask that a client's own labelled data show."""
-    broadcast = _received(view)
-    if broadcast is None:
-        return as_it_is(view, x)
-    return broadcast.without(_from_own_data(broadcast), x)
+    return broadcast.without(from_own_data(broadcast), x)
 
 
-def _from_own_data(broadcast: Broadcast) -> Tensor:
+def from_own_data(broadcast: Broadcast) -> Tensor:
     """Return coefficients [m] by regression on the party's own data, or by the head's columns where it has none."""
     data = [d for _, d in broadcast.view.data if len(d.x)]
     if not data:
@@ -117,32 +113,26 @@ def _from_own_data(broadcast: Broadcast) -> Tensor:
     return combined(by_regression(masked, alpha, y, broadcast.directions), broadcast.rows)
 
 
-def projection(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+def projection(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
     """Return outputs [Q, C] across the public direction, completed by labels; nothing is estimated.
 
     With one output nothing is left (NaN). A secret direction (MP-DP) cannot be projected away: as `data_free` then.
     """
-    broadcast = _received(view)
-    if broadcast is None:
-        return as_it_is(view, x)
     public = broadcast.message.direction
     if not len(public):
-        return data_free(view, x)
+        return data_free(broadcast, x)
     masked, _ = broadcast.outputs(x)
     if len(public) == 1 or not bool(public.norm() > 0):
         return torch.full_like(masked, torch.nan)
     return by_projection(masked, public, None if labels is None else labels.double().cpu())
 
 
-def data_free(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+def data_free(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
     """Return outputs [Q, C] less the mask that the head's columns show, refined on x with the labels it predicts.
 
     Regression on predicted labels is repeated until they stay, and dropped where it leads far away from the columns,
     as it does at initialization, where every class is predicted alike.
     """
-    broadcast = _received(view)
-    if broadcast is None:
-        return as_it_is(view, x)
     masked, alpha = broadcast.outputs(x)
     rows, directions, classes = broadcast.rows, broadcast.directions, masked.shape[1]
     found, before = rows.coefficients, None
@@ -157,27 +147,23 @@ def data_free(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
     return masked - alpha[:, None] * (found @ directions)
 
 
-def upload(view: View, x: Tensor, labels: Tensor | None = None) -> Tensor:
+def upload(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
     """Return outputs [Q, C] less the mask that the surrogate gradients in the mail show, by Euler's identities.
 
     Who overhears all clients has the regression on everybody's batches, where its error all but vanishes at a
     stationary point; sums that masks protect (pbpfl_ext, mpdp_h) are public to him too. A client has its own upload,
     that is, its own data.
     """
-    broadcast = _received(view)
-    if broadcast is None:
-        return as_it_is(view, x)
-    found = _moments(broadcast)
+    found, directions = moments(broadcast), broadcast.directions
     if not found:
-        return broadcast.without(_from_own_data(broadcast), x)
-    directions = broadcast.directions
+        return own_regression(broadcast, x)
     slope = torch.stack([m.error for m in found]).sum(0) / torch.stack([m.square for m in found]).sum()
     return broadcast.without(solve(directions @ directions.T, slope), x)
 
 
-def _moments(broadcast: Broadcast) -> list[Moments]:
+def moments(broadcast: Broadcast) -> list[Moments]:
     """Return the moments of every upload that answers the broadcast and can be read, on the CPU as the broadcast is."""
-    view, params = broadcast.view, broadcast.message.params
+    view, params, found = broadcast.view, broadcast.message.params, []
     uploads = [
         moved(e.answer, torch.device("cpu"))
         for e in view.exchanges()
@@ -185,20 +171,18 @@ def _moments(broadcast: Broadcast) -> list[Moments]:
         and isinstance(e.asked, Perturbed)
         and torch.equal(e.asked.params[HEAD_WEIGHT].double().cpu(), params[HEAD_WEIGHT])
     ]
-    exact = not isinstance(view.defense, ModelPerturbation)
-    found = []
     for one in readable(view, uploads):
-        if exact:
-            found.append(exact_moments(view.plan, one, params, broadcast.directions, broadcast.masked_bias))
-        else:
+        if isinstance(view.defense, ModelPerturbation):
             found.append(noiseless_moments(view.plan, one, params))
+        else:
+            found.append(exact_moments(view.plan, one, params, broadcast.directions, broadcast.masked_bias))
     return [m for m in found if bool(m.square > 0)]
 
 
 def readable(view: View, uploads: list[Surrogates]) -> list[Surrogates]:
     """Return the surrogates that need no secret to be read: each client's, or their mean where only sums can be."""
-    if isinstance(view.defense, PBPFLExt | MPDPH):
-        if len(uploads) != view.plan.clients:
-            return []
-        return [view.defense.total(uploads) if isinstance(view.defense, PBPFLExt) else view.defense.mean(uploads)]
-    return uploads
+    if not isinstance(view.defense, PBPFLExt | MPDPH):
+        return uploads
+    if len(uploads) != view.plan.clients:
+        return []
+    return [view.defense.total(uploads) if isinstance(view.defense, PBPFLExt) else view.defense.mean(uploads)]

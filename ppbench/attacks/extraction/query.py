@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.membership.base import last_model, query
+from ppbench.attacks.membership.base import model_outputs
 from ppbench.base.errors import UsageError
 from ppbench.federation.view import View
 
@@ -22,8 +22,7 @@ MASKED = frozenset({"pbpfl", "pbpfl_ext", "mpdp", "mp_dp_naive", "mp_cdp", "mpdp
 class Query(Attack):
     """Takes the last model received as it is and answers with its outputs: what a mask on the model is to prevent.
 
-    It knows no mechanism, and has a question to answer only where clients train on another model than the true one. An
-    adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
+    An adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
     answer that agrees with the true model by chance only.
     """
 
@@ -35,17 +34,10 @@ class Query(Attack):
 
     def outputs(self, view: View, x: Tensor) -> Tensor:
         """Return the outputs [Q, C] float64, on CPU, of queries x; NaN where there is no model."""
-        message = last_model(view)
-        if message is None:
-            return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
-        return query(view, message, x)
+        return model_outputs(view, x)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return the outputs [Q, C] float64 of every challenge's queries. Nothing is drawn.
-
-        Raises:
-            UsageError: a challenge without queries.
-        """
+        """Return the outputs [Q, C] float64 of every challenge's queries (UsageError for one without any)."""
         guesses = []
         for challenge in challenges:
             if challenge.x is None:

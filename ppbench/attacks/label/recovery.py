@@ -1,13 +1,10 @@
 """Labels from the gradient of the head: exact for one example, counts for a batch, without any optimization.
 
-With a cross-entropy loss the gradient of the head's bias is the mean of p - onehot(y) over the batch: only a class that
-is present can have a negative entry (iDLG, Zhao et al. 2020), and batch times the gradient counts the labels up to the
-predictions p, which uniform noise images estimate well enough while the model is far from confident.
-
-A head without bias tells the same a little less sharply: the sum over row c of its weight's gradient is the mean of
-alpha (p_c - onehot(y)_c), where alpha, the sum of an example's features, is positive behind a ReLU and about that of a
-noise image. Under the squared loss outputs take the place of p and may be of any size; there the exact identities of
-`squared` come first, and counts against noise images only where noise hides these.
+With cross-entropy the gradient of the head's bias is the mean of p - onehot(y): only a class that is present can have a
+negative entry (iDLG, Zhao et al. 2020), and batch times the gradient counts the labels up to the predictions p, which
+noise images estimate well enough while the model is far from confident. Without a bias, row c of the weight's gradient
+sums to the mean of alpha (p_c - onehot(y)_c), alpha the sum of an example's features. Under the squared loss outputs
+take the place of p; the exact identities of `squared` come first, counts only where noise hides these.
 """
 
 from __future__ import annotations
@@ -43,15 +40,13 @@ def recover_labels(
     One example: the smallest entry of the signal, the bias gradient or else the row sums of the weight's (the sign rule
     of iDLG). More: with cross-entropy one label for each class with a negative signal, then, one by one, the class
     whose count batch * (mean prediction - signal) is served least. With the squared loss `label_histogram` decides
-    where it can. A gradient that is not finite, or says nothing (all entries equal), gives labels drawn from
-    `generator`.
+    where it can. A gradient that is not finite, or says nothing, gives labels drawn from `generator`.
 
     Args:
         plan: the public plan; its network, loss, data range and number of classes are used.
         params: the public weights at which the gradient was taken.
-        head_weight_grad: [C, D], the gradient of `head.weight`, mean over the batch; with a bias and cross-entropy
-            only checked.
-        head_bias_grad: [C], the gradient of `head.bias`, mean over the batch; None for a head without bias.
+        head_weight_grad: [C, D], mean over the batch; with a bias and cross-entropy only checked.
+        head_bias_grad: [C], mean over the batch; None for a head without bias.
         batch: number of examples B.
         generator: source of the noise images and of labels that cannot be recovered.
     """
@@ -72,12 +67,10 @@ def recover_labels(
 
 
 def single_label(signal: Tensor, positive: bool = True) -> Tensor:
-    """Return the label [1] int64, on the CPU, of one example: the smallest entry of its signal [C], or the largest one.
+    """Return the label [1] int64, on the CPU, of one example: the smallest entry of its signal [C], alpha (p - onehot).
 
-    Args:
-        signal: alpha (p - onehot(y)) with p > 0, so that the label's entry has the other sign than all the others.
-        positive: whether alpha is known to be positive. Where it is not (features of either sign, a head without
-            bias), a single positive entry among three or more tells that it is negative.
+    Where alpha is not known to be `positive` (features of either sign, no head bias), a single positive entry among
+    three or more tells that it is negative: then the largest one.
     """
     flipped = not positive and len(signal) > 2 and int((signal > 0).sum()) == 1 and bool((signal != 0).all())
     return (signal.argmax(keepdim=True) if flipped else signal.argmin(keepdim=True)).cpu()
@@ -86,8 +79,7 @@ def single_label(signal: Tensor, positive: bool = True) -> Tensor:
 def noise_means(plan: Plan, params: Params, generator: torch.Generator) -> tuple[Tensor, float]:
     """Return the mean prediction [C] float64, and the mean sum of features, on uniform noise in the data range.
 
-    The prediction is the softmax of the outputs, or the outputs themselves under the squared loss. A model that is not
-    finite gives equal predictions 1 / C, and 1 for the sum.
+    The prediction is the softmax of the outputs, or under the squared loss these themselves; equal where not finite.
     """
     low, high = plan.data_range
     noise = torch.rand(NOISE_IMAGES, *plan.spec.shape, generator=generator) * (high - low) + low
@@ -105,10 +97,8 @@ def noise_means(plan: Plan, params: Params, generator: torch.Generator) -> tuple
 def greedy_multiset(counts: Tensor, present: Tensor, batch: int) -> Tensor:
     """Return `batch` labels [batch] int64, sorted: one of each present class, then the class least served so far.
 
-    Args:
-        counts: [C] float64, estimated number of examples a class; need not be whole, nor sum to `batch`.
-        present: [C] bool, classes known to occur; where they are more than `batch`, those with the largest counts.
-        batch: number of labels.
+    counts [C] float64: estimated examples a class, need not be whole.  present [C] bool: classes known to occur; where
+    these are more than `batch`, those with the largest counts.
     """
     chosen = sorted(present.nonzero()[:, 0].tolist(), key=lambda c: -float(counts[c]))[:batch]
     left = counts.clone()
@@ -121,9 +111,9 @@ def greedy_multiset(counts: Tensor, present: Tensor, batch: int) -> Tensor:
 
 
 def read_labels(evidence: Evidence | None, plan: Plan, batch: int, generator: torch.Generator) -> Tensor:
-    """Return the labels [batch] int64 that one piece of evidence tells, as a sorted multiset.
+    """Return the labels [batch] int64 that one piece of evidence tells, sorted.
 
-    Evidence that is missing, or that is not a gradient at public weights, gives labels drawn from `generator`.
+    Drawn from `generator` where it is missing, or no gradient at public weights.
     """
     if evidence is None or evidence.params is None or "head.weight" not in evidence.observed:
         return torch.randint(0, plan.spec.classes, (batch,), generator=generator).sort().values

@@ -49,11 +49,8 @@ def label_histogram(
 ) -> Histogram | None:
     """Return the classes in a batch, or None where the gradient is not exact or too many classes may be present.
 
-    Args:
-        params: the public weights at which the gradient was taken; `head.weight` [C, D] and `head.bias` [C], if any.
-        weight_gradient: [C, D], the gradient of `head.weight`, mean over the batch.
-        bias_gradient: [C], the gradient of `head.bias`; None for a head without bias.
-        batch: number of examples B.
+    params: the public weights, `head.weight` [C, D] and `head.bias` [C], if any; the gradients of both are means over
+    the `batch`, None for a head without bias.
     """
     if (bias_gradient is None) != ("head.bias" not in params):
         return None
@@ -79,10 +76,9 @@ def label_histogram(
 
 
 def _absent(a: Tensor, zero: float) -> Tensor:
-    """Return [C] bool: the classes that are left when those with most entries of A above `zero` are taken out in turn.
+    """Return [C] bool: the classes left when those with most entries of A above `zero` are taken out in turn.
 
-    A present class has such an entry with every absent one, an absent class with present ones only; so present classes
-    go first while two absent ones are left. Ties: the larger sum goes.
+    A present class has such an entry with every absent one, so present classes go first while two absent ones are left.
     """
     left = torch.ones(len(a), dtype=torch.bool)
     size = a.abs() / a.abs().sum().clamp(min=1e-300)

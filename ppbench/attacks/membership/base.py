@@ -49,11 +49,18 @@ def query(view: View, message: Tree, x: Tensor) -> Tensor:
     return torch.cat(parts).double().cpu()
 
 
-def log_probabilities(plan: Plan, outputs: Tensor) -> Tensor:
-    """Return log p [Q, C] float64 of outputs [Q, C]: what the net says about each class.
+def model_outputs(view: View, x: Tensor) -> Tensor:
+    """Return the outputs [Q, C] float64, on CPU, of the last model that the adversary holds; NaN for none."""
+    message = last_model(view)
+    if message is None:
+        return torch.full((len(x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
+    return query(view, message, x)
 
-    Cross-entropy: log-softmax. Squared loss on one-hot targets: the outputs estimate the targets, so p is the outputs
-    clipped to [1e-12, 1] and divided by their sum.
+
+def log_probabilities(plan: Plan, outputs: Tensor) -> Tensor:
+    """Return log p [Q, C] float64 of outputs [Q, C]: log-softmax under cross-entropy.
+
+    Under the squared loss outputs estimate one-hot targets: p is the outputs clipped to [1e-12, 1], over their sum.
     """
     if plan.loss == "cross_entropy":
         return outputs.log_softmax(-1)
@@ -70,13 +77,9 @@ def finite_scores(scores: Tensor) -> Tensor:
 def best_threshold(scores: Tensor, member: Tensor) -> float | None:
     """Return the threshold t for which `score >= t` separates known members best, or None when nothing separates.
 
-    Best is the largest balanced accuracy (mean of the shares of members and of non-members decided rightly); of
-    equally good thresholds the middle one. Thresholds lie halfway between neighboring distinct scores, so equal
-    scores are always decided alike; -inf, which decides "member" for all, stands beside them.
-
-    Args:
-        scores: [K] float64, finite.
-        member: [K] bool.
+    Of scores [K] float64, finite, and member [K] bool. Best is the largest balanced accuracy (mean of the shares of
+    members and of non-members decided rightly); of equally good thresholds the middle one. Thresholds lie halfway
+    between neighboring distinct scores, so equal scores are always decided alike; -inf stands beside them.
     """
     values = scores.unique()
     if len(values) < 2 or member.all() or not member.any():
@@ -113,11 +116,7 @@ class Asked:
 
 
 def asked_of(attack: str, challenge: Challenge) -> Asked:
-    """Return the labels and known memberships of a challenge to the attack called `attack`.
-
-    Raises:
-        UsageError: the challenge lacks candidates, their labels or the known half.
-    """
+    """Return labels and known memberships of a challenge to the attack called `attack`; UsageError if it lacks any."""
     if challenge.x is None or challenge.labels is None or challenge.known is None:
         raise UsageError(
             f"Attack {attack!r} was given a challenge without candidates, labels or known members; a "
@@ -126,43 +125,47 @@ def asked_of(attack: str, challenge: Challenge) -> Asked:
     return Asked(challenge.labels.double().cpu(), challenge.known.cpu())
 
 
-def judged(scores: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
-    """Return scores [Q], made finite, with decisions by the threshold that separates the known half best.
-
-    Where no threshold can be fitted (one class known, or equal scores) each decision is a coin from the generator. A
-    score that is not finite counts as the smallest finite one.
-    """
-    scores = finite_scores(scores)
-    threshold = best_threshold(scores[asked.told], asked.members)
-    decision = coins(len(scores), generator) if threshold is None else scores >= threshold
-    return Guess(score=scores, decision=decision)
-
-
 def same_question(one: Challenge, other: Challenge) -> bool:
-    """Return whether two challenges to `ScoredAttack` differ in what is known alone."""
-    if one.x is None or other.x is None or one.labels is None or other.labels is None:
-        return False
+    """Return whether two challenges to `MembershipAttack` differ in what is known alone."""
+    assert one.x is not None and other.x is not None and one.labels is not None and other.labels is not None
     same = one.references is other.references and one.x.shape == other.x.shape
     return same and torch.equal(one.x, other.x) and torch.equal(one.labels, other.labels)
 
 
 @dataclass(frozen=True)
-class ScoredAttack(Attack):
-    """Scores every candidate by all that a view and a challenge hold; decides by a threshold fitted on the known half.
+class MembershipAttack(Attack):
+    """Decides on every candidate by its signal, in the light of the half of the candidates whose membership is known.
 
-    A subclass says in `members` how. Its scores do not depend on which half is known.
+    A subclass says in `signal` what that is, by default the outputs of the last model received; in `scores` how it is
+    told as one number, whose threshold is then fitted on the known half; or in `answer` what else is made of it.
     """
 
     kind: ClassVar[Kind] = "membership"
-    standard: ClassVar[bool] = False
+    threats: ClassVar[tuple[str, ...]] = ("client/1",)
 
-    def suits(self, plan: Plan) -> bool:
-        """Return whether outputs are a few numbers an example, not maps."""
-        return not plan.net.pixelwise
+    def signal(self, view: View, challenge: Challenge) -> Tensor:
+        """Return all that view and challenge say of the candidates but for what is known, [Q, ...] float64, on CPU.
 
-    def members(self, view: View, challenge: Challenge) -> Tensor:
-        """Return the scores [Q] float64, on CPU, higher is member; NaN where nothing can be told."""
-        raise NotImplementedError
+        NaN where nothing can be told. By default the outputs [Q, C] of the last model that the adversary holds, as the
+        defense's own client computes them.
+        """
+        assert challenge.x is not None  # `run` has checked
+        return model_outputs(view, challenge.x)
+
+    def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
+        """Return the scores [Q] float64, higher is member, from the signal and labels [Q, C]. Default: the signal."""
+        return signal
+
+    def answer(self, plan: Plan, signal: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+        """Return finite scores [Q] float64, and decisions [Q] bool by the threshold that separates the known half best.
+
+        Where no threshold can be fitted (one class known, or equal scores) each decision is a coin from the generator.
+        A score that is not finite counts as the smallest finite one.
+        """
+        scores = finite_scores(self.scores(plan, signal, asked.labels))
+        threshold = best_threshold(scores[asked.told], asked.members)
+        decision = coins(len(scores), generator) if threshold is None else scores >= threshold
+        return Guess(score=scores, decision=decision)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return score [Q] float64 and decision [Q] bool of every candidate, challenge by challenge.
@@ -170,70 +173,21 @@ class ScoredAttack(Attack):
         Raises:
             UsageError: a challenge lacks candidates, labels, the known half, or what else the attack needs.
         """
-        guesses: list[Guess] = []
+        guesses, signal = [], torch.zeros(0)
         for number, challenge in enumerate(challenges):
             asked = asked_of(self.name, challenge)
-            if number and same_question(challenges[number - 1], challenge):  # the other half of the same candidates
-                scores = guesses[-1].score
-            else:
-                scores = self.members(view, challenge)
-            assert scores is not None
-            guesses.append(judged(scores, asked, generator))
+            if not number or not same_question(challenges[number - 1], challenge):  # else the candidates' other half
+                signal = self.signal(view, challenge)
+            guesses.append(self.answer(view.plan, signal, asked, generator))
         return guesses
 
 
 @dataclass(frozen=True)
-class MembershipAttack(Attack):
-    """Asks the last model received about every candidate and decides from its outputs alone.
+class AuditAttack(MembershipAttack):
+    """A membership attack that needs an audit; its signal is the scores."""
 
-    A subclass says in `answer` how. An adaptive attack overrides `outputs`: what it returns is all that the decision
-    is made from.
-    """
+    standard: ClassVar[bool] = False
 
-    kind: ClassVar[Kind] = "membership"
-    threats: ClassVar[tuple[str, ...]] = ("client/1",)
-
-    def outputs(self, view: View, challenge: Challenge, generator: torch.Generator) -> Tensor:
-        """Return the outputs [Q, C] float64, on CPU, that the attack works on; NaN rows where there are none.
-
-        Default: what the defense's own client computes from the last model that the adversary holds. An override may
-        draw from `generator`.
-        """
-        assert challenge.x is not None  # `run` has checked
-        message = last_model(view)
-        if message is None:
-            return torch.full((len(challenge.x), view.plan.spec.classes), torch.nan, dtype=torch.float64)
-        return query(view, message, challenge.x)
-
-    def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
-        """Return score [Q] float64, finite, and decision [Q] bool from outputs [Q, C]. A subclass must override it."""
-        raise NotImplementedError
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return score [Q] float64 and decision [Q] bool of every candidate, challenge by challenge.
-
-        Raises:
-            UsageError: a challenge lacks candidates, their labels or the known half.
-        """
-        guesses = []
-        for challenge in challenges:
-            asked = asked_of(self.name, challenge)
-            guesses.append(self.answer(view.plan, self.outputs(view, challenge, generator), asked, generator))
-        return guesses
-
-
-@dataclass(frozen=True)
-class ThresholdAttack(MembershipAttack):
-    """A record is a member when its score is at least a threshold, fitted on the known half.
-
-    Where no threshold can be fitted (one class known, or equal scores) each decision is a coin from the generator. A
-    score that is not finite counts as the smallest finite one.
-    """
-
-    def scores(self, plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scores [Q] float64, higher is member, from outputs [Q, C] and labels [Q, C]."""
-        raise NotImplementedError
-
-    def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
-        """Return the scores, and the decisions by the threshold that separates the known half best."""
-        return judged(self.scores(plan, outputs, asked.labels), asked, generator)
+    def suits(self, plan: Plan) -> bool:
+        """Return whether outputs are a few numbers an example, not maps."""
+        return not plan.net.pixelwise

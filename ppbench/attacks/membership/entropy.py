@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.attacks.membership.base import ThresholdAttack, log_probabilities
+from ppbench.attacks.membership.base import MembershipAttack, log_probabilities
 from ppbench.federation.plan import Plan
 
 
@@ -23,14 +23,10 @@ def log_complement(log_p: Tensor) -> Tensor:
 
 
 def modified_entropy(log_p: Tensor, labels: Tensor) -> Tensor:
-    """Return Mentr = -(1 - p_y) log p_y - sum_{j != y} p_j log(1 - p_j), [Q] float64, in nats.
+    """Return Mentr = -(1 - p_y) log p_y - sum_{j != y} p_j log(1 - p_j), [Q] float64, in nats, of [Q, C], C > 1.
 
     0 for a confident right prediction, unbounded for a confident wrong one; unlike the plain entropy it tells the two
     apart (Song and Mittal 2021, Sec. 3.2).
-
-    Args:
-        log_p: [Q, C] log-probabilities, C > 1.
-        labels: [Q, C], one-hot.
     """
     log_q, label = log_complement(log_p), labels.argmax(-1, keepdim=True)
     own = -(log_q.exp() * log_p).gather(-1, label)[:, 0]
@@ -39,7 +35,7 @@ def modified_entropy(log_p: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ModifiedEntropy(ThresholdAttack):
+class ModifiedEntropy(MembershipAttack):
     """A record is a member when the modified entropy of its prediction is small.
 
     A net of one output predicts no distribution, so there is no entropy to modify: the score is minus the loss, as in
@@ -51,9 +47,9 @@ class ModifiedEntropy(ThresholdAttack):
         "Song and Mittal, Systematic Evaluation of Privacy Risks of Machine Learning Models, USENIX Security 2021"
     )
 
-    def scores(self, plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
+    def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
         """Return minus the modified entropy [Q] of each record; minus its loss where the net has one output."""
         if plan.spec.classes == 1:
-            return -plan.example_loss(outputs, labels)
-        scores = -modified_entropy(log_probabilities(plan, outputs), labels)
-        return torch.where(outputs.isfinite().all(-1), scores, torch.nan)
+            return -plan.example_loss(signal, labels)
+        scores = -modified_entropy(log_probabilities(plan, signal), labels)
+        return torch.where(signal.isfinite().all(-1), scores, torch.nan)

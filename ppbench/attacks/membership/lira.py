@@ -16,10 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import ScoredAttack
+from ppbench.adversary.attack import Challenge, Weight
+from ppbench.attacks.membership.base import AuditAttack
 from ppbench.attacks.membership.signal import logit_gap, references_of, target_outputs
-from ppbench.base.errors import UsageError
 from ppbench.federation.view import View
 
 MANY = 64
@@ -77,11 +76,7 @@ def strengths(signal: Tensor, keep: Tensor) -> Tensor:
     """Return the weight of each augmentation [A], summing to 1: the squared d'^2 of its signal in the references.
 
     d'^2 is the mean over examples of (mu_in - mu_out)^2 over the two pooled variances, less what the means' own errors
-    add. Equal weights where nothing can be measured. The target plays no part.
-
-    Args:
-        signal: the references' signals [R, A, Q] float64.
-        keep: [R, Q] bool.
+    add. Equal weights where nothing can be measured. Of the references' signals [R, A, Q] and keep [R, Q] bool.
     """
     inside, outside = World.of(signal, keep), World.of(signal, ~keep)
     both = (inside.n > 0) & (outside.n > 0)
@@ -135,7 +130,7 @@ def one_sided(target: Tensor, signal: Tensor, keep: Tensor, weight: float) -> Te
 
 
 @dataclass(frozen=True)
-class LiRA(ScoredAttack):
+class LiRA(AuditAttack):
     """Likelihood ratio of a record's signal under Gaussians fitted to reference runs with and without it.
 
     Attributes:
@@ -151,14 +146,9 @@ class LiRA(ScoredAttack):
     reference: ClassVar[str] = "Carlini et al., Membership Inference Attacks From First Principles, S&P 2022"
 
     online: bool = True
-    shrink: float = 4.0
+    shrink: Weight = 4.0
 
-    def check(self) -> None:
-        """Raise UsageError for a negative weight."""
-        if not 0 <= self.shrink < float("inf"):
-            raise UsageError(f"Attack {self.name!r}: shrink={self.shrink} cannot be used; it must be 0 or more.")
-
-    def members(self, view: View, challenge: Challenge) -> Tensor:
+    def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the log likelihood ratio [Q], or the one-sided log probability [Q]."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         references, labels = references_of(self.name, challenge), challenge.labels.double().cpu()

@@ -7,17 +7,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ppbench.attacks.membership.base import ThresholdAttack
+from ppbench.attacks.membership.base import MembershipAttack
 from ppbench.federation.plan import Plan
 
 
 @dataclass(frozen=True)
-class LossThreshold(ThresholdAttack):
+class LossThreshold(MembershipAttack):
     """A record is a member when its loss under the last model received is small."""
 
     name: ClassVar[str] = "mia_loss"
     reference: ClassVar[str] = "Yeom et al., Privacy Risk in Machine Learning, CSF 2018"
 
-    def scores(self, plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
+    def scores(self, plan: Plan, signal: Tensor, labels: Tensor) -> Tensor:
         """Return minus the plan's loss [Q] of each record."""
-        return -plan.example_loss(outputs, labels)
+        return -plan.example_loss(signal, labels)

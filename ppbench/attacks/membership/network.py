@@ -1,29 +1,30 @@
 """Membership inference by a classifier of outputs (Shokri et al. 2017), as Baluta et al. (CCS 2022) train it.
 
-The adversary knows the membership of some candidates. A small network learns from those what the model's outputs on
-members look like, and judges the others. (Shokri's shadow models give such outputs to an adversary who knows nobody.)
+A small network learns from candidates of known membership what the model's outputs on members look like, and judges the
+others. (Shokri's shadow models give such outputs to an adversary who knows nobody.)
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from ppbench.adversary.attack import Guess
+from ppbench.adversary.attack import Count, Guess, Weight
 from ppbench.attacks.membership.base import Asked, MembershipAttack, coins, log_probabilities
-from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 
 Floats = NDArray[np.float64]
+Seeds = Annotated[int, Field(ge=3)]
 LARGE = 1e30
 """Features are clipped to this size: the square of a larger one, in their variance, might overflow."""
 FAR = 10.0
@@ -71,27 +72,19 @@ class OutputClassifier(MembershipAttack):
         "Baluta et al., Membership Inference Attacks and Generalization: A Causal Perspective, CCS 2022"
     )
 
-    hidden: int = 64
-    decay: float = 1e-2
-    seeds: int = 3
-    steps: int = 200
+    hidden: Count = 64
+    decay: Weight = 1e-2
+    seeds: Seeds = 3
+    steps: Count = 200
 
     def suits(self, plan: Plan) -> bool:
         """Return whether outputs are a few numbers an example, not maps."""
         return not plan.net.pixelwise
 
-    def check(self) -> None:
-        """Raise UsageError for a number out of range."""
-        for field, least in (("hidden", 1), ("decay", 0), ("seeds", 3), ("steps", 1)):
-            if not least <= getattr(self, field) < float("inf"):
-                raise UsageError(
-                    f"Attack {self.name!r}: {field}={getattr(self, field)} cannot be used; it must be {least} or more."
-                )
-
-    def answer(self, plan: Plan, outputs: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+    def answer(self, plan: Plan, signal: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
         """Return the mean probability [Q] of membership, and whether it is at least .5."""
-        found = signals(plan, outputs, asked.labels)
-        usable = found.isfinite().all(-1) & outputs.isfinite().all(-1)
+        found = signals(plan, signal, asked.labels)
+        usable = found.isfinite().all(-1) & signal.isfinite().all(-1)
         return self.classified(torch.cat([found, asked.labels], -1), usable, asked, generator)
 
     def classified(self, features: Tensor, usable: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
@@ -100,7 +93,6 @@ class OutputClassifier(MembershipAttack):
         The last C features are the label: by itself it says nothing, so there is nothing to learn where the others are
         all the same.
         """
-        self.check()
         told = features[:, : features.shape[1] - asked.labels.shape[1]]
         fit = asked.told & usable
         member = asked.known[fit] == 1

@@ -10,31 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import ScoredAttack, asked_of, finite_scores, last_model, query
+from ppbench.attacks.membership.base import AuditAttack, asked_of, model_outputs
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.signal import logit_gap
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
-from ppbench.base.errors import UsageError
 from ppbench.federation.view import View
 
 
 def extremes(scores: Tensor, asked: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return (decision [Q] bool, abstain [Q] bool): in for the highest, out for the lowest `share` / 2 of those asked.
 
-    round(share * number asked / 2) guesses each. Equal scores are ordered by lots, so that each guess is a coin where
-    all are equal.
-
-    Args:
-        scores: [Q] float64, finite.
-        asked: [Q] bool; on the others no guess is made.
-        share: share of the asked candidates that are guessed on, in (0, 1].
-        generator: for the lots.
+    Of finite scores [Q]; on candidates that are not asked [Q] bool no guess is made. round(share * number asked / 2)
+    guesses each. Equal scores are ordered by lots, so that each guess is a coin where all are equal.
     """
     lots = torch.rand(len(scores), generator=generator, dtype=torch.float64)
     places = asked.nonzero()[:, 0]
@@ -49,7 +43,7 @@ def extremes(scores: Tensor, asked: Tensor, share: float, generator: torch.Gener
 
 
 @dataclass(frozen=True)
-class OneRunAudit(ScoredAttack):
+class OneRunAudit(AuditAttack):
     """Guesses on the candidates that it is surest of, by the strongest score that its view allows.
 
     From a server's view: how much of the uploads each record explains (`mia_update_cosine`). From a client's: LiRA
@@ -65,35 +59,23 @@ class OneRunAudit(ScoredAttack):
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023"
 
-    share: float = 0.5
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
-    def check(self) -> None:
-        """Raise UsageError for a share outside (0, 1]."""
-        if not 0 < self.share <= 1:
-            raise UsageError(f"Attack {self.name!r}: share={self.share} cannot be used; it must be in (0, 1].")
-
-    def members(self, view: View, challenge: Challenge) -> Tensor:
+    def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         if not view.threat.startswith("client/") and rounds_of(view):
-            return UpdateCosine().members(view, challenge)
+            return UpdateCosine().signal(view, challenge)
         if challenge.references is not None:
-            return LiRA().members(view, challenge)
-        message = last_model(view)
-        if message is None:
-            return torch.full((len(challenge.x),), torch.nan, dtype=torch.float64)
-        return logit_gap(view.plan, query(view, message, challenge.x), challenge.labels.double().cpu())
+            return LiRA().signal(view, challenge)
+        return logit_gap(view.plan, model_outputs(view, challenge.x), challenge.labels.double().cpu())
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return score, decision and abstain [Q], challenge by challenge; no guesses where membership is known.
-
-        Raises:
-            UsageError: a challenge lacks candidates, labels or the known half.
-        """
+        """Return score, decision and abstain [Q], challenge by challenge; no guesses where membership is known."""
         guesses = []
         for guess, challenge in zip(super().run(view, challenges, generator), challenges, strict=True):
             assert guess.score is not None
             told = asked_of(self.name, challenge).told
             decision, abstain = extremes(guess.score, ~told, self.share, generator)
-            guesses.append(Guess(score=finite_scores(guess.score), decision=decision, abstain=abstain))
+            guesses.append(Guess(score=guess.score, decision=decision, abstain=abstain))
         return guesses

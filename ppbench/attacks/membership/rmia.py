@@ -13,11 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import ScoredAttack, last_model, query
+from ppbench.adversary.attack import Challenge, Rate, Share
+from ppbench.attacks.membership.base import AuditAttack, last_model, query
 from ppbench.attacks.membership.lira import averaged, strengths
 from ppbench.attacks.membership.signal import log_likelihood, logit_gap, references_of, target_outputs
-from ppbench.base.errors import UsageError
 from ppbench.federation.view import View
 
 TIE = 1e-9
@@ -34,14 +33,10 @@ def log_mean(log_p: Tensor, use: Tensor) -> Tensor:
 def log_prior(log_p: Tensor, keep: Tensor, a: float, online: bool) -> Tensor:
     """Return log p(x) [A, Q]: how likely the average model makes a record, half of all models having trained on it.
 
-    Offline: 1/2 ((1 + a) mean_out p + 1 - a). Online: the mean of mean_in p and mean_out p; offline's where no finite
-    reference trained on the record.
-
-    Args:
-        log_p: the references' log-likelihoods [R, A, Q]; those that are not finite (-inf apart) do not count.
-        keep: [R, Q] bool.
-        a: how much likelier the record is taken to be under models that trained on it: not at all at 1.
-        online: whether to use runs that trained on the record.
+    Of the references' log-likelihoods [R, A, Q], of which those that are not finite (-inf apart) do not count, and
+    keep [R, Q] bool. Offline: 1/2 ((1 + a) mean_out p + 1 - a), where a says how much likelier a record is taken to be
+    under models that trained on it: not at all at 1. Online: the mean of mean_in p and mean_out p; offline's where no
+    finite reference trained on the record.
     """
     usable = ~log_p.isnan() & (log_p < torch.inf)
     outside = log_mean(log_p, usable & ~keep[:, None])
@@ -65,7 +60,7 @@ def beaten(ratio: Tensor, population: Tensor, gamma: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RMIA(ScoredAttack):
+class RMIA(AuditAttack):
     """The share of population records z with [p(x | model) / p(x)] / [p(z | model) / p(z)] >= gamma.
 
     Several augmentations: the mean of their scores, weighted as in LiRA. Works from 2 reference runs on.
@@ -83,18 +78,11 @@ class RMIA(ScoredAttack):
     adaptive: ClassVar[bool] = True  # its references are trained under the defense
     reference: ClassVar[str] = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024"
 
-    gamma: float = 1.0
-    a: float = 0.3
+    gamma: Rate = 1.0
+    a: Share = 0.3
     online: bool = True
 
-    def check(self) -> None:
-        """Raise UsageError for a number out of range."""
-        if not 0 < self.gamma < float("inf"):
-            raise UsageError(f"Attack {self.name!r}: gamma={self.gamma} cannot be used; it must be above 0.")
-        if not 0 <= self.a <= 1:
-            raise UsageError(f"Attack {self.name!r}: a={self.a} cannot be used; it must be in [0, 1].")
-
-    def members(self, view: View, challenge: Challenge) -> Tensor:
+    def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the share [Q] of the population that each candidate beats, plus 1e-9 of its log-ratio."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         references, labels = references_of(self.name, challenge), challenge.labels.double().cpu()

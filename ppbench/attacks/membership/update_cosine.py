@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import ScoredAttack
-from ppbench.base.errors import UsageError
+from ppbench.adversary.attack import Challenge, Rate
+from ppbench.attacks.membership.base import AuditAttack
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
@@ -53,12 +52,8 @@ def rounds_of(view: View) -> list[View]:
 def example_gradients(evidence: Evidence, x: Tensor, labels: Tensor) -> Iterator[tuple[slice, Params]]:
     """Yield, some examples at a time, what an update on each example alone would be: leaves [q, *parameter].
 
-    Evidence about a weighted cohort simulates as many batches as it has slots; then every slot holds the example.
-
-    Args:
-        evidence: evidence without nuisance unknowns.
-        x: examples [Q, *shape], in the dtype and on the device to compute in.
-        labels: [Q, C], likewise.
+    Of examples [Q, *shape] and labels [Q, C], in the dtype and on the device to compute in. Evidence, without nuisance
+    unknowns, about a weighted cohort simulates as many batches as it has slots; then every slot holds the example.
     """
     copies = 1 if evidence.params is not None else len(evidence.unit)
 
@@ -96,13 +91,10 @@ def _normalize(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Directions:
-    """Gradients of all candidates at one round's weights.
+    """Gradients of all candidates at one round's weights: rows [Q, P'] at norm 1, 0 where one is not finite.
 
-    Attributes:
-        rows: [Q, P'] at norm 1; 0 where a gradient is not finite.
-        kept: [P'] the coordinates that are compared, or None for all.
-        known: [Q] bool, whose gradient is finite.
-        inverse: [Q, Q] float64, (rows rows^T + ridge)^-1; the identity for plain cosines.
+    kept: [P'] the coordinates that are compared, or None for all; known: [Q] bool, whose gradient is finite; inverse:
+    [Q, Q] float64, (rows rows^T + ridge)^-1, the identity for plain cosines.
     """
 
     rows: Tensor
@@ -186,13 +178,8 @@ def coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | None) -> 
 
     What a defense's own server makes of the uploads is compared (`Defense.evidence`, one round at a time). Where only
     a sum over some clients can be read, each of them gets the sum's coefficient. NaN where a client's upload of a round
-    cannot be read, is 0 or not finite, or a candidate's gradient is not finite.
-
-    Args:
-        view: with the mail of all rounds of a training.
-        x: candidates [Q, *shape].
-        labels: [Q, C].
-        ridge: strength of the ridge, in units of a candidate's own squared norm; None for plain cosines.
+    cannot be read, is 0 or not finite, or a candidate's gradient is not finite. The ridge is in units of a candidate's
+    own squared norm; None for plain cosines.
     """
     assert view.plan.net  # built here: under vmap its initialization could not draw
     found = []
@@ -212,7 +199,7 @@ def coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | None) -> 
 
 
 @dataclass(frozen=True)
-class UpdateCosine(ScoredAttack):
+class UpdateCosine(AuditAttack):
     """A record is a member when its gradient, at the weights of each round, keeps explaining some client's upload.
 
     The score is the largest over the clients, since a record's owner is not known, of the mean over all rounds (evenly
@@ -232,15 +219,10 @@ class UpdateCosine(ScoredAttack):
         "joint regression: this project"
     )
 
-    ridge: float = RIDGE
+    ridge: Rate = RIDGE
     alone: bool = False
 
-    def check(self) -> None:
-        """Raise UsageError for a ridge that is not positive."""
-        if not 0 < self.ridge < float("inf"):
-            raise UsageError(f"Attack {self.name!r}: ridge={self.ridge} cannot be used; it must be above 0.")
-
-    def members(self, view: View, challenge: Challenge) -> Tensor:
+    def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the largest mean coefficient [Q]; NaN where no upload can be read."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         found = update_coefficients(view, challenge.x, challenge.labels, None if self.alone else self.ridge)

@@ -14,11 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.membership.base import FLOOR, asked_of, same_question
-from ppbench.attacks.membership.network import OutputClassifier, signals
+from ppbench.adversary.attack import Challenge, Count, Guess, Weight
+from ppbench.attacks.membership.base import FLOOR, Asked, AuditAttack
+from ppbench.attacks.membership.network import OutputClassifier, Seeds, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
-from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -35,12 +34,8 @@ def spread(items: Sequence[View], count: int) -> list[View]:
 def gradient_signals(gradients: Params, labels: Tensor) -> Tensor:
     """Return the logs of each tensor's gradient norm, and of the last matrix' rows, [q, tensors + rows] float32.
 
-    Of as many rows as there are classes the label's comes first, then the others in ascending order: which class it is
-    is no sign of membership.
-
-    Args:
-        gradients: leaves [q, *parameter].
-        labels: [q, C].
+    Of leaves [q, *parameter] and labels [q, C]. Of as many rows as there are classes the label's comes first, then the
+    others in ascending order: which class it is is no sign of membership.
     """
     norms = [value.flatten(1).norm(dim=1, keepdim=True) for value in gradients.values()]
     matrices = [value for value in gradients.values() if value.dim() > 2 and value.shape[1] == labels.shape[1]]
@@ -68,7 +63,7 @@ def round_signals(plan: Plan, evidence: Evidence, x: Tensor, labels: Tensor) -> 
 
 
 @dataclass(frozen=True)
-class WhiteBox(Attack):
+class WhiteBox(AuditAttack):
     """A network of one hidden layer tells members from others by gradients and outputs at several rounds' models.
 
     Each feature is averaged over the rounds: concatenated, there are more features than known records, and the
@@ -82,40 +77,25 @@ class WhiteBox(Attack):
     """
 
     name: ClassVar[str] = "mia_whitebox"
-    kind: ClassVar[Kind] = "membership"
     threats: ClassVar[tuple[str, ...]] = ("server/1",)
-    standard: ClassVar[bool] = False
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Nasr, Shokri and Houmansadr, Comprehensive Privacy Analysis of Deep Learning, S&P 2019"
 
-    rounds: int = 5
-    hidden: int = 64
-    decay: float = 0.1
-    seeds: int = 3
-    steps: int = 100
+    rounds: Count = 5
+    hidden: Count = 64
+    decay: Weight = 0.1
+    seeds: Seeds = 3
+    steps: Count = 100
 
-    def suits(self, plan: Plan) -> bool:
-        """Return whether outputs are a few numbers an example, not maps."""
-        return not plan.net.pixelwise
-
-    @property
-    def classifier(self) -> OutputClassifier:
-        """The classifier of features."""
-        return OutputClassifier(hidden=self.hidden, decay=self.decay, seeds=self.seeds, steps=self.steps)
-
-    def check(self) -> None:
-        """Raise UsageError for a number out of range."""
-        if self.rounds < 1:
-            raise UsageError(f"Attack {self.name!r}: rounds={self.rounds} cannot be used; it must be 1 or more.")
-        self.classifier.check()
-
-    def features(self, view: View, x: Tensor, labels: Tensor) -> Tensor:
+    def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the features [Q, F] float64 of candidates; F = 0 where no upload can be read.
 
         A round without outputs (its weights are not known) counts only where no round has any. A feature that is not
         finite for any candidate is left out.
         """
-        looks = []
+        assert challenge.x is not None and challenge.labels is not None  # `run` has checked
+        assert view.plan.net  # built here: under vmap its initialization could not draw
+        x, labels, looks = challenge.x, challenge.labels.double().cpu(), []
         for part in spread(rounds_of(view), self.rounds):
             readable = [e for e in view.defense.evidence(part) if not e.nuisance]
             looks += [round_signals(view.plan, e, x, labels) for e in readable[:1]]
@@ -126,19 +106,8 @@ class WhiteBox(Attack):
         found = torch.cat([*means, best], 1)
         return found[:, found.isfinite().any(0)]
 
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return score [Q] float64 and decision [Q] bool of every candidate, challenge by challenge.
-
-        Raises:
-            UsageError: a challenge lacks candidates, labels or the known half.
-        """
-        assert view.plan.net  # built here: under vmap its initialization could not draw
-        guesses, found = [], torch.zeros(0, 0)
-        for number, challenge in enumerate(challenges):
-            asked = asked_of(self.name, challenge)
-            assert challenge.x is not None  # `asked_of` has checked
-            if not number or not same_question(challenges[number - 1], challenge):
-                found = self.features(view, challenge.x, asked.labels)
-            usable = found.isfinite().all(1) & (found.shape[1] > 0)
-            guesses.append(self.classifier.classified(torch.cat([found, asked.labels], 1), usable, asked, generator))
-        return guesses
+    def answer(self, plan: Plan, signal: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
+        """Return the mean probability [Q] of membership, and whether it is at least .5."""
+        classifier = OutputClassifier(self.hidden, self.decay, self.seeds, self.steps)
+        usable = signal.isfinite().all(1) & (signal.shape[1] > 0)
+        return classifier.classified(torch.cat([signal, asked.labels], 1), usable, asked, generator)

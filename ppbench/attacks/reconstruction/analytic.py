@@ -1,9 +1,8 @@
-"""Inputs read off the gradient of a first linear layer, by algebra instead of search.
+"""Inputs read off the gradient of a first linear layer z = W x + b, by algebra instead of search.
 
-Let z = W x + b be the first layer and s ANY scalar of the network: the loss, or a surrogate such as PBPFL's. Then
-ds/dW = sum_n d_n x_n^T and ds/db = sum_n d_n with d_n = ds/dz_n. One example: row i of ds/dW is x times entry i of
-ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has that example alone in its row
-(Boenisch et al. 2023).
+For ANY scalar s of the network ds/dW = sum_n d_n x_n^T and ds/db = sum_n d_n with d_n = ds/dz_n. One example: row i of
+ds/dW is x times entry i of ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has it
+alone in its row (Boenisch et al. 2023).
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Kind
 from ppbench.attacks.label.recovery import read_labels
 from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
 from ppbench.attacks.reconstruction.scale import EXPLAINED, Match, Mismatch, best_label, best_scale
-from ppbench.attacks.reconstruction.search.starts import Victim
-from ppbench.base.errors import UsageError
+from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -30,21 +29,14 @@ from ppbench.federation.view import View
 class AnalyticInversion(Attack):
     """Analytic inversion of a first `nn.Linear` on the flattened input.
 
-    What it can do, from an observation that is the gradient of some scalar of the network:
-    - one example, layer with biases: x by weighted least squares over all units, exact up to rounding. Noise is
-      averaged over the units; entries that were not sent (`Evidence.weight` 0) are left out, as are values that are
-      not finite.
+    From an observation that is the gradient of some scalar of the network it finds:
+    - one example, layer with biases: x by weighted least squares over all units, exact up to rounding; hidden entries
+      (`Evidence.weight` 0) and those not finite are left out.
     - one example, no biases: x up to its scale is the leading right singular vector; sign from the data range, scale by
-      a search in one dimension for the smallest mismatch of the evidence, label by trying.
-    - a batch, biases and ReLU: each example that fires at least two units alone is exact: rows that it alone fires are
-      copies after division by the bias gradient, rows of mixtures are not. The rest of the batch gets the mean of the
-      remaining rows. Wide layers and small batches help.
-    What it cannot do: batches without biases; batches where activations are smooth (every row is a mixture: only the
-    mean is found); networks that begin with anything else (see `suits`). Where rows agree on an image no better than
-    noise would, the answer is a start image. A batch has no confidence; one example has its relative mismatch.
-
-    Attributes:
-        budget: gradient evaluations a victim for labels and scale.
+      a search for the smallest mismatch of the evidence, label by trying; `budget` limits these evaluations.
+    - a batch, biases and ReLU: exactly each example that fires at least two units alone (their rows over the bias
+      gradient are copies); the rest of the batch gets the mean of the remaining rows.
+    Else, and where rows agree on an image no better than noise would, the answer is a start image.
     """
 
     name: ClassVar[str] = "analytic"
@@ -54,32 +46,23 @@ class AnalyticInversion(Attack):
         "Boenisch et al., When the Curious Abandon Honesty: Federated Learning Is Not Private, EuroS&P 2023"
     )
 
-    budget: int = 2000
-
-    def check(self) -> None:
-        """Raise UsageError for a budget below 1."""
-        if not self.budget >= 1:
-            raise UsageError(f"Attack {self.name!r}: budget={self.budget} is too small; it must be 1 or more.")
+    budget: Count = 2000
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network of `plan` begins with a linear layer on the flattened input."""
         return first_layer(plan) is not None
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge; each victim has a generator of its own.
+        """Return one guess a challenge; where the evidence tells no image, a grey start image and confidence None."""
+        return self.answer(self.evidence(view), view.plan, challenges, generator)
 
-        A victim without evidence, or whose observation tells no image, gets a grey start image and confidence None.
-        """
+    def answer(
+        self, found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        """Return the guesses of `run` from given evidence, such as another attack has made of a view."""
         self.check()
-        seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
-        evidence = {frozenset(e.unit): e for e in reversed(self.evidence(view))}
-        layer = first_layer(view.plan)
-        return [
-            self._answer(
-                Victim(evidence.get(frozenset(c.unit)), c, view.plan, torch.Generator().manual_seed(seed)), layer
-            )
-            for c, seed in zip(challenges, seeds, strict=True)
-        ]
+        layer = first_layer(plan)
+        return [self._answer(victim, layer) for victim in posed(found, plan, challenges, generator)]
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
         start, labels = victim.image("grey"), guessed_labels(victim)
@@ -107,10 +90,7 @@ class AnalyticInversion(Attack):
         return Guess(x=x, y=y, confidence=confidence, evaluations=spent)
 
     def _scaled(self, victim: Victim, mismatch: Mismatch, image: Tensor | None, label: int) -> Match | None:
-        """Return the best multiple of a `direction`: with the guessed label, and with others if that explains little.
-
-        A scale is nothing but what the mismatch says, so without a finite one there is no image.
-        """
+        """Return the best multiple of a direction: with the guessed label, with others where that explains little."""
         if image is None:
             return None
         found = best_scale(mismatch, image, [label])

@@ -1,10 +1,8 @@
 """Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019) and iDLG (Zhao, Mopuri and Bilen, 2020).
 
-Minimize sum_p ||grad_p loss(net(x), softmax(q)) - g*_p||^2 over images x and label logits q. The plain loop, 50 lines,
-is `dlg_reference`, the oracle of this module's tests. The optimizer, the start and the cost of one evaluation differ
-here: say beside every figure which start, label and stopping mismatch were used (the paper's: "normal", "joint").
-
-Read on in `search.starts` (what is drawn), `search.problem` (what is minimized) and `search.lbfgs` (how).
+Minimize sum_p ||grad_p loss(net(x), softmax(q)) - g*_p||^2 over images x and label logits q. The plain loop is
+`dlg_reference`, the oracle of this module's tests; the paper's start and label are "normal" and "joint". Read on in
+`search.starts` (what is drawn), `search.problem` (what is minimized) and `search.lbfgs` (how).
 """
 
 from __future__ import annotations
@@ -13,20 +11,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.attack import Count, Guess, Rate, Weight
+from ppbench.attacks.reconstruction.search.attack import ImageSearch
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
-from ppbench.attacks.reconstruction.search.starts import Label, Start, Starts, Victim, batches, draw, groups, posed
-from ppbench.base.errors import UsageError
+from ppbench.attacks.reconstruction.search.starts import Label, Starts, Victim, draw, groups
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import View
 
 EXACT = 1e-4
 """Mismatch below which evidence is taken for exact: a float32 search that ends there was stopped by rounding."""
@@ -36,13 +34,10 @@ NEAR = 10.0
 
 @dataclass(frozen=True)
 class Matches:
-    """Where the searches for V victims ended.
+    """Where the searches for V victims ended: images (not clipped), labels and nuisance unknowns.
 
-    Attributes:
-        ends: images (not clipped), labels and nuisance unknowns.
-        mismatch: [V] float64, the minimized function: by default the discrepancy relative to that of an all-zero
-            simulation; plus the prior, if any.
-        evaluations: [V] int64 gradient evaluations.
+    mismatch: [V] float64, the minimized function: by default the discrepancy relative to that of an all-zero
+    simulation, plus the prior, if any.  evaluations: [V] int64 gradient evaluations.
     """
 
     ends: Starts
@@ -50,10 +45,7 @@ class Matches:
     evaluations: Tensor
 
     def merged(self, rows: Sequence[int], other: Matches, take: Tensor | None = None) -> Matches:
-        """Return these with the victims `rows` of `other`, all or where `take` [len(rows)] holds; evaluations add up.
-
-        Images and labels become float64 where those of `other` are.
-        """
+        """Return these with the victims `rows` of `other`, all or where `take` holds; evaluations add up."""
         index = torch.tensor(rows)
         take = torch.ones(len(rows), dtype=torch.bool) if take is None else take
 
@@ -78,18 +70,15 @@ def match_gradients(
     prior: Penalty | None = None,
     settings: Settings | None = None,
 ) -> Matches:
-    """Minimize D / unit + prior for V victims from given starts, with L-BFGS.
+    """Minimize D / unit + prior for V victims with L-BFGS.
 
     Args:
         evidences: V usable pieces of evidence (see `usable`); those that share `simulate` run in one batch.
         starts: where to begin, and whether labels are unknown.
         plan: the public plan.
-        budget: [V] gradient evaluations allowed.
-        stop: [V] value of the minimized function at which a victim is done.
-        unit: [V] what D is divided by: None for `Evidence.scale()` (the function is the relative mismatch);
-            2 std^2 makes it the negative log-likelihood under Gaussian noise.
-        prior: penalty on the images, added as it is.
-        settings: of the optimizer.
+        budget, stop: [V] gradient evaluations allowed, and the value at which a victim is done.
+        unit: [V] what D is divided by; None for `Evidence.scale()`: the function is then the relative mismatch.
+        prior, settings: penalty on the images, added as it is; of the optimizer.
     """
     if unit is None:
         unit = torch.stack([e.scale().double() for e in evidences])
@@ -105,69 +94,36 @@ def match_gradients(
 
 
 @dataclass(frozen=True)
-class DLG(Attack):
+class DLG(ImageSearch):
     """Deep leakage from gradients: match the gradient over images and soft labels with L-BFGS.
 
-    Attributes:
-        start: first images: "grey" (.5 + .02 N(0, 1) for data in [0, 1]), "normal" N(0, 1) or "pattern" (one N(0, 1)
-            patch of 8x8 pixels, tiled).
-        label: "joint": unknown, softmax of logits that start at .1 N(0, 1); "inferred": from the head's gradient
-            before the search. Labels that a challenge grants are used in either case.
-        budget: gradient evaluations a victim, restarts included. Failures below 1800 say nothing about a defense.
+    Attributes (and those of `ImageSearch`; a budget below 1800 says nothing of a defense where it fails):
         stop: mismatch at which a victim is done: relative to that of an all-zero simulation, or, with `absolute`,
             the plain squared distance of the gradients (what the DLG papers print as loss).
-        absolute: see `stop`.
         restarts: fresh starts for a victim whose search ended with a mismatch above `hopeless` and evaluations left;
-            the guess with the smallest mismatch counts.
-        hopeless: see `restarts`. At .9 noise, which no start explains, costs no restarts; 0 tries all again.
+            the smallest mismatch counts. At .9 noise, which no start explains, costs no restarts; 0 tries all again.
         patience: evaluations within which the mismatch must fall by the share `progress`, else the search has stalled.
-            Inexact evidence (noise, a secret term) ends so after 200 to 500 evaluations. On trained models joint
-            searches crawl before they succeed: a share of .1 lost two in five of the victims that .01 breaks there.
-        progress: see `patience`.
+            On trained models joint searches crawl before they succeed.
         dtype: of the search. A float32 search that rounding stops short of `stop` goes on in float64.
         history: pairs that L-BFGS keeps.
-        slots: victims evaluated together, at most (8 images of 32x32 fill the cache; see `lbfgs.Settings`).
+        slots: victims evaluated together, at most (see `lbfgs.Settings`).
     """
 
     name: ClassVar[str] = "dlg"
     version: ClassVar[str] = "2"
-    kind: ClassVar[Kind] = "reconstruction"
-    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"
 
-    start: Start = "grey"
     label: Label = "joint"
-    budget: int = 1800
-    stop: float = 1e-10
+    budget: Count = 1800
+    stop: Rate = 1e-10
     absolute: bool = False
-    restarts: int = 2
-    hopeless: float = 0.9
-    patience: int = 100
-    progress: float = 0.01
+    restarts: Annotated[int, Field(ge=0)] = 2
+    hopeless: Weight = 0.9
+    patience: Annotated[int, Field(ge=0)] = 100
+    progress: Annotated[float, Field(ge=0, lt=1)] = 0.01
     dtype: Literal["float32", "float64"] = "float32"
-    history: int = 150
-    slots: int = 32
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge; each victim has a generator of its own, whatever runs beside it.
-
-        A victim without evidence, or with an observation that is zero or not finite, gets its start image and
-        confidence None. Raises UsageError for an option that does not exist.
-        """
-        self.check()
-        victims = posed(self.evidence(view), view.plan, challenges, generator)
-        guesses: dict[int, Guess] = {}
-        for rows in batches(victims):
-            guesses |= dict(zip(rows, self.attack([victims[i] for i in rows]), strict=True))
-        return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
-
-    def suits(self, plan: Plan) -> bool:
-        """Return whether targets are classes or numbers, which are searched alike; masks are not."""
-        return not plan.net.pixelwise
-
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return what the search matches: the defense's plain evidence. An adaptive attack overrides this."""
-        return view.defense.evidence(view)
+    history: Count = 150
+    slots: Count = 32
 
     @property
     def settings(self) -> Settings:
@@ -194,12 +150,10 @@ class DLG(Attack):
         ]
 
     def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
-        """Return the best match of each victim over all starts, chosen by the minimized function, never by the truth.
+        """Return the best match of each of V victims over all starts, by the minimized function, never by the truth.
 
-        Args:
-            victims: V victims that `batches` put together. Starts are drawn for ALL of them each time, so that one's
-                draws do not depend on another's fate.
-            stop: [V] value of the function at which a victim is done.
+        `stop` [V] is where a victim is done. Starts are drawn for ALL victims each time, so that one's draws do not
+        depend on another's fate.
         """
         dtype, rows = torch.float64 if self.dtype == "float64" else torch.float32, list(range(len(victims)))
         best: Matches | None = None
@@ -226,29 +180,6 @@ class DLG(Attack):
             return found
         ends, left = found.ends.at(rows).to(torch.float64), budget[rows] - found.evaluations[rows]
         return found.merged(rows, match([evidences[i] for i in rows], ends, budget=left, stop=stop[rows]))
-
-    def check(self) -> None:
-        """Raise UsageError for an option that does not exist or a number out of range."""
-        for field, allowed in (("start", Start), ("label", Label), ("dtype", Literal["float32", "float64"])):
-            if getattr(self, field) not in get_args(allowed):
-                right = " or ".join(map(repr, get_args(allowed)))
-                raise UsageError(f"Attack {self.name!r}: {field}={getattr(self, field)!r} is unknown; use {right}.")
-        for field, least in (
-            ("budget", 1),
-            ("restarts", 0),
-            ("hopeless", 0),
-            ("patience", 0),
-            ("history", 1),
-            ("slots", 1),
-        ):
-            if not getattr(self, field) >= least:
-                raise UsageError(
-                    f"Attack {self.name!r}: {field}={getattr(self, field)} is too small; it must be {least} or more."
-                )
-        if not 0 <= self.progress < 1:
-            raise UsageError(f"Attack {self.name!r}: progress={self.progress} cannot be used; it must be in [0, 1).")
-        if not self.stop > 0:
-            raise UsageError(f"Attack {self.name!r}: stop={self.stop} cannot be used; it must be above 0.")
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,9 @@ OUTER = 300
 
 
 def reference_dlg(plan: Plan, params: Params, observed: Params, stop: float, generator: torch.Generator) -> Tensor:
-    """Return the reconstruction [1, *shape] of one image from its gradient.
+    """Return the reconstruction [1, *shape] of one image from its gradient `observed` at public weights `params`.
 
-    Args:
-        plan: the public plan.
-        params: the public weights.
-        observed: the gradient of the image's loss.
-        stop: squared distance of gradients at which the loop ends; it is looked at after each outer step. A loss that
-            is not finite ends it too.
-        generator: source of the start.
+    The loop ends at a squared distance of gradients `stop`, looked at after each outer step, or one that is not finite.
     """
     x = torch.randn(1, *plan.spec.shape, generator=generator).requires_grad_()
     q = torch.randn(1, plan.spec.classes, generator=generator).requires_grad_()

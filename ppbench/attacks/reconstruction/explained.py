@@ -1,7 +1,7 @@
 """How well a guess explains an observation layer by layer: a measure that a few poisoned layers cannot spoil.
 
-The cosine over all parameters is that of the largest layer. Here every layer counts alike, by the logarithm of its own
-1 - cosine: a right guess explains all layers but the poisoned ones, a wrong one explains none by more than chance.
+Every layer counts alike, by the logarithm of its own 1 - cosine: a right guess explains all layers but the poisoned
+ones, a wrong one explains none by more than chance.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from ppbench.attacks.reconstruction.search.problem import simulated
 from ppbench.attacks.reconstruction.search.starts import Start, Victim
 from ppbench.federation.evidence import Evidence
 
@@ -32,23 +33,13 @@ def layers(evidence: Evidence) -> list[str]:
 
 
 def explained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = None) -> float:
-    """Return the mean over layers of log(1 - cosine): the smaller, the better a guess explains; inf for nothing finite.
+    """Return the mean over layers of log(1 - cosine): the smaller, the better; inf for nothing finite.
 
-    Entries that are exactly 0 in the observation do not count: they may be hidden. One gradient evaluation.
-
-    Args:
-        evidence: the observation; its precisions count.
-        x: guessed images [N, *shape], where the observation lies.
-        y: labels [N, C].
-        extra: [E] nuisance unknowns, flat; None for none.
+    Of images x [N, *shape], labels y [N, C] and flat nuisance unknowns [E]. Entries that are exactly 0 in the
+    observation do not count: they may be hidden. One gradient evaluation.
     """
-    units, named, offset = len(evidence.unit), {}, 0
-    for name, shape in evidence.nuisance.items():
-        assert extra is not None
-        named[name] = extra[offset : offset + math.prod(shape)].view(shape)
-        offset += math.prod(shape)
     with torch.no_grad():
-        found = evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)), **named)
+        found = simulated(evidence, x, y, x.new_zeros(0) if extra is None else extra)
     sums = {key: torch.zeros(3, dtype=torch.float64) for key in layers(evidence)}
     for name, s in found.items():
         o, s = evidence.observed[name].detach().double().cpu(), s.detach().double().cpu()
@@ -66,7 +57,7 @@ def _apart(product: float, s: float, o: float) -> float:
     return max(FLOOR, 1 - product / math.sqrt(s * o)) if s * o > 0 else 1.0
 
 
-def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start: Start) -> tuple[Tensor, int] | None:
+def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start: Start) -> tuple[Tensor | None, int]:
     """Return labels [V, 1, C] that explain best on a start image, and the evaluations that this took a victim.
 
     One for each class: a poisoned head hides its label from `Victim.labels`, not from the layers before it. None where
@@ -74,7 +65,7 @@ def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start
     """
     classes = victims[0].plan.spec.classes
     if any(v.size[0] > 1 or v.challenge.y is not None for v in victims) or classes == 1 or evidences[0].nuisance:
-        return None
+        return None, 0
     found, every = [], one_hot(torch.arange(classes), classes).float()
     for victim, evidence in zip(victims, evidences, strict=True):
         x = victim.image(start).to(evidence.device)

@@ -1,10 +1,7 @@
 """FedAvg inversion: images from what local training made of them, by simulating that training (Geiping et al. 2020).
 
-The change of the weights after several local steps is no gradient: taken for one, it hides even a single image. The
-plan says how clients train, so the attack trains on its guess as they do, differentiates through all steps, and
-matches the result. Where a client's images fill several local batches, the order in which they came is unknown
-(Dimitrov et al. 2022): here it is relaxed to weights of the images in each step, which are searched together with
-them, rounded to the nearest order, and fixed for a last search.
+Where a client's images fill several local batches, their order is unknown (Dimitrov et al. 2022): it is relaxed to
+weights of the images in each step, searched with them, rounded to the nearest order, and fixed for a last search.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ppbench.adversary.attack import Guess
+from ppbench.adversary.attack import Count, Guess, Weight
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
 from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
@@ -32,12 +29,8 @@ RELAXED = 0.7
 class FedAvgInversion(DLG):
     """Images from an update of several local steps, by differentiating through a simulation of these steps.
 
-    On gradients, and on a single local step, it is iDLG. Under Adam, which sends hardly more than signs, it looks for
-    images whose gradient has these signs. Parameters are those of `DLG`; an evaluation costs as many gradients as
-    there are local steps.
-
-    Attributes:
-        tv: weight of the total variation where only signs are observed, which leave much of an image open.
+    On gradients, and a single local step, it is iDLG. Under Adam it looks for images whose gradient has the signs seen,
+    with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps.
     """
 
     name: ClassVar[str] = "fedavg_inversion"
@@ -46,9 +39,9 @@ class FedAvgInversion(DLG):
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020; Dimitrov et al., TMLR 2022"
 
     label: Label = "inferred"
-    budget: int = 600
+    budget: Count = 600
     restarts: int = 1
-    tv: float = 0.001
+    tv: Weight = 0.001
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the whole local training as its simulation, see `trained_evidence`."""
@@ -91,8 +84,8 @@ class FedAvgInversion(DLG):
 def prepared(victim: Victim) -> Victim:
     """Return the victim with what its evidence is about a batch of known size.
 
-    One local step is one gradient, which has a fast path. Otherwise labels are read off the update as if it were one,
-    and the order of images that fill more than one local batch is an unknown.
+    One local step is one gradient. Otherwise labels are read off the update as if it were one, and the order of images
+    that fill more than one local batch is an unknown.
     """
     evidence = victim.evidence
     if evidence is None or not isinstance(evidence.simulate, LocalTraining):

@@ -2,12 +2,9 @@
 
 What is searched is first the latent of a generator, then the map that enters each next block, then the pixels: every
 stage begins where the last one ended and may move farther from what the generator would make by itself. "ggl" stops
-after the latent (Li, Zhang, Liu and Liu, CVPR 2022); "gias" goes on with the generator's weights (Jeon et al.,
-NeurIPS 2021). The generator is trained on images that no client holds.
-
-Differences from the paper's release: fewer steps, most of them for the last map; total variation fades with the
-mismatch (see `IG`); radii are relative; the penalty 1e-6 ||x|| / size^2, some 1e-8 of the loss, is left out; labels are
-not put into the order of the true ones; a start's image is returned with its own score.
+after the latent (Li et al., CVPR 2022); "gias" goes on with the generator's weights (Jeon et al., NeurIPS 2021).
+Otherwise than in the paper's release most steps are for the last map, total variation fades with the mismatch (see
+`IG`), radii are relative, there is no penalty on ||x||, and labels are not put into the order of the true ones.
 """
 
 from __future__ import annotations
@@ -16,12 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Rate, Share, Weight
 from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
 from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, digest, read
@@ -48,14 +45,11 @@ class GIFD(IG):
 
     Attributes (and those of `IG`; `lr` is that of the pixel stage):
         method: "gifd": latent, maps, pixels. "ggl": the latent alone. "gias": the latent, then the generator's weights.
-        generator: a .safetensors file with a generator; "" trains one on the view's public examples, once: the file is
-            kept, see `generator.store`.
-        steps: of that training, 32 images each, at most: few images are seen 40 times, but in 1000 steps.
-        seed: of that training.
+        generator: a .safetensors file; "" trains one on the view's public examples, once, in at most
+            `steps` of 32 images each (few images are seen 40 times, but in 1000 steps), from `seed`.
         rho: how far a map may move from where its stage began: the radius of an l1 ball, relative to its l1 norm.
-        latent: share of the evaluations for the latent.
-        last: share for the map that enters the last block; the maps between share what is left.
-        pixels: share for the pixels, warm-started from the last map: on CIFAR-10 they change little, digits gain.
+        latent, last, pixels: shares of the evaluations for the latent, for the map that enters the last block and for
+            the pixels; the maps between share what is left.
         map_lr: learning rate of latent and maps, in units of a map's usual size (root mean square 1).
         weight_lr: learning rate of the generator's weights ("gias").
         signed: whether Adam is fed the sign of the gradient, as for `ig`; the paper does not.
@@ -68,31 +62,32 @@ class GIFD(IG):
 
     method: Method = "gifd"
     generator: str = ""
-    steps: int = 4000
+    steps: Count = 4000
     seed: int = 0
-    rho: float = 0.5
-    lr: float = 0.01
-    tv: float = 0.6
-    latent: float = 0.05
-    last: float = 0.7
-    pixels: float = 0.05
-    map_lr: float = 0.2
-    weight_lr: float = 1e-3
+    rho: Weight = 0.5
+    lr: Rate = 0.01
+    tv: Weight = 0.6
+    latent: Share = 0.05
+    last: Share = 0.7
+    pixels: Share = 0.05
+    map_lr: Rate = 0.2
+    weight_lr: Rate = 1e-3
     signed: bool = False
-    spread: float = 0.05
+    spread: Weight = 0.05
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge, as `Inversion.run` does.
-
-        Raises:
-            UsageError: no public examples and no file, a file that cannot be used, or one for other images.
-        """
+        """Return one guess a challenge, as `ImageSearch.run` does; raises as `prior` does."""
         self.check()
         made = self.prior(view)
-        return self.searched(view, challenges, generator, lambda victims: self.through(made.decoder, victims))
+        return self.answer(
+            self.evidence(view), view.plan, challenges, generator, lambda some: self.through(made.decoder, some)
+        )
 
     def prior(self, view: View) -> Generator:
-        """Return the generator: from the file that was named, or trained on the view's public examples (UsageError)."""
+        """Return the generator: from the file that was named, or trained on the view's public examples.
+
+        Raises UsageError for no public examples and no file, a file that cannot be used, or one for other images.
+        """
         if self.generator:
             made = read(Path(self.generator))
             fitting(made, view.plan, self.generator)
@@ -105,10 +100,6 @@ class GIFD(IG):
         images = view.public.x
         steps = min(self.steps, max(LEAST, EPOCHS * len(images) // Training.batch))
         return trained(images, view.plan.data_range, Training(steps=steps, seed=self.seed))
-
-    def ceiling(self, view: View) -> float:
-        """Return the median PSNR in decibels of held-out public images that the generator encodes and decodes."""
-        return self.prior(view).ceiling
 
     def parameters(self) -> dict[str, Scalar]:
         """Return the fields, a generator file by its digest (UsageError where it cannot be read)."""
@@ -170,8 +161,7 @@ class GIFD(IG):
     def shares(self, blocks: int) -> list[tuple[int, int]]:
         """Return the stages of a search and the evaluations of a row in each; together `budget // tries`.
 
-        Stage k < `blocks` is the input of block k, stage `blocks` the pixels, or the weights. Latent, last map and
-        pixels get no more than their share; the maps between get what is left, or the last map where there are none.
+        Stage k < `blocks` is the input of block k, stage `blocks` the pixels, or the weights.
         """
         total, between = self.budget // self.share, blocks - 2
         if self.method == "ggl":
@@ -190,24 +180,6 @@ class GIFD(IG):
         if stage < blocks:
             return replace(whole, lr=self.map_lr)
         return replace(whole, lr=self.weight_lr) if self.method == "gias" else whole
-
-    def check(self) -> None:
-        """Raise UsageError for an option that does not exist or a number out of range."""
-        super().check()
-        if self.method not in get_args(Method):
-            right = " or ".join(map(repr, get_args(Method)))
-            raise UsageError(f"Attack {self.name!r}: method={self.method!r} is unknown; use {right}.")
-        for field in ("latent", "last", "pixels"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise UsageError(
-                    f"Attack {self.name!r}: {field}={getattr(self, field)} must be in [0, 1]; it is a share."
-                )
-        for field in ("rho", "spread"):
-            if not 0 <= getattr(self, field) < math.inf:
-                raise UsageError(f"Attack {self.name!r}: {field}={getattr(self, field)} must be finite and at least 0.")
-        for field in ("map_lr", "weight_lr", "steps"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise UsageError(f"Attack {self.name!r}: {field}={getattr(self, field)} must be finite and above 0.")
 
 
 @dataclass(frozen=True)
@@ -228,30 +200,23 @@ class GIAS(GIFD):
     reference: ClassVar[str] = "Jeon et al., Gradient Inversion with Generative Image Prior, NeurIPS 2021"
 
     method: Method = "gias"
-    latent: float = 0.3
+    latent: Share = 0.3
 
 
 def fitting(made: Generator, plan: Plan, path: str) -> None:
     """Refuse a generator of images of another shape or data range than the federation's (UsageError)."""
-    if made.decoder.plan.shape != tuple(plan.spec.shape):
-        raise UsageError(
-            f"The generator {path} makes images of shape {made.decoder.plan.shape}, and the network takes "
-            f"{tuple(plan.spec.shape)}; give one for these."
-        )
-    if (made.decoder.low, made.decoder.high) != tuple(map(float, plan.data_range)):
-        low, high = plan.data_range
-        raise UsageError(
-            f"The generator {path} makes pixels in [{made.decoder.low:g}, {made.decoder.high:g}], and the data lie in "
-            f"[{low:g}, {high:g}]; give one for these."
-        )
+    decoder, shape, (low, high) = made.decoder, tuple(plan.spec.shape), plan.data_range
+    wrong = ""
+    if decoder.plan.shape != shape:
+        wrong = f"images of shape {decoder.plan.shape}, and the network takes {shape}"
+    elif (decoder.low, decoder.high) != (float(low), float(high)):
+        wrong = f"pixels in [{decoder.low:g}, {decoder.high:g}], and the data lie in [{low:g}, {high:g}]"
+    if wrong:
+        raise UsageError(f"The generator {path} makes {wrong}; give one for these.")
 
 
 def near_normal(problem: Problem, spread: float) -> Evaluate:
-    """Return `problem` with the n numbers of its space drawn to N(0, 1).
-
-    By `spread` times their mean square, in units of the present mismatch, so that it vanishes where all is explained;
-    no part of the score.
-    """
+    """Return `problem` with the numbers of its space drawn to N(0, 1), by `spread` times the present mismatch."""
 
     def evaluate(z: Tensor, index: Tensor) -> Value:
         value, own = problem(z, index), z[:, : problem.space.size]

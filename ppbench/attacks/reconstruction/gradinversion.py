@@ -1,8 +1,7 @@
 """GradInversion (Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov, CVPR 2021), without its batch-norm statistics.
 
-Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds by Adam. The seeds of one victim are
-searched side by side; each is drawn to their mean after registration, small shifts that lay them over one another.
-The authors' prior on running statistics of batch normalization is left out: networks here have none that move.
+Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds of a victim by Adam; each is drawn to their
+mean after registration, small shifts that lay them over one another.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack
+from ppbench.adversary.attack import Attack, Count, Rate, Weight
 from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
-from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 
 REACH = 2
@@ -26,12 +24,7 @@ REACH = 2
 
 @dataclass(frozen=True)
 class Consistency:
-    """Weight times the mean squared distance of a victim's seeds to their registered mean, which is held fixed.
-
-    Attributes:
-        weight: of the penalty.
-        tries: seeds a victim.
-    """
+    """Weight times the mean squared distance of a victim's `tries` seeds to their registered mean, held fixed."""
 
     weight: float
     tries: int
@@ -47,11 +40,7 @@ class Consistency:
 
 
 def registered_mean(seeds: Tensor) -> Tensor:
-    """Return the mean of images [R, N, *shape], each shifted onto the plain mean first: [N, *shape].
-
-    A shift is whole pixels, `REACH` at most, cyclic, the one with the largest correlation with the mean; inputs
-    without a grid are not shifted.
-    """
+    """Return the mean [N, *shape] of images [R, N, *shape], each shifted by whole pixels onto the plain mean first."""
     mean = seeds.mean(0)
     if seeds.dim() != 5:
         return mean
@@ -73,24 +62,21 @@ def registered_mean(seeds: Tensor) -> Tensor:
 class GradInversion(Inversion):
     """Squared distance of gradients, total variation, norm and consistency of several seeds, by Adam.
 
-    Parameters are those of `Inversion`, and:
-
-    Attributes:
-        norm: weight of the mean squared distance of pixels to grey, in units of the data's range.
-        group: weight of the mean squared distance of a victim's seeds to their registered mean, likewise.
+    norm: weight of the mean squared distance of pixels to grey, in units of the data's range; group: of that of a
+    victim's seeds to their registered mean.
     """
 
     name: ClassVar[str] = "gradinversion"
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021"
 
-    budget: int = 1200
-    tries: int = 4
-    lr: float = 0.05
-    tv: float = 1.0
+    budget: Count = 1200
+    tries: Count = 4
+    lr: Rate = 0.05
+    tv: Weight = 1.0
     fading: bool = True
-    norm: float = 0.01
-    group: float = 0.1
+    norm: Weight = 0.01
+    group: Weight = 0.1
 
     def penalty(self, plan: Plan) -> Penalty | None:
         """Return all priors together."""
@@ -101,12 +87,3 @@ class GradInversion(Inversion):
     def variants(self) -> Sequence[Attack]:
         """Return this attack, and with a tenth of the total variation."""
         return [self, replace(self, tv=0.1 * self.tv)]
-
-    def check(self) -> None:
-        """Raise UsageError for an option that does not exist or a number out of range."""
-        super().check()
-        for field in ("norm", "group"):
-            if not 0 <= getattr(self, field) < float("inf"):
-                raise UsageError(
-                    f"Attack {self.name!r}: {field}={getattr(self, field)} cannot be used; it must be finite and >= 0."
-                )

@@ -1,8 +1,7 @@
 """Inverting gradients (Geiping, Bauermeister, Droege and Moeller, NeurIPS 2020).
 
 Minimize 1 - cos(grad loss(net(x), y), g*) over all parameters + tv * TV(x) by signed Adam with a decaying step, x kept
-in the data's range, y recovered beforehand. The cosine does not mind an unknown scale, the sign not a badly scaled
-slope.
+in the data's range, y recovered beforehand.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ppbench.adversary.attack import Attack
+from ppbench.adversary.attack import Attack, Rate, Weight
 from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.attacks.reconstruction.search.descent import Schedule
 from ppbench.federation.evidence import Evidence
@@ -25,15 +24,14 @@ SMOOTH = (0.1, 0.3, 3.0)
 class IG(Inversion):
     """Inverting gradients: cosine of the gradients, total variation, signed Adam, a box.
 
-    Parameters are those of `Inversion`. The weight of the total variation is relative to the mismatch (`fading`), where
-    the paper's is fixed: fading=false with tv=1e-4 is the paper's.
+    The weight of the total variation is relative to the mismatch; fading=false with tv=1e-4 is the paper's.
     """
 
     name: ClassVar[str] = "ig"
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020"
 
-    lr: float = 0.03
-    tv: float = 1.0
+    lr: Rate = 0.03
+    tv: Weight = 1.0
     fading: bool = True
 
     def matched(self, evidence: Evidence) -> Evidence:

@@ -1,10 +1,8 @@
 """Inverting gradients where some layers are poisoned: which ones, is a hypothesis that is tried, not known.
 
 Soteria zeroes columns of one layer's gradient, other defenses drown one layer in noise; without that layer the others
-give the image (Balunovic et al. 2022). Hypotheses are: nothing is poisoned; what is exactly 0 is hidden; one layer is
-poisoned, for each; only the first, or the last, k layers are sound. All are searched for a while; the one under which
-the found image explains most layers (`explained`), those that were left out too, is searched on. No truth is used, so
-each victim may have another one.
+give the image (Balunovic et al. 2022). All hypotheses are searched for a while; the one under which the found image
+explains most layers (`explained`), those left out too, is searched on: another one for each victim, and no truth used.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Guess
+from ppbench.adversary.attack import Attack, Count, Guess
 from ppbench.attacks.reconstruction.explained import explained, layers, masked, tried_labels
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Story, descended, known
@@ -38,10 +36,7 @@ FEWEST = 8
 class IGLayers(IG):
     """Inverting gradients with one layer left out, or only the first or last ones matched, each victim by what fits.
 
-    Labels of single images are tried out (one evaluation a class, out of the budget) instead of read off the head.
-
-    Attributes:
-        hypotheses: at most so many are tried.
+    At most `hypotheses` are tried. Labels of single images are tried out too, instead of read off the head.
     """
 
     name: ClassVar[str] = "ig_layers"
@@ -51,26 +46,21 @@ class IGLayers(IG):
         "ICLR 2022 (leaving the defended layer out)"
     )
 
-    budget: int = 900
-    hypotheses: int = 16
+    budget: Count = 900
+    hypotheses: Count = 16
 
     def variants(self) -> Sequence[Attack]:
         """Return this one alone: hypotheses are chosen victim by victim, and the prior fades by itself."""
         return (self,)
 
     def check(self) -> None:
-        """Raise UsageError for an option that does not exist or a number out of range."""
+        """Refuse parameters out of range, and several starts (UsageError)."""
         super().check()
-        if self.hypotheses < 1:
-            raise UsageError(f"Attack {self.name!r}: hypotheses={self.hypotheses} is too small; use 1 or more.")
         if self.tries != 1:
             raise UsageError(f"Attack {self.name!r}: tries={self.tries} cannot be used; hypotheses are its starts: 1.")
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together, those with entries of exactly 0 apart.
-
-        Their hypotheses are one more, and a victim's must not depend on who is searched beside it.
-        """
+        """Return the guesses for victims of one block; entries of exactly 0 are one hypothesis more: those go apart."""
         zeros = [hidden([known(v)]) for v in victims]
         found: dict[int, Guess] = {}
         for kind in sorted(set(zeros)):
@@ -80,10 +70,10 @@ class IGLayers(IG):
 
     def tried(self, victims: Sequence[Victim]) -> list[Guess]:
         """Return the guesses for victims with as many hypotheses: labels, hypotheses, then the best one further."""
-        evidences, left, labels = [known(v) for v in victims], self.budget, None
+        evidences, labels, spent = [known(v) for v in victims], None, 0
         if self.budget > victims[0].plan.spec.classes:
-            tried = tried_labels(victims, evidences, self.start)
-            labels, left = (None, left) if tried is None else (tried[0], left - tried[1])
+            labels, spent = tried_labels(victims, evidences, self.start)
+        left = self.budget - spent
         choices = [hypotheses(e, self.hypotheses, hidden(evidences)) for e in evidences]
         count = min(len(choices[0]), int(SCOUT * left) // (FEWEST + 1))
         if count < 2:
@@ -106,13 +96,9 @@ class IGLayers(IG):
         self, victims: Sequence[Victim], problem: Problem, z: Tensor, left: int, others: Sequence[Sequence[Tensor]]
     ) -> list[Guess]:
         """Return what `left` more evaluations make of rows z, with the images that hypotheses given up had."""
-        schedule, spent = self.schedule(left, victims[0].plan), self.budget - left
-        story = Story(1).add(problem, descended(problem, z, schedule))
-        guesses = []
-        for guess, rejected in zip(story.guesses(), others, strict=True):
-            path = tuple((spent + count, x) for count, x in guess.path)
-            guesses.append(replace(guess, evaluations=spent + guess.evaluations, path=path, others=tuple(rejected)))
-        return guesses
+        schedule = self.schedule(left, victims[0].plan)
+        story = Story(1, self.budget - left).add(problem, descended(problem, z, schedule))
+        return [replace(g, others=tuple(given_up)) for g, given_up in zip(story.guesses(), others, strict=True)]
 
 
 def fits(problem: Problem, evidences: Sequence[Evidence], z: Tensor) -> list[float]:
@@ -129,8 +115,7 @@ def hidden(evidences: Sequence[Evidence]) -> bool:
 def hypotheses(evidence: Evidence, most: int, zeros: bool) -> list[Evidence]:
     """Return the evidence under each hypothesis about what is poisoned, at most `most`.
 
-    First nothing, then, where `zeros`, entries that are exactly 0; then each layer in turn; then all but the first k,
-    and all but the last k layers.
+    First nothing, then, where `zeros`, entries that are exactly 0; then each layer; then all but the first, or last, k.
     """
     names = layers(evidence)
     sound = [[n for n in names if n != name] for name in names] if len(names) > 1 else []

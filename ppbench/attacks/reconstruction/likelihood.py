@@ -1,8 +1,8 @@
 """The likelihood of the observation under the public noise law (Balunovic, Dimitrov, Staab and Vechev, ICLR 2022).
 
-Minimize -log p(observed | simulated) - log p(x) by Adam. Gaussian noise of deviation s, which may differ from tensor to
-tensor, gives sum (o - g)^2 / 2 s^2, Laplace noise sum sqrt(2) |o - g| / s; entries that a message visibly lacks carry
-no weight. The prior is a Laplace law of the image's gradient. Without a noise law it is plain gradient matching.
+Minimize -log p(observed | simulated) - log p(x) by Adam: sum (o - g)^2 / 2 s^2 under Gaussian noise of deviation s,
+sum sqrt(2) |o - g| / s under Laplace noise, and a Laplace prior on the image's gradient. Entries that a message visibly
+lacks carry no weight. Without a noise law it is plain gradient matching.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Guess
+from ppbench.adversary.attack import Attack, Count, Guess, Rate, Weight
 from ppbench.attacks.reconstruction.explained import tried_labels
 from ppbench.attacks.reconstruction.inversion import Inversion, Story, descended, known
 from ppbench.attacks.reconstruction.search.starts import Victim
@@ -41,19 +41,17 @@ class Supports(Protocol):
 class Likelihood(Inversion):
     """Maximum a-posteriori images under the public noise law and a prior on their gradients.
 
-    The negative log-likelihood is taken relative to what it is at the truth, half the number of visible entries for
-    Gaussian noise; the prior is multiplied by it (`fading`), so that it guides the search far from the truth and
-    has its own weight there. Parameters are those of `Inversion`; with P parameters and n pixels, tv expects a mean
-    |dx| + |dy| of 2 n / (P tv), the scale of the prior's Laplace law.
+    The negative log-likelihood is relative to what it is at the truth, and multiplies the prior (`fading`). With P
+    parameters and n pixels, tv expects a mean |dx| + |dy| of 2 n / (P tv), the scale of the prior's Laplace law.
     """
 
     name: ClassVar[str] = "likelihood"
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 
-    budget: int = 600
-    lr: float = 0.05
-    tv: float = 0.1
+    budget: Count = 600
+    lr: Rate = 0.05
+    tv: Weight = 0.1
     fading: bool = True
 
     def variants(self) -> Sequence[Attack]:
@@ -61,16 +59,13 @@ class Likelihood(Inversion):
         return [self, *(replace(self, tv=factor * self.tv) for factor in (0.3, 3.0, 10.0))]
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence with the noise law and what is visible of each message.
+        """Return the plain evidence with the noise law, its own first, and what is visible of each message.
 
-        A mean of U uploads has 1 / sqrt(U) of the noise. The law is that of an upload; where a weight change is taken
-        for a gradient, it is divided as that is. A law that the evidence itself states comes first.
+        A mean of U uploads has 1 / sqrt(U) of the noise; a weight change taken for a gradient divides it too.
         """
         law, found = view.defense.noise(view.plan), []
-        first = min((e.round for e in view.exchanges()), default=1)
-        divisor = as_gradient(view.plan, first)
-        shown = isinstance(view.defense, Supports)
-        sent = {e.slot: e.answer for e in view.exchanges()} if shown else {}
+        divisor = as_gradient(view.plan, min((e.round for e in view.exchanges()), default=1))
+        sent = {e.slot: e.answer for e in view.exchanges()} if isinstance(view.defense, Supports) else {}
         for e in view.defense.evidence(view):
             noise = e.noise or (None if law is None else scaled(law, 1 / (divisor * math.sqrt(len(e.unit)))))
             if isinstance(view.defense, Supports) and len(e.unit) == 1 and e.unit[0] in sent and e.weight is None:
@@ -97,19 +92,15 @@ class Likelihood(Inversion):
         return share * torch.tensor([entries(e) for e in evidences], device=evidences[0].device)
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together; under noise labels are tried out, see there."""
-        evidences, labels, left = [known(v) for v in victims], None, self.budget
-        if evidences[0].noise is not None and left > victims[0].plan.spec.classes:
-            tried = tried_labels(victims, [self.matched(e) for e in evidences], self.start)
-            labels, left = (None, left) if tried is None else (tried[0], left - tried[1])
+        """Return the guesses for victims that `blocks` put together; under noise labels are tried out."""
+        evidences, labels, spent = [known(v) for v in victims], None, 0
+        if evidences[0].noise is not None and self.budget > victims[0].plan.spec.classes:
+            labels, spent = tried_labels(victims, [self.matched(e) for e in evidences], self.start)
+        left = self.budget - spent
         tries = min(self.tries, left)
         problem = self.problem(victims, evidences, tries, labels)
-        schedule, spent = self.schedule(left // tries, victims[0].plan), self.budget - left
-        story = Story(tries).add(problem, descended(problem, problem.start, schedule))
-        return [
-            replace(g, evaluations=spent + g.evaluations, path=tuple((spent + count, x) for count, x in g.path))
-            for g in story.guesses()
-        ]
+        schedule = self.schedule(left // tries, victims[0].plan)
+        return Story(tries, spent).add(problem, descended(problem, problem.start, schedule)).guesses()
 
 
 def scaled(law: Noise, factor: float) -> Noise:
@@ -128,8 +119,7 @@ def entries(evidence: Evidence) -> float:
 def deviations(evidence: Evidence, noise: Noise) -> dict[str, float]:
     """Return the noise's standard deviation in each tensor, above 0.
 
-    Tensors without noise get one in common, a small share of the size of what was observed in them, so that they are
-    compared by plain squared distance, and the noisy ones hardly count.
+    Tensors without noise get one in common, a small share of the size of what was observed in them.
     """
     stds = {name: noise.of(name) for name in evidence.observed}
     exact = [value.double().flatten() for name, value in evidence.observed.items() if stds[name] <= 0]

@@ -24,12 +24,8 @@ CERTAIN = 30.0
 class LocalTraining(Mappable):
     """What clients upload after local training on guessed images, differentiable in these.
 
-    Attributes:
-        params: the weights that training starts from.
-        plan: the public plan; `plan.local` says how clients train, by SGD with or without momentum.
-        once: the simulation of one gradient at `params`.
-        rate: the clients' learning rate.
-        divisor: what the weight change is divided by, so that it is of the size of a gradient.
+    plan.local says how clients train from `params`, by SGD with or without momentum, at `rate`; once: the simulation of
+    one gradient at `params`; divisor: what the weight change is divided by, so that it is of the size of a gradient.
     """
 
     plan: Plan
@@ -42,13 +38,9 @@ class LocalTraining(Mappable):
         return LocalTraining, self.plan, self.rate, self.divisor
 
     def __call__(self, x: Tensor, y: Tensor, order: Tensor | None = None) -> Params:
-        """Return the mean over clients of start minus end, over `divisor`.
+        """Return the mean over clients of start minus end, over `divisor`, for x [U, B, *shape] and labels y [U, B, C].
 
-        Args:
-            x: images [U, B, *shape].
-            y: labels [U, B, C].
-            order: [U, T, B] logits: in step t image b has the weight softmax(order[u, t])[b]; None: the images fill
-                the local batches as they come, in each epoch alike.
+        order [U, T, B]: logits of the images' weights in each step; None: they fill the local batches as they come.
         """
         layout = Layout.of(self.params)
         start = layout.pack(self.params).to(x.dtype)
@@ -79,29 +71,19 @@ class LocalTraining(Mappable):
         return [slice(i, min(i + size, count)) for _ in range(epochs) for i in range(0, count, size)]
 
     def as_gradient(self, evidence: Evidence, count: int) -> Evidence:
-        """Return `evidence` about `count` images a client as if its change were a multiple of one gradient (`reach`).
-
-        Exact for one step; else what labels are read off.
-        """
+        """Return `evidence` about `count` images as if its change were a multiple of one gradient (`reach`)."""
         gain = self.rate * reach(self.plan.local.opt.momentum, len(self.steps(count))) / self.divisor
         observed = {name: value / gain for name, value in evidence.observed.items()}
         return replace(evidence, observed=observed, simulate=self.once, params=self.params)
 
 
 def reach(momentum: float, steps: int) -> float:
-    """Return how far `steps` equal gradients move the weights, in units of one gradient times the learning rate.
-
-    A gradient taken t steps before the end moves them 1 + m + ... + m^t times, m being the momentum.
-    """
+    """Return how far `steps` equal gradients move the weights, in units of one gradient times the learning rate."""
     return sum(momentum**s for t in range(steps) for s in range(steps - t))
 
 
 def trained_evidence(view: View) -> list[Evidence]:
-    """Return the defense's plain evidence with the clients' whole local training as its simulation.
-
-    Where clients upload gradients, or examples, it stays as it is. Under Adam only the signs of the changes are kept,
-    see `signed`.
-    """
+    """Return the plain evidence of weight changes with local training as its simulation; under Adam see `signed`."""
     local, found = view.plan.local, view.defense.evidence(view)
     if local.upload == "gradient":
         return found

@@ -27,11 +27,7 @@ EDGE = 1.2
 class Rows:
     """Gradients of a layer with H units on D inputs, float64 on CPU; hidden or unusable entries are 0 with weight 0.
 
-    Attributes:
-        weight: [H, D].
-        bias: [H]; all 0 where the layer has none.
-        seen: [H, D] precision of each entry of `weight`.
-        seen_bias: [H] precision of each entry of `bias`.
+    weight: [H, D].  bias: [H], all 0 where the layer has none.  seen, seen_bias: the precision of each entry.
     """
 
     weight: Tensor
@@ -94,9 +90,8 @@ def first_layer(plan: Plan) -> FirstLayer | None:
 def mean_image(rows: Rows) -> Tensor | None:
     """Return x [D] minimizing sum_ij seen_ij (dW_ij - db_i x_j)^2, or None where the rows agree no better than noise.
 
-    That is sum_i db_i dW_i / sum_i db_i^2: for one example the example, for a batch a mean of its examples. A pixel in
-    which no row is seen gets the mean of the others. Agreement is tested by the F-ratio of what x explains to what it
-    leaves, with D and (H - 1) D degrees of freedom; a single row has nothing to disagree with and passes.
+    One example, or a mean of a batch's; a pixel in which no row is seen gets the mean of the others. Agreement is
+    tested by the F-ratio of what x explains to what it leaves.
     """
     seen = rows.seen * rows.alive[:, None]
     if not bool((seen > 0).any()):
@@ -115,11 +110,9 @@ def mean_image(rows: Rows) -> Tensor | None:
 
 
 def direction(rows: Rows) -> Tensor | None:
-    """Return the direction [D] of one example, a unit vector without its sign, or None where there is only noise.
+    """Return the direction [D] of one example, without its sign, or None where there is only noise.
 
-    The leading right singular vector of dW = d x^T, by alternating weighted least squares from the largest row, which
-    is a power iteration where all entries are seen. Noise of deviation s alone has no singular value much above
-    s (sqrt(H) + sqrt(D)).
+    The leading right singular vector of dW = d x^T, by alternating weighted least squares from the largest row.
     """
     weight, seen = rows.weight / rows.weight.abs().max(), rows.seen
     x = weight[weight.norm(dim=1).argmax()]
@@ -149,10 +142,9 @@ class Recurring:
 
 
 def recurring_rows(rows: Rows, count: int, data_range: tuple[float, float]) -> Recurring:
-    """Return at most `count` images that recur among the rows dW_i / db_i and lie in the data range.
+    """Return at most `count` images in the data range that recur among the rows dW_i / db_i, most frequent first.
 
-    Most frequent first. A recurring image between others is dropped: with one output (or two classes) all units that
-    the same examples fire show the same mixture of them. Rows with hidden entries are not used.
+    An image between others is dropped: with one output all units that the same examples fire show one mixture of them.
     """
     low, high = data_range
     slack = COPY * (high - low)

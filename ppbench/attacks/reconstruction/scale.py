@@ -53,8 +53,7 @@ class Mismatch:
     def __call__(self, image: Tensor, label: int) -> float:
         """Return the mismatch of image [D] with a label; inf where it is not finite or the budget is spent.
 
-        With one output the target is a number: the gradient is affine in it, so the best one is solved for, from
-        simulations at 0 and 1.
+        With one output the best target is solved for, from simulations at 0 and 1: the gradient is affine in it.
         """
         classes = self.plan.spec.classes
         if self.left < self.price:
@@ -91,10 +90,7 @@ class Mismatch:
 
 
 def best_label(mismatch: Mismatch, image: Tensor, label: int, granted: bool) -> Match:
-    """Return the match of a known image with `label`, or with the class that explains the evidence best.
-
-    Others are tried only where the label is not `granted` and does not explain the observation (see `EXPLAINED`).
-    """
+    """Return the match of a known image with `label`, or if that is not `granted` with the class that explains best."""
     best = Match(image, label, mismatch(image, label))
     if granted or best.mismatch <= EXPLAINED:
         return best
@@ -105,10 +101,7 @@ def best_label(mismatch: Mismatch, image: Tensor, label: int, granted: bool) -> 
 def best_scale(mismatch: Mismatch, image: Tensor, labels: Sequence[int]) -> Match:
     """Return the multiple of `image` [D], in the data range, and the label among `labels` of least mismatch.
 
-    A grid over scales, signs and labels, then a bounded scalar search around the best point. The grid begins where the
-    largest entry reaches the end of the range; which signs are tried is the range's to say. Where every scale explains
-    the observation, that end is the answer: without any bias and with one output of unknown target, the gradient holds
-    scale times residual only.
+    A grid over scales, signs and labels from the end of the range down, then a bounded scalar search around the best.
     """
     low, high = mismatch.plan.data_range
     unit = image / image.abs().max()

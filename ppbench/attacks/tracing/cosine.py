@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, Rate
 from ppbench.attacks.membership.update_cosine import RIDGE, update_coefficients
 from ppbench.attacks.tracing.nearest import NOBODY
 from ppbench.base.errors import UsageError
@@ -50,13 +50,8 @@ class TracingCosine(Attack):
         "joint regression: this project"
     )
 
-    ridge: float = RIDGE
+    ridge: Rate = RIDGE
     alone: bool = False
-
-    def check(self) -> None:
-        """Raise UsageError for a ridge that is not positive."""
-        if not 0 < self.ridge < float("inf"):
-            raise UsageError(f"Attack {self.name!r}: ridge={self.ridge} cannot be used; it must be above 0.")
 
     def suits(self, plan: Plan) -> bool:
         """Return whether records have labels that are a few numbers, not maps."""

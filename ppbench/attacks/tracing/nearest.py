@@ -19,18 +19,14 @@ NOBODY = -1
 def nearest(queries: Tensor, reconstructions: Tensor) -> Tensor:
     """Return the index [Q] int64 of the reconstruction nearest to each query by Euclidean distance.
 
-    A reconstruction that is not finite, or so large that its squared norm overflows float64, is nearest to nothing;
-    where none is left the index is -1. Of equally near ones the first is taken.
-
-    Args:
-        queries: images [Q, *shape].
-        reconstructions: images [X, *shape].
+    Of images [Q, *shape] and [X, *shape]. A reconstruction that is not finite, or so large that its squared norm
+    overflows float64, is nearest to nothing; where none is left the index is -1. Of equally near ones the first counts.
     """
     q, r = queries.flatten(1).double(), reconstructions.flatten(1).double()
     norms = (r * r).sum(1)
     usable = norms.isfinite()
     if not usable.any():
-        return torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
+        return torch.full((len(q),), NOBODY, device=q.device)
     r = torch.where(usable[:, None], r, 0.0)
     # ||q - r||^2 without the term ||q||^2, which does not move the minimum
     distances = torch.where(usable, norms, torch.inf) - 2 * q @ r.T

@@ -1,10 +1,8 @@
 """Stein's estimate of a gradient from loss differences: what BAFFLE's clients compute, and its server makes of it.
 
-Directions are drawn one after another on the CPU, whatever the device and however many are stacked, so that server,
-clients and attackers hold the same bits; none is kept, which is what keeps memory proportional to the model.
-
-All of it runs forward only. Losses of examples are taken in the model's precision, their mean and differences in
-float64: at sigma = 1e-4 a difference is a ten-thousandth of the loss, and float32 means would cost digits of it.
+Directions are drawn one after another on the CPU, however many are stacked, so that all parties hold the same bits, and
+none is kept: memory stays proportional to the model. Losses of examples are taken in the model's precision, their mean
+and differences in float64: at sigma = 1e-4 a difference is a ten-thousandth of the loss.
 """
 
 from __future__ import annotations
@@ -27,15 +25,8 @@ Scheme = Literal["central", "twice"]
 STACK, SMALL_BATCH, SMALL_MODEL = 64, 2048, 65_536
 
 
-# -- directions --------------------------------------------------------------------------------------------------------
 def directions(seed: int, entries: int, count: int) -> Iterator[Tensor]:
-    """Yield z_1, ..., z_count, each [entries] float32, standard normal; a perturbation is sigma times one of them.
-
-    Args:
-        seed: the round's public seed, in [0, 2^31).
-        entries: number of parameters n.
-        count: number of directions; the first ones do not depend on it.
-    """
+    """Yield z_1, ..., z_count, each [entries] float32, standard normal; the first ones do not depend on `count`."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         yield torch.randn(entries, generator=generator)
@@ -49,15 +40,11 @@ def chunks(seed: int, entries: int, count: int, size: int) -> Iterator[Tensor]:
 
 
 def step_seeds(seed: int, steps: int) -> Tensor:
-    """Return the seeds [steps] int64 of a round's local steps, derived from its public `seed`: the first is `seed`.
-
-    Everybody who knows the seed knows them, and all clients perturb alike in a step of the same number.
-    """
+    """Return the seeds [steps] int64 of a round's local steps, all from its public `seed`, which is the first."""
     later = (Seeds(seed).seed("baffle", step) >> 32 for step in range(1, steps))
     return torch.tensor([seed, *later], dtype=torch.int64)
 
 
-# -- loss differences and what is made of them -------------------------------------------------------------------------
 def mean_loss(plan: Plan, params: Params, batch: Batch, examples: int = 0) -> Tensor:
     """Return the weighted mean loss of a batch (without axis T), a float64 scalar; `examples` at a time, 0 for all."""
     parts = zip(*(part.split(examples or len(batch.x)) for part in (batch.x, batch.y)), strict=True)
@@ -69,8 +56,7 @@ def mean_loss(plan: Plan, params: Params, batch: Batch, examples: int = 0) -> Te
 def stack_size(chunk: int, batch: Batch, entries: int) -> int:
     """Return how many perturbed models are evaluated at once: `chunk`, or what measures best where it is 0.
 
-    A loop, but for small batches on small models, where a forward pass does not fill a core: there 64 perturbed
-    models share it under vmap. Convolutions of a stack of models are slower than a loop (benchmarks/bench_baffle.py).
+    A loop, but for small batches on small models, which do not fill a core (benchmarks/bench_baffle.py).
     """
     if chunk:
         return chunk
@@ -94,13 +80,7 @@ def differences(
     the same effort pays for twice as many): L(W + sigma z_k) - L(W), one each and one for L(W).
 
     Args:
-        plan: names network and loss.
-        params: public weights W.
         batch: one batch, without the axis T.
-        seed: of the directions.
-        count: number of directions.
-        sigma: size of a perturbation.
-        scheme: which difference.
         chunk: perturbed models evaluated at once; 1 for a loop, 0 for what measures best.
         examples: that a forward pass takes at a time; 0 for all.
     """
@@ -134,10 +114,7 @@ def slope(difference: Tensor, sigma: float, scheme: Scheme) -> Tensor:
 
 
 def stein(seed: int, slopes: Tensor, entries: int) -> Tensor:
-    """Return the estimate (1 / count) sum_k z_k s_k of a gradient [entries], float64 (Eq. 6).
-
-    It is unbiased, with a relative error of about sqrt(entries / count).
-    """
+    """Return the unbiased estimate (1 / count) sum_k z_k s_k of a gradient [entries], float64 (Eq. 6)."""
     total = torch.zeros(entries, dtype=torch.float64, device=slopes.device)
     for z, s in zip(directions(seed, entries, len(slopes)), slopes.tolist(), strict=True):
         total.add_(z.to(total.device), alpha=s)

@@ -1,8 +1,7 @@
 """Masks on what BAFFLE's clients upload: fixed-point numbers in a ring, where pairwise masks cancel exactly.
 
-Floating-point masks that hide a loss difference of 1e-4 are larger than it by orders of magnitude, and their rounding
-eats it; in a ring nothing is rounded, and masked numbers are uniform. Each K-vector has a mask of its own for every
-entry: one scalar for all would bare every difference of two entries.
+Floating-point masks that hide a difference of 1e-4 would eat it by their rounding; in a ring nothing is rounded. Every
+entry has a mask of its own: one scalar for all would bare every difference of two entries.
 """
 
 from __future__ import annotations
@@ -25,13 +24,7 @@ Masks = Literal["none", "ring64", "ring32"]
 
 @dataclass(frozen=True)
 class Ring:
-    """Fixed-point numbers that wrap.
-
-    Attributes:
-        dtype: of the numbers, which fixes the modulus.
-        fraction_bits: of a number.
-        limit: magnitudes from which on a number is refused.
-    """
+    """Fixed-point numbers that wrap. dtype: fixes the modulus. limit: magnitudes from which on a number is refused."""
 
     dtype: torch.dtype
     fraction_bits: int
@@ -44,11 +37,7 @@ PURPOSE = "answer"  # of the masks' derivation: colluders derive theirs again un
 
 
 def masked(ctx: Context, me: secagg.Keys, numbers: Tensor, masks: Masks) -> Tensor:
-    """Return N_c / N times `numbers` [k] in fixed point plus this client's mask, int64 or int32 [k].
-
-    Raises:
-        Overflow: a number that the ring cannot hold.
-    """
+    """Return N_c / N times `numbers` [k] in fixed point plus this client's mask, int64 or int32 [k] (Overflow)."""
     ring, flat = RINGS[masks], numbers.cpu()
     if not bool((flat.abs() < ring.limit).all()):
         raise Overflow(
@@ -67,22 +56,11 @@ def unmasked(answers: Sequence[Tensor], masks: Masks) -> Tensor:
 
 
 def peeled(view: View, exchange: Exchange, answer: Tensor, masks: Masks) -> Tensor | None:
-    """Return what one client masked, [k] float64, as all others can tell who pool their keys; None where they do not.
-
-    The masks of all clients cancel, so that of one is what is missing in the others' sum.
-
-    Args:
-        view: of colluding parties.
-        exchange: the client's answer, and when.
-        answer: its numbers [k], flat.
-        masks: the ring.
-    """
-    client, total = exchange.slot.client, answer.to(torch.int64)
-    others = [c for c in range(view.plan.clients) if c != client]
-    keys = {c: state for c in others if isinstance(state := view.state_at(exchange, c), secagg.Keys)}
-    if len(keys) < max(1, len(others)):
+    """Return what one client masked, [k] float64, as all others tell who pool their keys; None where they do not."""
+    server, client = view.state_at(exchange), exchange.slot.client
+    missing = others_masks(view, exchange, range(view.plan.clients), lambda keys: keys, PURPOSE, len(answer))
+    if missing is None or server is None:
         return None
-    total = total + others_masks(view, exchange, keys, PURPOSE, len(answer))
-    counts, ring = next(iter(keys.values())).counts, RINGS[masks]
-    share = int(counts[client]) / int(counts.sum())
-    return secagg.from_ring(total.to(ring.dtype), ring.fraction_bits) / share
+    ring, counts = RINGS[masks], server.counts
+    fixed = (answer.to(torch.int64) + missing).to(ring.dtype)
+    return secagg.from_ring(fixed, ring.fraction_bits) / (int(counts[client]) / int(counts.sum()))

@@ -35,17 +35,12 @@ class Own:
 
 
 def numbers_of(client: int, upload: Tree, params: Params, count: int | None, ring: torch.dtype | None) -> Tensor:
-    """Return the numbers of a client's answer, flat.
+    """Return the numbers of a client's answer, flat (ProtocolError: of another kind, length or dtype, or not finite).
 
     Args:
-        client: who sent it.
-        upload: its answer.
         params: the model, for names, shapes and dtype of an update.
         count: of loss differences, or None where an update is due.
         ring: dtype of masked numbers; None for floats, then differences are float32.
-
-    Raises:
-        ProtocolError: the answer is of another kind, length or dtype, or not finite.
     """
     right = Update if count is None else Differences
     if not isinstance(upload, right):

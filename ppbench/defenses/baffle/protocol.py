@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import Overflow, ProtocolError, UsageError
+from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.baffle.estimator import Scheme, differences, slope, stein, step_seeds
-from ppbench.defenses.baffle.evidence import estimated_evidence, summed_evidence
+from ppbench.defenses.baffle.evidence import answers
 from ppbench.defenses.baffle.masks import RINGS, Masks, masked, peeled, unmasked
 from ppbench.defenses.baffle.messages import Differences, Evaluate, Own, flat, numbers_of
 from ppbench.defenses.claims import paper
+from ppbench.defenses.evidence import cohort_evidence, cohorts
 from ppbench.federation import secagg
-from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, at
-from ppbench.federation.evidence import Evidence, as_gradient
+from ppbench.federation.bounds import Bound, Count, Positive
+from ppbench.federation.contract import Claim, Context, Job, Server, at
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.secagg import PairedDefense
 from ppbench.federation.view import Exchange, View
 
 FENG2023 = paper("feng2023")
+Size = Annotated[int, Bound(lambda value: value >= 0, "a whole number >= 0")]
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -44,36 +47,32 @@ SETTING: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Baffle(Defense):
+class Baffle(PairedDefense):
     """Replaces backpropagation by finite differences of the loss along random directions that all parties know.
 
     "batch" level (Alg. 1): a client answers with K loss differences, 4K bytes, of which the server makes Stein's
     estimate of the gradient. "epoch" level (Sec. 3.2): the client steps on its own estimates and uploads the change.
 
     Attributes:
-        k: the paper's K, half the forward passes a step; >= 1.
-        level: what is uploaded: "batch" needs the plan's upload "gradient", "epoch" needs "delta".
+        k: the paper's K, half the forward passes a step.
         scheme: "central" differences W +- delta (Eq. 2), or "twice" as many forward ones (W + delta, and W once) for
             the same forward passes; then 2K numbers are uploaded, which the paper's 4K bytes do not count.
-        sigma: standard deviation of a perturbation's entries; > 0.
-        masks: "none", or pairwise masks that cancel in the sum, on fixed-point numbers modulo 2^64 ("ring64", 8 bytes
-            a number) or 2^32 ("ring32", 4 bytes, 30 fractional bits). "none" is the default because 4K bytes are
-            then what the paper counts, and because clients that collude with the server take the masks off anyway;
-            float masks as printed would cost all digits of differences this small, or hide nothing.
+        sigma: standard deviation of a perturbation's entries.
+        masks: "none", or pairwise masks that cancel in the sum, on fixed-point numbers modulo 2^64 ("ring64", 8 bytes)
+            or 2^32 ("ring32", 4 bytes, 30 fractional bits).
         chunk: perturbed models evaluated at once under vmap; 1 is a loop, 0 what measures best.
-        examples: that a forward pass takes at a time, 0 for all: with few, memory falls and nothing else changes, where
-            the network treats each example by itself.
+        examples: that a forward pass takes at a time, 0 for all: with few, memory falls.
         ema: decay of the average of the weights that is delivered; 0 delivers the last ones. See `decay`.
     """
 
-    k: int = 100
+    k: Count = 100
     level: Literal["batch", "epoch"] = "batch"
     scheme: Scheme = "central"
-    sigma: float = 1e-4
+    sigma: Positive = 1e-4
     masks: Masks = "none"
-    chunk: int = 0
-    examples: int = 0
-    ema: float = 0.995
+    chunk: Size = 0
+    examples: Size = 0
+    ema: Annotated[float, Bound(lambda value: 0 <= value < 1, "in [0, 1)")] = 0.995
 
     name: ClassVar[str] = "baffle"
     control: ClassVar[str] = "k"
@@ -87,28 +86,13 @@ class Baffle(Defense):
     epsilon_reason: ClassVar[str] = "loss differences are neither clipped nor noised; the directions are public"
     mappable: ClassVar[bool] = False  # `compute` draws the directions again rather than keep K x n numbers
 
-    # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
-        """Refuse parameters out of range, a plan of the other level, and masks without others to cancel them."""
-        self.require(self.k >= 1, "k", "a whole number >= 1")
-        self.require(0 < self.sigma < math.inf, "sigma", "a finite number > 0")
-        self.require(self.scheme in ("central", "twice"), "scheme", "'central' or 'twice'")
-        self.require(self.masks == "none" or self.masks in RINGS, "masks", "'none', 'ring64' or 'ring32'")
-        for field in ("chunk", "examples"):
-            self.require(getattr(self, field) >= 0, field, "a whole number >= 0")
-        self.require(0 <= self.ema < 1, "ema", "in [0, 1)")
-        self.require(self.level in ("batch", "epoch"), "level", "'batch' or 'epoch'")
+        """As its base; also refuse a plan of the other level."""
+        super().check(plan)
         upload = "gradient" if self.level == "batch" else "delta"
         if plan.local.upload != upload:
             raise UsageError(
                 f"Defense {self.name!r} at level={self.level!r} needs --upload {upload}, not {plan.local.upload!r}."
-            )
-        if self.sums and plan.clients < 2:
-            raise UsageError(f"Defense {self.name!r} masks clients' uploads with each other's; use at least 2 clients.")
-        if self.sums and plan.schedule != "parallel":
-            raise UsageError(
-                f"Defense {self.name!r} with masks reads nothing but the sum over all clients, so they upload "
-                f"together; use --schedule parallel, not {plan.schedule!r}."
             )
 
     @property
@@ -122,26 +106,13 @@ class Baffle(Defense):
         return self.k if self.scheme == "central" else 2 * self.k
 
     def decay(self, step: int) -> float:
-        """Return the average's decay at server step `step` (from 1): at first (1 + step) / (10 + step), at most ema.
-
-        With a constant decay the first, random weights stay in the average for hundreds of steps. Of the remedies
-        tried (Adam's bias correction, averaging from half-way on) this one measured best. benchmarks/bench_baffle.py:
-        LeNet on MNIST, 100 rounds, 78.7% beside 74.8% of the last weights and 36.7% of a constant decay; MLP on digits,
-        200 rounds, 94.5% beside 95.1% and 90.3%.
-        """
+        """Return the average's decay at `step` (from 1), at most ema; a constant one keeps the random start long."""
         return min(self.ema, (1 + step) / (10 + step))
 
-    # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Start the average at the initial weights."""
         own = Own(torch.zeros((), dtype=torch.int32), params if self.ema else (), torch.zeros((), dtype=torch.int64))
         return replace(super().init_server(ctx, params), own=own)
-
-    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Ask for numbers of examples; with masks, exchange public keys as well."""
-        if not self.sums:
-            return (yield from super().setup(ctx, server, cohort))
-        return (yield from secagg.setup(ctx, server, cohort, ~torch.eye(len(cohort), dtype=torch.bool)))
 
     def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
         """Draw the round's seed and send it with the weights."""
@@ -149,19 +120,13 @@ class Baffle(Defense):
         return replace(server, own=replace(server.own, seed=seed)), Evaluate(server.params, seed)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
-        """Step on Stein's estimate of the mean gradient ("batch"), or on the clients' mean update ("epoch").
-
-        Raises:
-            ProtocolError: an answer that is malformed or not finite, or a missing one whose mask would have cancelled.
-        """
+        """Step on Stein's estimate of the mean gradient ("batch"), or on the clients' mean update ("epoch")."""
         layout = Layout.of(server.params)
         flat_params = layout.pack(server.params)
         count, ring = self.count if self.level == "batch" else None, RINGS[self.masks].dtype if self.sums else None
         answers = [numbers_of(c, upload, server.params, count, ring) for c, upload in uploads.items()]
-        if self.sums and len(answers) != len(server.counts):
-            raise ProtocolError(
-                f"{len(answers)} of {len(server.counts)} clients answered; masks cancel only in everybody's sum."
-            )
+        if self.sums:
+            secagg.need_everybody(server, uploads)
         mean = self._mean(answers, self.weights(server, list(uploads)))
         if self.level == "batch":
             slopes = slope(mean, self.sigma, self.scheme)
@@ -188,11 +153,6 @@ class Baffle(Defense):
     def deliver(self, ctx: Context, server: Server) -> Tree:
         """Return the averaged weights, or the last ones without averaging."""
         return Model(server.own.average if self.ema else server.params)
-
-    # -- a client ------------------------------------------------------------------------------------------------
-    def init_client(self, ctx: Context, params: Params) -> Tree:
-        """Draw a key pair where uploads are masked."""
-        return secagg.new_keys(ctx) if self.sums else ()
 
     def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
         """Return weights, batches, and in the place of noise the seed of every step's directions."""
@@ -222,18 +182,8 @@ class Baffle(Defense):
         estimate = stein(int(noise), found, len(layout.pack(params)))
         return {n: part.to(params[n].dtype) for n, part in layout.unpack(estimate).items()}
 
-    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Agree on masks at set-up; then answer as usual."""
-        if self.sums and (answer := secagg.answered(ctx, me, message, data)):
-            return answer
-        return super().reply(ctx, me, message, result, data)
-
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        """Encode differences or an update: float32, or weighted by N_c / N in a ring and masked.
-
-        Raises:
-            Overflow: a number is not finite, or too large for the ring: training has diverged.
-        """
+        """Encode differences or an update: float32, or weighted by N_c / N in a ring and masked (Overflow)."""
         if self.level == "batch":
             return Differences(self._encoded(ctx, me, result, torch.float32))
         layout = Layout.of(result)
@@ -245,28 +195,31 @@ class Baffle(Defense):
             raise Overflow(f"Client {ctx.party} has losses or weights that are not finite.")
         return masked(ctx, me, numbers, self.masks) if self.sums else numbers.to(dtype)
 
-    # -- the adversary -------------------------------------------------------------------------------------------
     def sketch(self, *exchanges: Exchange, view: View | None = None) -> tuple[int, Tensor]:
         """Return the seed and s [count] float64 with s_k = z_k . gradient, up to O(sigma^2) or O(sigma) (`slope`).
 
-        Args:
-            exchanges: one of an unmasked batch-level answer; with masks those of the whole cohort, then the gradient
-                is its N_c / N-weighted mean. z_k are `directions(seed, n, count)`.
-            view: of colluding parties, who can read one masked answer alone.
+        exchanges: one unmasked batch-level answer; with masks the whole cohort's, then the gradient is the weighted
+        mean, or one alone with the `view` of colluding parties. z_k are `directions(seed, n, count)`.
         """
         return int(exchanges[0].asked.seed), slope(self._read(exchanges, view), self.sigma, self.scheme)
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what who takes an estimate for the gradient has: each client's, or with masks each cohort's.
 
-        The server and all clients but one read that one's answer in spite of its mask. To a client's view nothing is
-        plain at batch level: the model moves along 2K random directions, not along a gradient.
+        Colluders read one masked answer. To a client's view nothing is plain at batch level: the model moves along 2K
+        random directions.
         """
         if self.level == "epoch" and not self.sums:
             return super().evidence(view)
-        summed = self.sums and not view.threat.startswith("collusion/")
-        take = summed_evidence if summed else estimated_evidence
-        return take(view, lambda unit: self._estimate(view, unit))
+        first, shared = [some[0] for some in answers(view).values()], Shared(view.plan)
+        if self.sums and not view.threat.startswith("collusion/"):
+            units = ((unit, view.state_at(unit[0])) for unit in cohorts(first, view.plan.clients))
+            return [cohort_evidence(shared, self._estimate(view, u), u, server) for u, server in units if server]
+        models = [e.asked.params for e in first]
+        return [
+            Evidence((e.slot,), self._estimate(view, [e]), shared.at(params), params, channel="estimate")
+            for e, params in zip(first, models, strict=True)
+        ]
 
     def _estimate(self, view: View, unit: Sequence[Exchange]) -> Params:
         """Return what a unit's answers say of its mean gradient, taken plainly."""

@@ -21,10 +21,7 @@ from ppbench.federation.wire import SERVER, Slot
 
 
 def uploads(view: View) -> list[Exchange]:
-    """Return the answers to commands in `view`: models, ternaries and masked ternaries, in order of time.
-
-    Ternaries whose masks all other senders take off together are there without masks.
-    """
+    """Return the answers to commands in `view`, in order of time; without masks where all other senders pool keys."""
     return [_bare(view, e) for e in view.exchanges() if isinstance(e.answer, Weights | Ternary | Masked)]
 
 
@@ -52,11 +49,7 @@ def model_of(view: View, probe: int, round_: int) -> Params | None:
 
 
 def before(view: View, exchange: Exchange) -> Params | None:
-    """Return the model P^{t-2} before the one that the round of `exchange` began with.
-
-    From the server's state, or from the mail of the round before. `{}` in round 1, which has none; None where `view`
-    does not show it: a listener who came later.
-    """
+    """Return the model P^{t-2}, `{}` in round 1; None where `view` does not show it: a listener who came later."""
     if exchange.round == 1:
         return {}
     server = view.state_at(exchange, SERVER)
@@ -66,20 +59,12 @@ def before(view: View, exchange: Exchange) -> Params | None:
 
 
 def signs(view: View, exchange: Exchange) -> Params | None:
-    """Return what `exchange` tells of the sign of each of the client's P^{t-1} - Q^t: -1, 1, or 0 for unknown; float32.
+    """Return what an upload tells of the sign of each of the client's P^{t-1} - Q^t: -1, 1, or 0 for unknown; float32.
 
-    That is the orientation of a gradient: after one plain step it is the sign of the gradient itself. Of a pilot, all
-    signs are known. Of a ternary sender, those of the entries that are not 0: exact, whatever its hyper-parameters,
-    since T = sign(Q - P) in round 1 and T = sign(Q - P) sign(Dp) later, with Dp = P^{t-1} - P^{t-2}. There |P - Q| is
-    at least beta |Dp| (in round 1: above the secret learning rate), and elsewhere below it. With
-    `flip` or `pilot_sigma` all this is what was sent, not what was meant.
-
-    Args:
-        view: of who reads the upload: server, eavesdropper or colluders.
-        exchange: a command and its answer, one of `uploads(view)`.
-
-    Returns:
-        None where the view lacks the models that it takes, or the ternaries are masked.
+    After one plain step it is the sign of the gradient. Of a pilot, all signs are known. Of a ternary sender, those of
+    the entries that are not 0: exact, whatever its hyper-parameters, since T = sign(Q - P) in round 1 and T = sign(Q -
+    P) sign(P^{t-1} - P^{t-2}) later. With `flip` or `pilot_sigma` all this is what was sent, not what was meant. None
+    where the view lacks the models that it takes, or the ternaries are masked.
     """
     last, older = model_of(view, exchange.slot.probe, exchange.round), before(view, exchange)
     if last is None or isinstance(exchange.answer, Masked):
@@ -97,14 +82,10 @@ def signs(view: View, exchange: Exchange) -> Params | None:
 def evidence(view: View) -> list[Evidence]:
     """Return one piece of evidence a slot, of an attacker who takes uploads for gradients at the broadcast model.
 
-    - A pilot (in the first round in which it was one): P - Q over the plan's nominal learning rate and epochs. What the
-      client really used is its secret.
-    - A ternary sender: the surrogate of its update that the server uses, -beta T (P^{t-1} - P^{t-2}), over the same; in
-      the first round that has a last step, else -alpha0 T.
-    - Masked ternaries: the N_k-weighted mean of the surrogates of all that sent them, about all of them together;
-      where colluders take a mask off, as any others.
-    - A client: the change of the model in a round in which it was not the pilot itself, about all others together: the
-      pilot's update, up to beta |P^{t-1} - P^{t-2}|.
+    - A pilot (in its first round as one): P - Q over the plan's nominal learning rate and epochs.
+    - A ternary sender: the surrogate that the server uses, -beta T (P^{t-1} - P^{t-2}), over the same; else -alpha0 T.
+    - Masked ternaries: the N_k-weighted mean of the surrogates of all their senders, about all of them together.
+    - To a client: the change of the model in a round in which it was no pilot, about all others together.
     """
     shared = Shared(view.plan)
     if view.threat.startswith("client/"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 from ppbench.defenses.evidence import others_masks
-from ppbench.defenses.fedpc.messages import Command, Worker
+from ppbench.defenses.fedpc.messages import Command
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.view import Exchange, View
@@ -24,16 +24,9 @@ def word(counts: Tensor) -> torch.dtype:
 
 
 def masked(ctx: Context, keys: secagg.Keys, senders: Tensor, trits: Tensor) -> Tensor:
-    """Return a client's N_k T_k plus its mask, words [M]; over all `senders` the masks sum to 0 modulo the word.
+    """Return a client's N_k T_k plus its mask, words [M]; over all `senders` [N] bool masks sum to 0 modulo the word.
 
-    Args:
-        ctx: the client's; masks are those of its session and round.
-        keys: its keys; it knows all N_k from the roster.
-        senders: [N] bool, who sends ternaries in this round, this client among them.
-        trits: its ternary vector, int8 [M].
-
-    Raises:
-        ProtocolError: the server names a set that is no protection: without this client, or nobody else in it.
+    Raises ProtocolError where the server names a set that is no protection: without this client, or nobody else in it.
     """
     if senders.shape != keys.counts.shape or not bool(senders[ctx.party]) or int(senders.sum()) < 2:
         raise ProtocolError(f"The server asks client {ctx.party} to mask a ternary vector for itself alone.")
@@ -47,21 +40,15 @@ def wrapped(total: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def peeled(view: View, exchange: Exchange) -> Tensor | None:
-    """Return one client's masked ternaries, int8 [M], as all other senders tell who pool keys; None where they do not.
-
-    Args:
-        view: of colluding parties.
-        exchange: the client's answer to its command, and when.
-    """
+    """Return one client's masked ternaries, int8 [M], as all other senders tell who pool keys; else None."""
     asked: Command = exchange.asked
-    client, senders = exchange.slot.client, asked.senders
-    others = [c for c in senders.nonzero()[:, 0].tolist() if c != client]
-    states = {c: state for c in others if isinstance(state := view.state_at(exchange, c), Worker)}
-    if len(states) < max(1, len(others)):
+    words, senders = exchange.answer.words, asked.senders.nonzero()[:, 0].tolist()
+    masks = others_masks(
+        view, exchange, senders, lambda worker: _among(worker.keys, asked.senders), PURPOSE, len(words)
+    )
+    if masks is None:
         return None
-    keys = {c: _among(state.keys, senders) for c, state in states.items()}
-    masks = others_masks(view, exchange, keys, PURPOSE, len(exchange.answer.words))
-    vote = wrapped(exchange.answer.words.cpu().long() + masks, exchange.answer.words.dtype)  # N_k T_k
+    vote = wrapped(words.cpu().long() + masks, words.dtype)  # N_k T_k
     return vote.sign().to(torch.int8)
 
 

@@ -64,9 +64,9 @@ class Trained:
 class Worker:
     """A client's state.
 
-    batch, epochs: int64 scalars, and rate: float32 scalar (a factor on the plan's learning rate): its secrets.
-    last, before: the latest two broadcasts P^{t-1} and P^{t-2}, trained: its Q^t; each `{}` until there is one.
-    keys: `secagg.Keys` in secure aggregation, else `()`.
+    batch, epochs: int64 scalars, and rate: float32 scalar (a factor on the plan's rate): its secrets. last, before:
+    P^{t-1} and P^{t-2}, trained: its Q^t; each `{}` until there is one. keys: `secagg.Keys` in secure aggregation, else
+    `()`.
     """
 
     batch: Tensor
@@ -90,9 +90,7 @@ class Ledger:
 # -- answers, as the server reads them: a malformed one is a ProtocolError that names its client -----------------------
 def cost_of(client: int, answer: Tree | None) -> Tensor:
     """Return the client's cost, a float32 scalar: finite and >= 0."""
-    if not isinstance(answer, Cost):
-        raise ProtocolError(f"Client {client} answered the model with {_called(answer)}, not Cost.")
-    value = answer.value
+    value: Tensor = _expected(client, answer, Cost).value
     if value.dtype != torch.float32 or value.dim() or not bool(value.isfinite()) or bool(value < 0):
         raise ProtocolError(f"Client {client} told the cost {value.tolist()}, not one finite float32 number >= 0.")
     return value
@@ -100,38 +98,35 @@ def cost_of(client: int, answer: Tree | None) -> Tensor:
 
 def model_of(client: int, upload: Tree | None, like: Params) -> Params:
     """Return the pilot's model: names, shapes and dtypes of `like`, all values finite."""
-    if not isinstance(upload, Weights):
-        raise ProtocolError(f"Client {client} was asked for its model and sent {_called(upload)}, not Weights.")
-    found, right = ({n: (p.shape, p.dtype) for n, p in params.items()} for params in (upload.params, like))
+    params: Params = _expected(client, upload, Weights).params
+    found, right = ({n: (p.shape, p.dtype) for n, p in tree.items()} for tree in (params, like))
     if found != right:
         raise ProtocolError(f"Client {client} sent a model whose names, shapes or dtypes are not the global model's.")
-    for name, value in upload.params.items():
+    for name, value in params.items():
         if not bool(value.isfinite().all()):
             raise ProtocolError(f"Client {client} sent a model with values in {name!r} that are not finite.")
-    return upload.params
+    return params
 
 
 def ternary_of(client: int, upload: Tree | None, count: int, packing: Packing, padded: bool) -> Tensor:
     """Return the client's ternary vector, int8 [count]."""
-    if not isinstance(upload, Ternary):
-        raise ProtocolError(f"Client {client} was asked for a ternary vector and sent {_called(upload)}, not Ternary.")
     try:
-        return decoded(upload.packed, count, packing, padded)
+        return decoded(_expected(client, upload, Ternary).packed, count, packing, padded)
     except ValueError as cause:
         raise ProtocolError(f"Client {client} sent a ternary vector that cannot be read: {cause}.") from cause
 
 
 def masked_of(client: int, upload: Tree | None, count: int, words: torch.dtype) -> Tensor:
     """Return the client's masked ternary vector, [count] of the dtype `words`."""
-    if not isinstance(upload, Masked):
-        raise ProtocolError(f"Client {client} was asked for masked ternaries and sent {_called(upload)}, not Masked.")
-    if upload.words.dtype != words or upload.words.shape != (count,):
-        raise ProtocolError(
-            f"Client {client} sent masked ternaries as {upload.words.dtype} of shape {tuple(upload.words.shape)}, not "
-            f"{words} of shape ({count},)."
-        )
-    return upload.words
+    sent: Tensor = _expected(client, upload, Masked).words
+    if (sent.dtype, sent.shape) != (words, (count,)):
+        found = f"{sent.dtype} of shape {tuple(sent.shape)}"
+        raise ProtocolError(f"Client {client} sent masked ternaries as {found}, not {words} of shape ({count},).")
+    return sent
 
 
-def _called(upload: Tree | None) -> str:
-    return "nothing" if upload is None else type(upload).__name__
+def _expected(client: int, upload: Tree | None, kind: type) -> Tree:
+    if not isinstance(upload, kind):
+        sent = "nothing" if upload is None else type(upload).__name__
+        raise ProtocolError(f"Client {client} was asked for {kind.__name__} and sent {sent}.")
+    return upload

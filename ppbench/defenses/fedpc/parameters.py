@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from ppbench.defenses.fedpc.masks import word, wrapped
 from ppbench.defenses.fedpc.messages import Ternary, Weights, masked_of, ternary_of
 from ppbench.defenses.fedpc.ternary import Packing, decoded
 from ppbench.defenses.fedpc.worker import entry_epsilon
-from ppbench.federation.contract import Defense, Server
+from ppbench.federation.bounds import Bound, NonNegative
+from ppbench.federation.contract import Server
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
+from ppbench.federation.secagg import PairedDefense
 
 MENUS = ("batch_sizes", "epochs", "rates")
 QUICK: Mapping[str, Any] = {
@@ -41,61 +43,57 @@ FULL: Mapping[str, Any] = {**QUICK, "model": "resnet50_fixup", "clients": 10, "r
 
 
 @dataclass(frozen=True)
-class Parameters(Defense):
+class Parameters(PairedDefense):
     """Parameters of `protocol.FedPC`, and how anybody reads what is sent under them.
 
     Attributes:
-        beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it; (0, 1).
+        beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it.
         ternary_sign: "plus" moves where the ternaries point, as the paper's Figure A.8 and its text have it; "minus"
-            moves away, as its Eq. 3 is printed; "none" leaves the ternaries out, which are sent all the same.
+            moves away, as its Eq. 3 is printed; "none" leaves them out.
         alpha0: how far a ternary moves a weight in round 1, which has no last step; the paper gives no value.
         batch_sizes, epochs, rates: public menus, comma-separated, from which each client draws its private batch size,
-            local epochs and factor on the plan's learning rate, once and for all. A menu of one makes it public.
+            local epochs and factor on the plan's learning rate, once and for all.
         packing: "two_bits" an entry, or "base3": five entries a byte.
         padded: whether ternaries travel as long as a model, so that lengths do not tell the pilot; not with masks.
-        masks: "ring" adds masks to N_k T_k that cancel in the sum over the round's ternary senders, modulo 2^16 (2^32
-            from 32,768 examples on): the server reads only the sum that it needs, at 2 (4) bytes an entry.
-        flip: probability with which each ternary is drawn anew, uniformly; in [0, 1].
+        masks: "ring" adds masks to N_k T_k that cancel over the round's ternary senders, at 2 (or 4) bytes an entry.
+        flip: probability with which each ternary is drawn anew, uniformly.
         pilot_clip: norm to which the pilot's update Q - P is scaled down; 0 for no clipping.
-        pilot_sigma: standard deviation of the Gaussian noise on each of the pilot's weights, in units of `pilot_clip`.
+        pilot_sigma: standard deviation of Gaussian noise on each of the pilot's weights, in units of `pilot_clip`.
     """
 
-    beta: float = 0.2
+    beta: Annotated[float, Bound(lambda value: 0 < value < 1, "in (0, 1)")] = 0.2
     ternary_sign: Literal["plus", "minus", "none"] = "plus"
-    alpha0: float = 0.01
+    alpha0: NonNegative = 0.01
     batch_sizes: str | int | float = "128,64,32"
     epochs: str | int | float = "1,2"
     rates: str | int | float = "0.5,1,2"
     packing: Packing = "two_bits"
     padded: bool = False
     masks: Literal["none", "ring"] = "none"
-    flip: float = 0.0
-    pilot_clip: float = 0.0
-    pilot_sigma: float = 0.0
+    flip: Annotated[float, Bound(lambda value: 0 <= value <= 1, "in [0, 1]")] = 0.0
+    pilot_clip: NonNegative = 0.0
+    pilot_sigma: NonNegative = 0.0
+
+    fewest: ClassVar[int] = 3
+
+    @property
+    def paired(self) -> bool:
+        """Whether ternaries are masked."""
+        return self.masks == "ring"
 
     def check(self, plan: Plan) -> None:
-        """Refuse parameters out of range, menus that cannot be read, and clients that upload one after another."""
-        self.require(0 < self.beta < 1, "beta", "in (0, 1)")
-        self.require(self.ternary_sign in ("plus", "minus", "none"), "ternary_sign", "'plus', 'minus' or 'none'")
-        self.require(0 <= self.alpha0 < inf, "alpha0", "a finite number >= 0")
+        """As its base; also refuse menus that cannot be read, and clients that upload one after another."""
+        super().check(plan)
         for field in MENUS:
             kind = "numbers" if field == "rates" else "whole numbers"
             self.require(bool(self.menu(field)), field, f"{kind} > 0, separated by commas")
-        self.require(self.packing in ("two_bits", "base3"), "packing", "'two_bits' or 'base3'")
-        self.require(self.masks in ("none", "ring"), "masks", "'none' or 'ring'")
-        self.require(self.masks == "none" or not self.padded, "padded", "False where masks is 'ring'")
-        self.require(0 <= self.flip <= 1, "flip", "in [0, 1]")
-        self.require(0 <= self.pilot_clip < inf, "pilot_clip", "a finite number >= 0")
-        noise = "a finite number >= 0, and 0 where pilot_clip is 0"
-        unscaled = self.pilot_sigma > 0 and not self.pilot_clip
-        self.require(0 <= self.pilot_sigma < inf and not unscaled, "pilot_sigma", noise)
+        self.require(not (self.paired and self.padded), "padded", "False where masks is 'ring'")
+        self.require(self.pilot_clip > 0 or not self.pilot_sigma, "pilot_sigma", "0 where pilot_clip is 0")
         if plan.schedule != "parallel":
             raise UsageError(
                 f"Defense {self.name!r} compares the costs of all clients before it asks one for its model; use "
                 f"--schedule parallel, not {plan.schedule!r}."
             )
-        if self.masks == "ring" and plan.clients < 3:
-            raise UsageError(f"Defense {self.name!r} masks ternaries with each other's; use at least 3 clients.")
 
     def menu(self, field: str) -> list[float]:
         """Return the choices of a menu, or none where anything in it is no number > 0 of the menu's kind."""
@@ -112,12 +110,8 @@ class Parameters(Defense):
         entry = f", and a ternary's epsilon of {entry_epsilon(self.flip):.3g} is one entry's alone" if self.flip else ""
         return f"costs, and who is pilot, are functions of the data without noise{entry}"
 
-    # -- what messages say ---------------------------------------------------------------------------------------------
     def decode(self, upload: Tree, like: Params) -> Params:
-        """Return a pilot's update `like` - Q, or the entries of a ternary vector in float32, shaped as `like`.
-
-        `like` is the model that the round began with. Raises ValueError for any other upload, masked ternaries too.
-        """
+        """Return a pilot's update `like` - Q, or a ternary vector in float32; ValueError for other uploads."""
         layout = Layout.of(like)
         if isinstance(upload, Weights):
             return {name: value - upload.params[name] for name, value in like.items()}
@@ -140,9 +134,9 @@ class Parameters(Defense):
         total = torch.zeros_like(Layout.of(server.params).pack(server.params), dtype=torch.int64)
         words = word(server.counts)
         for client, upload in uploads.items():
-            if self.masks == "ring":
+            if self.paired:
                 total = total + masked_of(client, upload, len(total), words).to(total.device)
             else:
                 read = ternary_of(client, upload, len(total), self.packing, self.padded)
                 total = total + int(server.counts[client]) * read.long()
-        return wrapped(total, words) if self.masks == "ring" else total
+        return wrapped(total, words) if self.paired else total

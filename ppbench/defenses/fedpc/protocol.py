@@ -65,17 +65,10 @@ class FedPC(Parameters):
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": FULL}
     roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")
 
-    # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Return the server's state, with an empty ledger."""
         base, count = super().init_server(ctx, params), ctx.plan.clients
         return Server(params, base.opt, base.counts, Ledger({}, torch.zeros(count), torch.zeros(0, dtype=torch.int64)))
-
-    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Collect the numbers of examples; with masks, exchange public keys, everybody with everybody."""
-        if self.masks == "none":
-            return super().setup(ctx, server, cohort)
-        return secagg.setup(ctx, server, cohort, ~torch.eye(len(cohort), dtype=torch.bool))
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Run one round: models down and costs up, then commands down and one model and ternaries up (Alg. 1)."""
@@ -98,8 +91,8 @@ class FedPC(Parameters):
 
     def commands(self, server: Server, cohort: Sequence[int], pilot: int) -> dict[int, Tree]:
         """Return the command to each client: the pilot sends its model, all others ternaries."""
-        senders = torch.zeros(len(server.counts) if self.masks == "ring" else 0, dtype=torch.bool)
-        if self.masks == "ring":
+        senders = torch.zeros(len(server.counts) if self.paired else 0, dtype=torch.bool)
+        if self.paired:
             senders[[client for client in cohort if client != pilot]] = True
         model, ternary = (Command(torch.tensor(c, dtype=torch.uint8), senders) for c in (SEND_MODEL, SEND_TERNARY))
         return {client: model if client == pilot else ternary for client in cohort}
@@ -107,9 +100,8 @@ class FedPC(Parameters):
     def advanced(self, server: Server, costs: Mapping[int, Tensor], pilot: int, uploads: Mapping[int, Tree]) -> Server:
         """Return the server's state after the round (Eq. 3).
 
-        The model becomes Q + s sum_k p_k T_k beta (P^{t-1} - P^{t-2}) over all k but the pilot, with alpha0 for beta
-        times the last step in round 1; p_k = N_k / N over the round's clients. The votes sum_k N_k T_k are whole
-        numbers, summed exactly, so that masks change nothing.
+        The model becomes Q + s sum_k p_k T_k beta (P^{t-1} - P^{t-2}) over all k but the pilot (round 1: alpha0 T_k),
+        p_k = N_k / N. The votes sum_k N_k T_k are whole numbers, summed exactly, so that masks change nothing.
         """
         ledger: Ledger = server.own
         layout, trained = Layout.of(server.params), model_of(pilot, uploads.get(pilot), server.params)
@@ -124,14 +116,13 @@ class FedPC(Parameters):
         log = torch.cat([ledger.pilots, ledger.pilots.new_tensor([pilot])])
         return Server(params, server.opt, server.counts, Ledger(server.params, told, log))
 
-    # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Worker:
         """Draw the private hyper-parameters from the menus and, with masks, a key pair."""
         batch, epochs, rate = (
             torch.tensor(menu[int(torch.randint(len(menu), (), generator=ctx.generator))])
             for menu in map(self.menu, MENUS)
         )
-        keys = secagg.new_keys(ctx) if self.masks == "ring" else ()
+        keys = secagg.new_keys(ctx) if self.paired else ()
         return Worker(batch, epochs, rate, {}, {}, {}, keys)
 
     def prepare(self, ctx: Context, me: Worker, message: Tree, data: Data) -> Job | None:
@@ -151,12 +142,8 @@ class FedPC(Parameters):
         return Trained(params, mean_loss(plan, params, job.own))
 
     def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Join; tell the cost of what was trained; or send what the command asks for (Alg. 2).
-
-        Raises:
-            Overflow: training has diverged, so that there is nothing to tell.
-        """
-        if self.masks == "ring" and (joined := secagg.answered(ctx, me.keys, message, data)):
+        """Join; tell the cost of what was trained (Overflow: it has diverged); or send what is asked for (Alg. 2)."""
+        if self.paired and (joined := secagg.answered(ctx, me.keys, message, data)):
             return replace(me, keys=joined[0]), joined[1]
         if isinstance(message, Hello):
             return me, Join(torch.tensor(len(data.x)))
@@ -175,7 +162,7 @@ class FedPC(Parameters):
         trits = self.ternary(ctx, me)
         if self.flip:
             trits = randomized(trits, self.flip, ctx.generator)
-        if self.masks == "ring":
+        if self.paired:
             return Masked(masked(ctx, me.keys, command.senders, trits))
         return Ternary(encoded(trits, self.packing, self.padded))
 
@@ -188,7 +175,6 @@ class FedPC(Parameters):
             return later_ternary(step, last - layout.pack(me.before), self.beta)
         return first_ternary(step, me.rate * ctx.plan.local.opt.rate(ctx.round))
 
-    # -- the adversary -------------------------------------------------------------------------------------------
     def role_of(self, uploads: Sequence[Tree]) -> str:
         """Return "pilot" for a client that sent its model in any of the rounds."""
         return "pilot" if any(isinstance(upload, Weights) for upload in uploads) else "ternary"

@@ -2,116 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 Packing = Literal["two_bits", "base3"]
-CODE_BITS = 2  # codes 00, 01 and 11 for 0, 1 and -1; 10 means nothing
-PER_BYTE, PER_BYTE3 = 4, 5
+DIGITS: Mapping[Packing, tuple[int, int]] = {"two_bits": (4, 4), "base3": (3, 5)}
+"""Base, and digits a byte. -1 is the highest digit; of two bits the code 10 means nothing."""
 
 
 def first_ternary(step: Tensor, alpha: float | Tensor) -> Tensor:
-    """Return int8 of the shape of `step`: 0 where |step| <= alpha, elsewhere the step's sign (Eq. 4).
-
-    Args:
-        step: a worker's trained weights minus the initial ones.
-        alpha: the worker's learning rate, a number or scalar tensor.
-    """
+    """Return int8 of the shape of `step` Q - P: 0 where |step| <= alpha, the learning rate, else its sign (Eq. 4)."""
     return torch.where(step.abs() <= alpha, 0, step.sign()).to(torch.int8)
 
 
 def later_ternary(step: Tensor, previous: Tensor, beta: float) -> Tensor:
-    """Return int8 of the shape of `step`: 0 where |step| < beta |previous|, elsewhere sign(step * previous) (Eq. 5).
+    """Return int8 of the shape of `step` Q^t - P^{t-1}: 0 below beta |previous|, else sign(step * previous) (Eq. 5).
 
-    1 says that the worker goes on as the global model went in the last round, -1 that it turns back. Where the global
-    model stood still (previous = 0) there is no direction to go on in, and the entry is 0 whatever the step.
-
-    Args:
-        step: a worker's trained weights minus the broadcast ones, Q^t - P^{t-1}.
-        previous: the last step of the global model, P^{t-1} - P^{t-2}.
-        beta: the threshold, in (0, 1).
+    1 says that the worker goes on as the global model went in the last round, `previous` = P^{t-1} - P^{t-2}, -1 that
+    it turns back. Where the model stood still there is no direction to go on in, and the entry is 0 whatever the step.
     """
     signs = step.sign() * previous.sign()  # a product of the values could underflow to 0
     return torch.where(step.abs() < beta * previous.abs(), 0, signs).to(torch.int8)
 
 
-def pack(trits: Tensor) -> Tensor:
-    """Return int8 [M] of -1, 0, 1 as uint8 [ceil(M/4)], entry i in bits 2 (i mod 4) of byte i // 4, lowest first."""
-    codes = _grouped(trits & 3, PER_BYTE)  # two's complement: -1 is 11
-    return (codes << _shifts(trits.device)).sum(1, dtype=torch.uint8)
+def pack(trits: Tensor, packing: Packing) -> Tensor:
+    """Return int8 [M] of -1, 0, 1 as digits of base 4 or 3, several a byte, the first one lowest: uint8."""
+    base, size = DIGITS[packing]
+    digits = torch.nn.functional.pad(trits % base, (0, -len(trits) % size)).to(torch.uint8).view(-1, size)
+    return (digits * _powers(base, size, trits.device)).sum(1, dtype=torch.uint8)
 
 
-def unpack(data: Tensor, count: int) -> Tensor:
-    """Return the `count` entries of `data`, int8 [count]: the inverse of `pack`.
-
-    Raises:
-        ValueError: another length than ceil(count / 4), the code 10, or padding that is not 0.
-    """
-    _check_bytes(data, -(-count // PER_BYTE), count)
-    codes = ((data[:, None] >> _shifts(data.device)) & 3).flatten()
-    if bool((codes == 2).any()):
-        raise ValueError(f"entry {int((codes == 2).nonzero()[0])} has the code 10, which stands for nothing")
-    return _unpadded(torch.where(codes == 3, -1, codes.to(torch.int8)), count)
-
-
-def pack3(trits: Tensor) -> Tensor:
-    """Return int8 [M] of -1, 0, 1 as uint8 [ceil(M/5)]: digits 0, 1, 2 for 0, 1, -1 in base 3, lowest first."""
-    digits = _grouped(trits % 3, PER_BYTE3)
-    return (digits * _powers(trits.device)).sum(1, dtype=torch.uint8)
-
-
-def unpack3(data: Tensor, count: int) -> Tensor:
-    """Return the `count` entries of `data`, int8 [count]: the inverse of `pack3`.
-
-    Raises:
-        ValueError: another length than ceil(count / 5), a byte above 242, or padding that is not 0.
-    """
-    _check_bytes(data, -(-count // PER_BYTE3), count)
-    if bool((data > 242).any()):
-        raise ValueError(f"byte {int((data > 242).nonzero()[0])} is above 242, the largest of five digits in base 3")
-    digits = (data[:, None] // _powers(data.device) % 3).flatten()
-    return _unpadded(torch.where(digits == 2, -1, digits.to(torch.int8)), count)
+def unpack(data: Tensor, count: int, packing: Packing) -> Tensor:
+    """Return the `count` entries of `data`, int8: the inverse of `pack`; ValueError for bytes that it never gives."""
+    base, size = DIGITS[packing]
+    length = -(-count // size)
+    if data.dtype != torch.uint8 or data.shape != (length,):
+        found = f"{data.dtype} of shape {tuple(data.shape)}"
+        raise ValueError(f"{count} entries take uint8 of shape ({length},), not {found}")
+    digits = (data[:, None] // _powers(base, size, data.device) % base).flatten()[:count]
+    trits = (digits == 1).to(torch.int8) - (digits == base - 1).to(torch.int8)
+    wrong = pack(trits, packing) != data
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        raise ValueError(f"byte {place} is {int(data[place])}, with a digit that stands for nothing or padding not 0")
+    return trits
 
 
 def encoded(trits: Tensor, packing: Packing, padded: bool) -> Tensor:
     """Return int8 [M] as the bytes of a message, uint8; `padded` with zeros to the 4 M bytes of a float32 model."""
-    packed = pack(trits) if packing == "two_bits" else pack3(trits)
+    packed = pack(trits, packing)
     return torch.nn.functional.pad(packed, (0, 4 * len(trits) - len(packed))) if padded else packed
 
 
 def decoded(data: Tensor, count: int, packing: Packing, padded: bool) -> Tensor:
     """Return the `count` entries of a message, int8: the inverse of `encoded`; ValueError for what it never gives."""
     if padded:
-        length = -(-count // (PER_BYTE if packing == "two_bits" else PER_BYTE3))
+        length = -(-count // DIGITS[packing][1])
         if data.shape != (4 * count,) or bool(data[length:].any()):
             raise ValueError(f"{count} entries are padded with zeros to {4 * count} bytes")
         data = data[:length]
-    return unpack(data, count) if packing == "two_bits" else unpack3(data, count)
+    return unpack(data, count, packing)
 
 
-def _shifts(device: torch.device) -> Tensor:
-    return torch.arange(0, CODE_BITS * PER_BYTE, CODE_BITS, dtype=torch.uint8, device=device)
-
-
-def _powers(device: torch.device) -> Tensor:
-    return 3 ** torch.arange(PER_BYTE3, dtype=torch.uint8, device=device)
-
-
-def _grouped(codes: Tensor, size: int) -> Tensor:
-    """Return codes [M] as uint8 [ceil(M/size), size], filled up with 0."""
-    return torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % size)).view(-1, size)
-
-
-def _check_bytes(data: Tensor, length: int, count: int) -> None:
-    if data.dtype != torch.uint8 or data.shape != (length,):
-        raise ValueError(
-            f"{count} entries take uint8 of shape ({length},), not {data.dtype} of shape {tuple(data.shape)}"
-        )
-
-
-def _unpadded(trits: Tensor, count: int) -> Tensor:
-    if bool(trits[count:].any()):
-        raise ValueError(f"the padding behind entry {count - 1} is not 0")
-    return trits[:count]
+def _powers(base: int, size: int, device: torch.device) -> Tensor:
+    return base ** torch.arange(size, dtype=torch.uint8, device=device)

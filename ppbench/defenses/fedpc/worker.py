@@ -30,17 +30,14 @@ def mean_loss(plan: Plan, params: Params, batches: Batch) -> Tensor:
 
 
 def randomized(trits: Tensor, flip: float, generator: torch.Generator) -> Tensor:
-    """Return int8 [M] with each entry drawn anew, uniformly from -1, 0, 1, with probability `flip`.
-
-    One entry is then ln(3 / flip - 2)-locally private (randomized response over three values); M of them compose.
-    """
+    """Return int8 [M] with each entry drawn anew, uniformly from -1, 0, 1, with probability `flip`."""
     anew = torch.rand(len(trits), generator=generator) < flip
     drawn = torch.randint(-1, 2, (len(trits),), generator=generator, dtype=torch.int8)
     return torch.where(anew.to(trits.device), drawn.to(trits.device), trits)
 
 
 def entry_epsilon(flip: float) -> float:
-    """Return the local epsilon of one entry of `randomized`; infinite for flip = 0."""
+    """Return the local epsilon of one entry of `randomized` (randomized response over three values); M compose."""
     return math.log(3 / flip - 2) if flip else math.inf
 
 

@@ -16,6 +16,7 @@ from ppbench.defenses.claims import paper
 from ppbench.defenses.mpdp.accounting import theta_max
 from ppbench.defenses.mpdp.expansion import Expansion, unexpanded
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
+from ppbench.defenses.pbpfl.round import Perturbation
 from ppbench.federation.contract import Claim, Context, Server
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
@@ -27,8 +28,8 @@ YANG2024 = paper("yang2024")
 class MPDPNaive(ModelPerturbation):
     """PBPFL's perturbation of the original network, and Gaussian noise on the first surrogate (Eq. 7-8).
 
-    No transitional layers, so the recovered noise is multiplied by quotients r_i / r_j, and no noise of pairs, so all
-    of it stays in the mean. sigma is that of Eq. [23] for one client's gradient; scales are PBPFL's, U(.5, 2).
+    Recovered noise is multiplied by quotients r_i / r_j, and all of it stays in the mean. sigma is that of Eq. [23] for
+    one client's gradient; scales are PBPFL's.
     """
 
     name: ClassVar[str] = "mp_dp_naive"
@@ -53,9 +54,8 @@ class MPDPNaive(ModelPerturbation):
         return unexpanded(plan.spec)
 
     def scales(self, ctx: Context) -> Tensor:
-        """Return fresh scales [count], float64, U(.5, 2)."""
-        count = self.expansion(ctx.plan).channels.count
-        return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
+        """Return PBPFL's scales."""
+        return Perturbation.scales(self, ctx)
 
     def added(self, ctx: Context, me: Tree, words: int) -> Tensor:
         """Return Gaussian noise, float64 [words]."""
@@ -64,10 +64,9 @@ class MPDPNaive(ModelPerturbation):
 
 @dataclass(frozen=True)
 class MPCDP(ModelPerturbation):
-    """Model perturbation with central noise: the server recovers every gradient exactly and adds noise to their mean.
+    """Model perturbation with central noise: the server recovers and clips every gradient and adds noise to their mean.
 
-    It sees what it clips, so it scales gradients above `bound` down to it; sigma is that of Eq. [23] for the mean, to
-    which a client contributes bound / K.
+    sigma is that of Eq. [23] for the mean, to which a client contributes bound / K.
     """
 
     name: ClassVar[str] = "mp_cdp"

@@ -2,12 +2,8 @@
 
 Yang et al., arXiv 2412.11737, Eq. 12-14. In PBPFL a weight's entry (i, j) is multiplied by r_i / r_j, and noise times a
 quotient is no Gaussian. A transitional layer (one factor a channel, 1 in the true network) behind every activation
-begins a fresh scale 1/s, so that the entry's multiplier becomes the product r_i s_j, whose law can be chosen. The
-transitional layer's own multiplier 1/(r_i s_i) is of no consequence: it is a constant and gets no gradient.
-
-The expansion is a transform of the network's graph (torch.fx), so it knows no model by name. A residual addition needs
-a transitional layer on a shortcut without weights: both summands must have one scale, and the layer makes it r_out
-where the shortcut brings 1/s_in (multiplier r_out s_in, which the client is told).
+begins a fresh scale 1/s, so that the multiplier becomes the product r_i s_j, whose law can be chosen. A shortcut that
+has no weights needs one too: both summands must have one scale.
 """
 
 from __future__ import annotations
@@ -23,12 +19,11 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp.laws import abs_dn_star
+from ppbench.defenses.mpdp.laws import scale_alone, scale_of_two
 from ppbench.defenses.mpdp.surgery import transformed
-from ppbench.nets.channels import Channels, Factor
+from ppbench.nets.channels import ONE, Channels, Factor, refusal
 from ppbench.nets.commuting import NORMS
 from ppbench.nets.net import Net, NetSpec, build
-from ppbench.nets.tying import ONE, refusal
 from ppbench.nets.walk import walk
 
 Flags = NDArray[np.bool_]
@@ -38,38 +33,24 @@ Flags = NDArray[np.bool_]
 class Laws:
     """The law of every free scale of an expanded network.
 
-    Attributes:
-        inverse: [count] whether the scale is 1/s (behind a transitional layer) rather than r (behind a weight).
-        single: [count] whether it is alone in the weights' multipliers (first layer's r, head's s), of law |DN*(1)|;
-            else two of law |DN*(2)| meet in a product.
+    inverse: [count] whether it is 1/s (behind a transitional layer) rather than r (behind a weight). single: [count]
+    whether it is alone in a weight's multiplier, of law |DN*(1)|; else two of law |DN*(2)| meet in a product.
     """
 
     inverse: Flags
     single: Flags
 
     def draw(self, generator: torch.Generator, floor: float = 0.0) -> Tensor:
-        """Return scales [count], float64, all > 0: r, and 1/s where `inverse`.
-
-        Args:
-            generator: CPU generator.
-            floor: r and s below it are raised to it; above 0 the noise's law is no longer the theorem's.
-        """
+        """Return scales [count], float64, > 0: r, and 1/s where `inverse`; r and s are at least `floor`."""
         count = len(self.single)
-        one, two = abs_dn_star((count,), 1, generator), abs_dn_star((count,), 2, generator)
+        one, two = scale_alone((count,), generator), scale_of_two((count,), generator)
         value = torch.where(torch.from_numpy(self.single), one, two).clamp(min=floor)
         return torch.where(torch.from_numpy(self.inverse), 1 / value, value)
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """A network with transitional layers.
-
-    Attributes:
-        net: the expanded network; its spec is that of the original one.
-        channels: where scales enter it.
-        laws: of the scales.
-        transitional: names and shapes of the transitional layers, [C], [C, 1] or [C, 1, 1].
-    """
+    """A network with transitional layers, by name and shape [C], [C, 1] or [C, 1, 1], and the original's spec."""
 
     net: Net
     channels: Channels
@@ -90,11 +71,7 @@ class Expansion:
 
 @lru_cache
 def expanded(spec: NetSpec) -> Expansion:
-    """Return the expansion of the network that `spec` names, made once a process.
-
-    Raises:
-        UsageError: see `expand`.
-    """
+    """Return the expansion of the network that `spec` names, made once a process (UsageError: see `expand`)."""
     return expand(build(spec))
 
 
@@ -102,12 +79,8 @@ def expand(net: Net) -> Expansion:
     """Return the expansion of `net`.
 
     A transitional layer follows every activation, and every shortcut starts with one. The head gets one of its own
-    where its inputs also feed other layers (a dense net's last block): its s has another law than theirs.
-
-    Raises:
-        UsageError: a layer that does not commute with scales, a bias or another parameter whose recovered noise would
-            have no Gaussian law, a layer that reads another one's output without an activation between, or a network
-            without hidden layers.
+    where its inputs also feed other layers (a dense net's last block): its s has another law than theirs. Raises
+    UsageError for a layer that does not commute with scales, and where recovered noise would not be Gaussian.
     """
     refuse_norms(net)
     for ahead_of_head in (False, True):
@@ -121,11 +94,7 @@ def expand(net: Net) -> Expansion:
 
 @lru_cache
 def unexpanded(spec: NetSpec) -> Expansion:
-    """Return the network that `spec` names without transitional layers, for the naive baseline; its scales have no law.
-
-    Raises:
-        UsageError: a layer that does not commute with scales, a norm, a bias, or no hidden layer.
-    """
+    """Return the network that `spec` names without transitional layers, whose scales have no law (UsageError)."""
     net = build(spec)
     refuse_norms(net)
     channels = walk(net)
@@ -145,11 +114,7 @@ def refuse_norms(net: Net) -> None:
 
 
 def refuse_biases(net: Net, channels: Channels) -> None:
-    """Refuse a bias or a multiplier, by name: one scale alone, or none, does not make its recovered noise Gaussian.
-
-    Raises:
-        UsageError: the first such parameter.
-    """
+    """Refuse a bias or a multiplier, by name: one scale alone, or none, does not make its recovered noise Gaussian."""
     alone = ["head.bias"] if net.head_bias else []
     alone += [n for n, f in channels.factors.items() if f.inp is None and not f.diagonal]
     if alone:
@@ -160,7 +125,6 @@ def refuse_biases(net: Net, channels: Channels) -> None:
         )
 
 
-# -- laws --------------------------------------------------------------------------------------------------------
 def _weights(channels: Channels) -> dict[str, Factor]:
     return {n: f for n, f in channels.factors.items() if not f.diagonal}
 
@@ -205,21 +169,12 @@ def _unlawful(name: str, reason: str, instead: str) -> UsageError:
     return UsageError(f"Layer {name!r} {reason}, so its recovered noise would not be Gaussian; use {instead}.")
 
 
-# -- folding -----------------------------------------------------------------------------------------------------
 def fold(expansion: Expansion, params: Params) -> Params:
     """Return the original network's weights that compute what `params` compute in the expanded one.
 
-    A client can do this: transitional layers are known constants, and a network has a free positive scale a channel
-    (PBPFL's gauge), so scales c with c_out = c_inp / T make every transitional layer T equal to 1. The first layer
-    keeps its rows. What is left is PBPFL's perturbation, with residual stages tied again: the transitional layers hide
-    nothing. A mask on the head is no longer equal in all columns, but column j carries the known factor 1 / c_j.
-
-    Args:
-        expansion: the expansion.
-        params: perturbed weights of the expanded network, with or without a mask on the head.
-
-    Returns:
-        Weights named and shaped as the original network's.
+    A client can do this: transitional layers are known constants, and scales c with c_out = c_inp / T (PBPFL's gauge)
+    make every transitional layer T equal to 1. What is left is PBPFL's perturbation, residual stages tied again: the
+    layers hide nothing. Column j of a mask on the head carries the known factor 1 / c_j.
     """
     steps: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for name in expansion.transitional:
@@ -241,6 +196,3 @@ def fold(expansion: Expansion, params: Params) -> Params:
     multiplier = expansion.channels.multipliers(scales.to(like.device))
     odd, _ = expansion.split(params)
     return {n: value * multiplier[n].to(value.dtype) for n, value in odd.items()}
-
-
-__all__ = ["Expansion", "Laws", "expand", "expanded", "fold", "unexpanded"]

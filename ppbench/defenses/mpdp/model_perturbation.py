@@ -1,4 +1,4 @@
-"""What MP-DP and its baselines share: a perturbed model, C + 2 surrogate gradients, recovery by the server.
+"""What MP-DP and its baselines share: an expanded perturbed model, noise on what clients upload, their mean recovered.
 
 Yang et al., arXiv 2412.11737: Algorithm 1 (the server perturbs), Algorithm 3 (it recovers and steps), Theorem 4.
 """
@@ -7,40 +7,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
-from ppbench.defenses.mpdp.evidence import Shelf
+from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
-from ppbench.defenses.pbpfl.evidence import exchanges
-from ppbench.defenses.pbpfl.perturbation import (
-    HEAD_WEIGHT,
-    Perturbed,
-    Released,
-    Surrogates,
-    check_masked,
-    combine,
-    mask,
-    mask_size,
-    multiply,
-    surrogates,
-    unscale,
-    warn_of_rounding,
-)
-from ppbench.federation.contract import Context, Defense, Job, Server, at
-from ppbench.federation.evidence import Evidence
+from ppbench.defenses.pbpfl.evidence import exchanges, whole_cohorts
+from ppbench.defenses.pbpfl.perturbation import Surrogates
+from ppbench.defenses.pbpfl.round import Perturbation
+from ppbench.federation.bounds import Bound, Positive
+from ppbench.federation.contract import Context, Server
+from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import View
+from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.view import Exchange, View
+from ppbench.nets.channels import Channels
+from ppbench.nets.net import Net
 
 YANG2024 = paper("yang2024")
-
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -62,8 +54,8 @@ QUICK: Mapping[str, Any] = {**SETTING, "batch_size": 32, "clients": 20, "train":
 class Secrets:
     """The server's state of its own. Before the first round all but `graph` are empty.
 
-    scales: [count] > 0, hidden channels' r and 1/s. mask: [C], the additive mask r of the logits. coefficients: [m],
-    of the directions d_k that clients use, with r = sum_k c_k d_k. graph: [N, N] bool, who shares noise with whom.
+    scales: [count] > 0, hidden channels' r and 1/s. mask: [C], the mask r of the logits. coefficients: [m], with r =
+    sum_k c_k d_k of clients' directions. graph: [N, N] bool, who shares noise with whom.
     """
 
     scales: Tensor
@@ -73,51 +65,27 @@ class Secrets:
 
 
 @dataclass(frozen=True)
-class ModelPerturbation(Defense):
+class ModelPerturbation(Perturbation):
     """Perturbs the expanded model anew every round and recovers gradients from what clients compute on it.
 
     Attributes:
-        epsilon: the paper's privacy budget of ONE round, in (epsilon, delta)-DP; > 0.
-        delta: of the same; in (0, 1).
+        epsilon, delta: the paper's privacy budget of ONE round.
         gamma: "vector" has one secret coefficient a class (the paper's: C + 2 backward passes and uploads), "scalar"
             one for all, along a public direction (PBPFL's: three).
-        kappa: mask-to-signal ratio RMS(alpha r) / RMS(y) at the logits, on noise inputs; > 0 (no law in the paper).
-        bound: the L2 norm that one client's gradient is said never to exceed; > 0. A client cannot clip the true
-            gradient, which it does not know, so it scales what it sends by the public 1 / bound, which the server
-            undoes (a common factor of all surrogates is exact). A larger gradient voids the guarantee, unnoticed.
-        precision: of the perturbed model, and so of what travels.
+        bound: the L2 norm that one client's gradient is said never to exceed. A client cannot clip the true gradient,
+            which it does not know, so it scales what it sends by 1 / bound, which the server undoes. A larger gradient
+            voids the guarantee, unnoticed.
     """
 
-    epsilon: float = 3.0
-    delta: float = 1e-5
+    epsilon: Positive = 3.0
+    delta: Annotated[float, Bound(lambda value: 0 < value < 1, "a number between 0 and 1")] = 1e-5
     gamma: Literal["vector", "scalar"] = "vector"
-    kappa: float = 10.0
-    bound: float = 1.0
-    precision: Literal["float64", "float32"] = "float64"
+    bound: Positive = 1.0
 
     control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}
     paper: ClassVar[str] = YANG2024.citation
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": SETTING}
-    masked: ClassVar[bool] = True
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the perturbed model."""
-        return torch.float32 if self.precision == "float32" else torch.float64
-
-    # -- public checks -------------------------------------------------------------------------------------------
-    def check(self, plan: Plan) -> None:
-        """Refuse numbers out of range, another loss, local training, and layers that cannot be perturbed."""
-        self.require(0 < self.epsilon < math.inf, "epsilon", "a finite number > 0")
-        self.require(0 < self.delta < 1, "delta", "a number between 0 and 1")
-        self.require(self.gamma in ("vector", "scalar"), "gamma", "'vector' or 'scalar'")
-        self.require(0 < self.kappa < math.inf, "kappa", "a finite number > 0")
-        self.require(0 < self.bound < math.inf, "bound", "a finite number > 0")
-        self.require(self.precision in ("float32", "float64"), "precision", "'float64' or 'float32'")
-        check_masked(plan, self.name)
-        self.expansion(plan)
-        warn_of_rounding(self.name, self.precision, self.kappa)
 
     def check_data(self, plan: Plan, counts: Sequence[int]) -> None:
         """Refuse clients of unequal sizes: the paper's equal weights 1/K would not be those of the examples."""
@@ -131,37 +99,42 @@ class ModelPerturbation(Defense):
         """Return the expanded network; raises UsageError for one that cannot be perturbed."""
         return expanded(plan.spec)
 
-    # -- the server ----------------------------------------------------------------------------------------------
-    def weights(self, server: Server, clients: Sequence[int]) -> list[float]:
-        """Return equal weights 1/K (Eq. 20)."""
-        return [1 / len(clients)] * len(clients)
+    def network(self, plan: Plan) -> Net:
+        """Return the expanded network."""
+        return self.expansion(plan).net
+
+    def channels(self, plan: Plan) -> Channels:
+        """Return where scales enter the expanded network."""
+        return self.expansion(plan).channels
+
+    def full(self, plan: Plan, params: Params) -> Params:
+        """Return the expanded network's true weights."""
+        return self.expansion(plan).full(params)
 
     def scales(self, ctx: Context) -> Tensor:
         """Return fresh scales [count], float64, on CPU: r and 1/s of the laws of Eq. 13."""
         return self.expansion(ctx.plan).laws.draw(ctx.generator)
 
-    def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
-        """Draw fresh secrets and return the perturbed expanded model (Algorithm 1)."""
-        expansion, device = self.expansion(ctx.plan), server.params[HEAD_WEIGHT].device
-        scales = self.scales(ctx).to(device)
-        hidden = multiply(expansion.full(server.params), expansion.channels.multipliers(scales), torch.float64)
-        r, coefficients, public = self._mask(ctx, expansion, hidden)
-        graph = server.own.graph if isinstance(server.own, Secrets) else torch.zeros(0, 0, dtype=torch.bool)
-        own = Secrets(scales, r, coefficients, graph)
-        sent = {n: value.to(self.dtype) for n, value in mask(hidden, r, masked_bias=False).items()}
-        return Server(server.params, server.opt, server.counts, own), Perturbed(sent, public.to(self.dtype))
-
-    def _mask(self, ctx: Context, expansion: Expansion, hidden: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (mask r [C], coefficients [m], what is sent of the direction: r_a [C], or nothing), float64."""
-        classes, device = ctx.plan.spec.classes, hidden[HEAD_WEIGHT].device
-        uniform = torch.rand(3, classes, generator=ctx.generator, dtype=torch.float64).to(device)
+    def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
+        """Return (`Secrets`, mask r, r_a of a scalar gamma or nothing)."""
+        uniform = torch.rand(3, ctx.plan.spec.classes, generator=ctx.generator, dtype=torch.float64).to(scales.device)
         direction = 2 * uniform[0] - 1
         if self.gamma == "vector":
             sign = torch.where(uniform[1] < 0.5, -1.0, 1.0)
             direction = direction * sign * (0.5 + 1.5 * uniform[2])  # r_a times gamma, one coefficient a class
-        size = self.kappa * mask_size(ctx.plan, expansion.net, hidden, direction, ctx.generator)
+        size = self.mask_size(ctx, hidden, direction)
         r = size * direction
-        return (r, r, r[:0]) if self.gamma == "vector" else (r, size[None], direction)
+        coefficients, public = (r, r[:0]) if self.gamma == "vector" else (size[None], direction)
+        graph = server.own.graph if isinstance(server.own, Secrets) else torch.zeros(0, 0, dtype=torch.bool)
+        return Secrets(scales, r, coefficients, graph), r, public
+
+    def coefficients(self, own: Secrets) -> tuple[Tensor, Tensor]:
+        """Return the secret coefficients [m] and the mask's squared norm."""
+        return own.coefficients, own.mask @ own.mask
+
+    def weights(self, server: Server, clients: Sequence[int]) -> list[float]:
+        """Return equal weights 1/K (Eq. 20)."""
+        return [1 / len(clients)] * len(clients)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Average the surrogates, recover the mean gradient, step (Algorithm 3)."""
@@ -173,61 +146,16 @@ class ModelPerturbation(Defense):
 
     def mean(self, uploads: Sequence[Surrogates]) -> Surrogates:
         """Return the mean of the clients' surrogates, float64 (Eq. 20, 21)."""
-
-        def average(parts: Sequence[Params]) -> Params:
-            return {n: torch.stack([p[n].double() for p in parts]).mean(0) for n in parts[0]}
-
-        return Surrogates(
-            average([u.g for u in uploads]), average([u.sigma for u in uploads]), average([u.beta for u in uploads])
-        )
+        return Surrogates(*(average([getattr(u, part) for u in uploads]) for part in ("g", "sigma", "beta")))
 
     def recover(self, plan: Plan, server: Server, found: Surrogates) -> Params:
-        """Return the gradient at the true weights, float64, from surrogates of the same round (Eq. 22).
-
-        With the noise of the upload on it: bound times R o noise.
-        """
-        own: Secrets = server.own
-        combined = combine(
-            tree_map(lambda t: t.to(own.mask.device, torch.float64), found), own.coefficients, own.mask @ own.mask
-        )
-        exact = unscale(combined, self.multipliers(plan, server), server.params)
-        return {n: self.bound * value for n, value in exact.items()}
-
-    def decoded(self, ctx: Context, server: Server, client: int, upload: Tree) -> Params:
-        """Return what the server makes of one client's upload."""
-        return self.recover(ctx.plan, server, upload)
+        """Return the gradient at the true weights, float64 (Eq. 22), with the upload's noise: bound times R o noise."""
+        return {name: self.bound * value for name, value in super().recover(plan, server, found).items()}
 
     def multipliers(self, plan: Plan, server: Server) -> Params:
         """Return R by parameter of the original network: what the server multiplies a coordinate by, noise and all."""
-        every = self.expansion(plan).channels.multipliers(server.own.scales)
-        return {n: every[n] for n in plan.net.names}
-
-    def deliver(self, ctx: Context, server: Server) -> Tree:
-        """Return the final expanded model with hidden scales and no mask, as PBPFL does: the paper does not say how."""
-        expansion = self.expansion(ctx.plan)
-        multiplier = expansion.channels.multipliers(self.scales(ctx).to(server.params[HEAD_WEIGHT].device))
-        return Released(multiply(expansion.full(server.params), multiplier, self.dtype))
-
-    def predict(self, plan: Plan, message: Tree, x: Tensor) -> Tensor:
-        """Return logits [B, C] of a delivered model, or masked logits of a broadcast one."""
-        return self.expansion(plan).net(message.params, x.to(message.params[HEAD_WEIGHT].dtype))
-
-    # -- a client ------------------------------------------------------------------------------------------------
-    def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
-        """Return the inputs of `compute`: the perturbed model, the mask's directions [m, C], one batch."""
-        if not isinstance(message, Perturbed):
-            return None
-        self.expansion(ctx.plan)  # here, because tracing a network does not work inside vmap
-        like, batches = message.params[HEAD_WEIGHT], self.batches(ctx, data)
-        unknown = torch.eye(len(like), dtype=like.dtype, device=like.device)
-        directions = message.direction[None] if len(message.direction) else unknown
-        return Job(message.params, batches, torch.zeros((), dtype=like.dtype, device=like.device), directions, ())
-
-    def compute(self, plan: Plan, job: Job) -> Tree:
-        """Return the surrogate gradients of the original network's weights: one forward, m + 2 backward passes."""
-        expansion = self.expansion(plan)
-        odd, transitional = expansion.split(job.start)
-        return surrogates(expansion.net, odd, at(job, 0)[0], job.own, False, transitional)
+        every = super().multipliers(plan, server)
+        return {name: every[name] for name in plan.net.names}
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
         """Send the surrogates divided by the bound, with noise on the first of them."""
@@ -241,29 +169,65 @@ class ModelPerturbation(Defense):
         """Return a client's noise on G / bound, float64 [words], at the perturbed weights. Default: none."""
         return torch.zeros(words, dtype=torch.float64)
 
-    # -- the adversary -------------------------------------------------------------------------------------------
+    def noise_variance(self, plan: Plan, degree: float | None) -> float:
+        """Return the variance of `added` at one coordinate, for a client with `degree` neighbors; None: the mean."""
+        return 0.0
+
     def evidence(self, view: View) -> list[Evidence]:
-        """Return each client's recovered gradient (server), or its first surrogate (listener)."""
-        shelf, found = self.shelf(view), []
-        for exchange in exchanges(view):
-            server, client = view.state_at(exchange), exchange.slot.client
+        """Return each client's gradient, or of `sums` each whole cohort's mean, to who ignores Psi and Phi.
+
+        The server has it recovered, at the true weights. The noise's standard deviation is the root mean square over
+        the coordinates, given the R of the round, which the server knows: an adaptive attack weighs by R^-2. A listener
+        has the first surrogate, the gradient of another network than the plan's, so that `params` is None.
+        """
+        plan, expansion, found = view.plan, self.expansion(view.plan), []
+        true, perturbed = Shared(plan), Shared(plan, partial(_simulation, expansion, self.bound))
+        for unit in whole_cohorts(view) if self.sums else [[e] for e in exchanges(view)]:
+            server, slots = view.state_at(unit[0]), tuple(e.slot for e in unit)
+            answer = self.mean([e.answer for e in unit]) if self.sums else unit[0].answer
+            variance = self._variance(plan, unit[0], server)
             if server is None:
-                variance = self.noise_variance(view.plan, None)
-                found.append(shelf.overheard([exchange], exchange.answer.g, variance))
-                continue
-            degree = int(server.own.graph[client].sum()) if len(server.own.graph) else 0
-            observed = self.recover(view.plan, server, exchange.answer)
-            multipliers, variance = self.multipliers(view.plan, server), self.noise_variance(view.plan, degree)
-            found.append(shelf.recovered([exchange], observed, server, multipliers, variance))
+                simulate, law = perturbed.at(unit[0].asked.params), _law(math.sqrt(variance))
+                piece = Evidence(slots, answer.g, simulate, noise=law, channel="g")
+            else:
+                every = torch.cat([value.flatten() for value in self.multipliers(plan, server).values()])
+                law = _law(self.bound * float(every.square().mean().sqrt()) * math.sqrt(variance))
+                observed, simulate = self.recover(plan, server, answer), true.at(server.params)
+                channel = "noisy" if variance else "recovered"
+                piece = Evidence(slots, observed, simulate, server.params, noise=law, channel=channel)
+            found.append(replace(piece, channel="sum") if self.sums else piece)
         return found
 
-    def shelf(self, view: View) -> Shelf:
-        """Return what makes evidence about `view`."""
-        return Shelf(view.plan, self.expansion(view.plan), self.bound)
+    def _variance(self, plan: Plan, exchange: Exchange, server: Server | None) -> float:
+        """Return the variance of the noise on a coordinate of what was read, as far as it is known."""
+        if self.sums:  # the noise of pairs has cancelled
+            return self.noise_variance(plan, 0) / plan.clients
+        if server is None:
+            return self.noise_variance(plan, None)
+        graph = server.own.graph
+        return self.noise_variance(plan, int(graph[exchange.slot.client].sum()) if len(graph) else 0)
 
-    def noise_variance(self, plan: Plan, degree: float | None) -> float:
-        """Return the variance of the noise on a coordinate of G / bound, for a client with `degree` neighbors.
 
-        None stands for the mean degree, for who was not told the graph.
-        """
-        return 0.0
+def average(parts: Sequence[Params]) -> Params:
+    """Return the mean of several trees of one form, float64."""
+    return {name: torch.stack([part[name].double() for part in parts]).mean(0) for name in parts[0]}
+
+
+def _simulation(expansion: Expansion, bound: float, plan: Plan, params: Params) -> Simulate:
+    """Return G / bound of the original parameters at perturbed weights `params` of the expanded network."""
+
+    def simulate(x: Tensor, y: Tensor) -> Params:
+        images, labels = x.flatten(0, 1), y.flatten(0, 1)
+        odd, transitional = expansion.split({name: value.to(x.dtype) for name, value in params.items()})
+
+        def loss(p: Params) -> Tensor:
+            return plan.example_loss(expansion.net({**p, **transitional}, images), labels).mean()
+
+        return {name: value / bound for name, value in gradient(loss, odd).items()}
+
+    return simulate
+
+
+def _law(std: float) -> Noise | None:
+    """Return a Gaussian of the noise's standard deviation: a sum of uniforms, times R where it was recovered."""
+    return Noise("gaussian", std) if std else None

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-
-from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared, cohort_evidence
@@ -17,10 +14,9 @@ from ppbench.defenses.pbpfl.evidence import whole_cohorts
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
-from ppbench.federation.contract import Claim, Context, Round, Server
+from ppbench.federation.bounds import Bits
+from ppbench.federation.contract import Claim, Context, Server
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
 
 FENG2020 = paper("feng2020")
@@ -34,7 +30,7 @@ class PBPFLExt(PBPFL):
     """PBPFL whose clients mask what they send, so that only sums over the whole cohort can be read.
 
     Clients send N_k / N times each surrogate as fixed-point numbers modulo 2^64 plus masks that cancel in the cohort's
-    sum (Eq. 23-30), from pairwise X25519 keys. All clients take part in every round.
+    sum (Eq. 23-30), from pairwise X25519 keys.
 
     Attributes:
         families: "independent" masks the three surrogates by three families; "shared" uses one mask for all, as a
@@ -43,7 +39,7 @@ class PBPFLExt(PBPFL):
     """
 
     families: Literal["independent", "shared"] = "independent"
-    fraction_bits: int = 48
+    fraction_bits: Bits = 48
 
     name: ClassVar[str] = "pbpfl_ext"
     claimed: ClassVar[tuple[Claim, ...]] = FENG2020.claims("pbpfl_ext")
@@ -57,11 +53,9 @@ class PBPFLExt(PBPFL):
     def bits(self, family: str, width: int) -> int:
         """Return the fractional bits of a family's numbers; public, as kappa and the head's `width` D are.
 
-        With alpha the sum of D features, beta grows as D^2, sigma as kappa D and g as kappa^2; recovery multiplies
-        beta by gamma^2 and sigma by gamma, and gamma is about kappa / D. So each doubling of kappa beyond 10, or of D
-        beyond 64, takes one bit for each power of it: the range grows with the values, and what is rounded off stays
-        about as small as the error that a mask of this kappa causes in float64 anyway. A "shared" mask needs one unit
-        for all families, so there nothing is taken.
+        beta grows as D^2, sigma as kappa D and g as kappa^2 (`ORDERS`), and recovery multiplies beta by gamma^2 and
+        sigma by gamma, about kappa / D. So each doubling of kappa beyond 10, or of D beyond 64, takes one bit for each
+        power of it. A "shared" mask needs one unit for all families, so there nothing is taken.
         """
         if self.families == "shared":
             return self.fraction_bits
@@ -69,63 +63,27 @@ class PBPFLExt(PBPFL):
         kappas, widths = max(0.0, math.log2(self.kappa / SMALL_KAPPA)), max(0.0, math.log2(width / SMALL_WIDTH))
         return max(0, self.fraction_bits - math.ceil(by_kappa * kappas + by_width * widths))
 
-    def check(self, plan: Plan) -> None:
-        """As PBPFL; also refuse an unknown `families`, a single client and clients that upload one after another."""
-        super().check(plan)
-        self.require(self.families in ("independent", "shared"), "families", "'independent' or 'shared'")
-        self.require(16 <= self.fraction_bits <= 56, "fraction_bits", "from 16 to 56")
-        if plan.clients < 2:
-            raise UsageError(f"Defense {self.name!r} masks clients' uploads with each other's; use at least 2 clients.")
-        if plan.schedule != "parallel":
-            raise UsageError(
-                f"Defense {self.name!r} reads nothing but the sum over all clients, so they upload together; use "
-                f"--schedule parallel, not {plan.schedule!r}."
-            )
-
-    def init_client(self, ctx: Context, params: Params) -> Tree:
-        """Draw a key pair."""
-        return secagg.new_keys(ctx)
-
-    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Exchange public keys; everybody shares a secret with everybody."""
-        graph = ~torch.eye(len(cohort), dtype=torch.bool)
-        return secagg.setup(ctx, server, cohort, graph)
-
-    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Announce a public key, agree on secrets, or upload masked surrogates."""
-        return secagg.answered(ctx, me, message, data) or (me, self.upload(ctx, me, result))
-
     def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
         """Return N_k / N times the surrogates in fixed point, masked; int64."""
-        share = int(me.counts[ctx.party]) / int(me.counts.sum())
-        parts = []
-        for family, part in zip(ORDERS, (result.g, result.sigma, result.beta), strict=True):
-            layout = Layout.of(part)
-            flat = layout.pack(part).cpu()
+        share, width = int(me.counts[ctx.party]) / int(me.counts.sum()), result.g[HEAD_WEIGHT].shape[1]
+
+        def hidden(family: str) -> Params:
             purpose = family if self.families == "independent" else "all"
-            masks = secagg.zero_sum(me, ctx, purpose, len(flat))
-            parts.append(
-                layout.unpack(secagg.to_ring(flat, self.bits(family, result.g[HEAD_WEIGHT].shape[1]), share) + masks)
-            )
-        return Surrogates(*parts)
+            return secagg.hidden(me, ctx, purpose, getattr(result, family), self.bits(family, width), share)
+
+        return Surrogates(*map(hidden, ORDERS))
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Sum in the ring, where the masks cancel, then recover the mean gradient and step."""
-        if len(uploads) != len(server.counts):
-            raise ProtocolError(
-                f"{len(uploads)} of {len(server.counts)} clients sent an upload; masks cancel only in everybody's sum."
-            )
+        secagg.need_everybody(server, uploads)
         return self.stepped(ctx, server, self.recover(ctx.plan, server, self.total(list(uploads.values()))))
 
     def total(self, uploads: Sequence[Surrogates]) -> Surrogates:
         """Return the N_k-weighted mean of the surrogates, float64, from all masked uploads."""
-
-        def add(family: str) -> Params:
-            parts: list[Params] = [getattr(u, family) for u in uploads]
-            bits = self.bits(family, uploads[0].g[HEAD_WEIGHT].shape[1])
-            return {n: secagg.from_ring(torch.stack([p[n] for p in parts]).sum(0), bits) for n in parts[0]}
-
-        return Surrogates(*map(add, ORDERS))
+        width = uploads[0].g[HEAD_WEIGHT].shape[1]
+        return Surrogates(
+            *(secagg.sum_of_hidden([getattr(u, f) for u in uploads], self.bits(f, width)) for f in ORDERS)
+        )
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the mean gradient of every whole cohort (server); a listener without secrets is given none."""

@@ -1,28 +1,22 @@
 """Perturb a model so that clients can train on it but not read it, and recover gradients from what they return.
 
-Feng et al., Practical and Bilateral Privacy-preserving Federated Learning (2020), Eq. 6-19, and Yang et al. (2024), Eq.
-12-22. Hidden layers are scaled channel by channel, the head gets a column-constant additive mask r, so that logits
-become y + alpha r with alpha the sum of the head's inputs. The gradient of the true loss is a polynomial in r of
-gradients that a client can compute at the perturbed weights without knowing r.
+Feng et al. (2020), Eq. 6-19, and Yang et al. (2024), Eq. 12-22. Hidden layers are scaled channel by channel, the head
+gets a column-constant additive mask r, so that logits become y + alpha r with alpha the sum of the head's inputs. The
+gradient of the true loss is a polynomial in r of gradients that a client can compute without knowing r.
 """
 
 from __future__ import annotations
-
-import warnings
 
 import torch
 from torch import Tensor
 
 from ppbench.base.autodiff import gradients
-from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, node
-from ppbench.federation.plan import Batch, Plan
+from ppbench.federation.plan import Batch
 from ppbench.nets.net import Net
 
-FLOAT32_KAPPA = 10.0  # float32 loses 3e-7 kappa^2 of the gradient and more (measured), some percent at 100
 HEAD_BIAS = "head.bias"
 HEAD_WEIGHT = "head.weight"
-LOGITS = 10  # how many at least the server measures, on noise inputs, to choose the mask's size
 
 
 @node
@@ -89,11 +83,8 @@ def surrogates(
     pointwise, so the gradient of the true loss is the same combination of the three gradients (m + 2 backward passes).
 
     Args:
-        net: the (expanded) network.
         params: perturbed weights, whose gradients are taken.
-        batch: x [B, *shape], y [B, C], w [B].
         directions: [m, C].
-        masked_bias: whether the head's bias carries the mask.
         constants: further parameters of the network, of which no gradient is asked (transitional layers).
     """
     dtype = directions.dtype
@@ -114,10 +105,7 @@ def surrogates(
 def combine(found: Surrogates, coefficients: Tensor, square: Tensor) -> Params:
     """Return g - sum_k c_k sigma_k + square beta: the true loss's gradient at the perturbed weights (PBPFL, Eq. 19).
 
-    Args:
-        found: a client's surrogate gradients, or their weighted mean over clients.
-        coefficients: [m] c with r = sum_k c_k d_k: gamma for the direction r_a, or r itself for the unit vectors.
-        square: r^T r.
+    coefficients: [m] c with r = sum_k c_k d_k of the clients' directions. square: r^T r. Of one client, or of a mean.
     """
     if len(coefficients) == 1:  # a product is ten times as fast as a contraction of one
         return {n: g - coefficients[0] * found.sigma[n][0] + square * found.beta[n] for n, g in found.g.items()}
@@ -127,10 +115,9 @@ def combine(found: Surrogates, coefficients: Tensor, square: Tensor) -> Params:
 
 
 def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
-    """Return the gradient at the true weights: the multiplier times that at the perturbed ones.
+    """Return the gradient of the parameters of `like` at the true weights: the multiplier times the perturbed one.
 
-    A bias that was expanded to one value a channel gets the sum over its channels. Only parameters of `like` are
-    returned; transitional layers are constants.
+    A bias that was expanded to one value a channel gets the sum over its channels.
     """
     out = {}
     for name, value in like.items():
@@ -138,54 +125,3 @@ def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
         full = gradient[name] if factor is None else factor.to(gradient[name]) * gradient[name]
         out[name] = full.sum_to_size(value.shape)
     return out
-
-
-def mask_size(
-    plan: Plan, net: Net, hidden: Params, direction: Tensor, generator: torch.Generator, masked_bias: bool = False
-) -> Tensor:
-    """Return the factor (scalar) that makes a mask along `direction` [C] as large as the logits, on noise inputs.
-
-    RMS(y) / (RMS(alpha) RMS(direction)), and 1 where one of the two is zero.
-
-    Args:
-        plan: gives shape and range of the inputs.
-        net: the (expanded) network.
-        hidden: its weights with hidden scales, no mask.
-        direction: of the mask.
-        generator: draws the inputs.
-        masked_bias: whether the head's bias carries the mask.
-    """
-    low, high = plan.data_range
-    count = -(-LOGITS // plan.spec.classes)
-    x = torch.rand(count, *plan.spec.shape, generator=generator) * (high - low) + low
-    with torch.no_grad():  # float32 will do: only a size is wanted
-        rough = {n: value.float() for n, value in hidden.items()}
-        logits, alpha = (t.double() for t in outputs(net, rough, x.to(direction.device), masked_bias))
-    size = alpha.square().mean().sqrt() * direction.square().mean().sqrt()
-    wanted = logits.square().mean().sqrt()
-    one = torch.ones_like(wanted)
-    return torch.where(wanted > 0, wanted, one) / torch.where(size > 0, size, one)
-
-
-def warn_of_rounding(name: str, precision: str, kappa: float) -> None:
-    """Warn where float32 would lose the gradient: the terms that recovery cancels grow with kappa squared."""
-    if precision == "float32" and kappa > FLOAT32_KAPPA:
-        warnings.warn(
-            f"Defense {name!r}: in float32 a mask of kappa={kappa:g} drowns the gradient (relative error "
-            f"{3e-7 * kappa**2:.1g} and more); use precision=float64 or kappa <= {FLOAT32_KAPPA:g}.",
-            stacklevel=3,
-        )
-
-
-def check_masked(plan: Plan, name: str) -> None:
-    """Refuse a plan that the mask on the logits cannot serve: another loss, or local training."""
-    if plan.loss != "squared":
-        raise UsageError(
-            f"Defense {name!r} needs the squared loss, because the mask on the logits is recovered as a polynomial; "
-            f"use --loss squared, not {plan.loss!r}."
-        )
-    if plan.local.upload != "gradient":
-        raise UsageError(
-            f"Defense {name!r} needs one gradient a round: a local step on perturbed weights is no perturbed step; "
-            "use --upload gradient."
-        )

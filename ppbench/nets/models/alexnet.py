@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from torch import nn
 
+from ppbench.nets.models.checks import image
 from ppbench.nets.net import Classifier
 
 
 def alexnet(shape: tuple[int, ...], classes: int) -> Classifier:
     """Five convolutions (64 and 192 of 5x5; 384, 256, 256 of 3x3) with ReLU, three 2x2 max pools, two linear layers.
 
-    Args:
-        shape: (channels, height, width), at least 8x8; (3, 32, 32) with 10 classes gives 3,502,666 parameters.
-        classes: number of classes.
-
-    Returns:
-        A classifier with 256 features. Weights are Kaiming-uniform for ReLU, biases 0.
-
-    Raises:
-        ValueError: the shape is not an image of at least 8x8.
+    Images of at least 8x8; (3, 32, 32) with 10 classes gives 3,502,666 parameters. 256 features; weights are
+    Kaiming-uniform for ReLU, biases 0.
     """
-    if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < 8:
-        raise ValueError(f"it takes images (channels, height, width) of at least 8x8, not {tuple(shape)}")
-    channels, height, width = shape
+    channels, height, width = image(shape, 8)
     layers: list[nn.Module] = []
     for maps, kernel, pooled in ((64, 5, True), (192, 5, True), (384, 3, False), (256, 3, False), (256, 3, True)):
         layers += [nn.Conv2d(channels, maps, kernel, padding=kernel // 2), nn.ReLU()]
@@ -35,9 +27,9 @@ def alexnet(shape: tuple[int, ...], classes: int) -> Classifier:
 
 
 def kaiming_uniform(model: nn.Module) -> None:
-    """Draw all weights of convolutions and linear layers from He's uniform law for ReLU and set their biases to 0.
+    """Draw the weights of convolutions and linear layers, in place, from torch's global generator; biases become 0.
 
-    He et al. 2015: U(-b, b) with b = sqrt(6 / fan_in). Changes `model` in place, from torch's global generator.
+    He et al. 2015, for ReLU: U(-b, b) with b = sqrt(6 / fan_in).
     """
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -58,8 +58,7 @@ def frozen_backbone(
             out: those of mobilenets count on batch statistics and let no signal through in eval mode.
         backbone_seed: of random weights.
 
-    Raises:
-        ValueError: an option is not one of the above, the file does not fit, or the backbone cannot take the shape.
+    Raises ValueError: an option is not one of the above, the file does not fit, or the backbone cannot take the shape.
     """
     channels, _, _ = checks.image(shape)
     if channels not in (1, 3):

@@ -23,51 +23,31 @@ def cnn(
 ) -> Classifier:
     """One block a width: 3x3 convolution (padding 1), activation, 2x2 pool; then linear layers, then the head.
 
-    With ReLU or LeakyReLU every layer commutes with positive scales of its channels, and without biases the whole
-    network is positively homogeneous (what PBPFL and MP-DP need); "tanh" is there to be refused by them.
+    With ReLU or LeakyReLU every layer commutes with positive scales of its channels, as PBPFL and MP-DP need.
 
     Args:
-        shape: (channels, height, width), at least 2 to the number of blocks high and wide; odd sizes lose their last
-            row or column at a pool. (3, 32, 32) with 10 classes gives 30,634 parameters, 30,560 without biases.
-        classes: number of classes C (outputs of a regression).
+        shape: at least 2 to the number of blocks high and wide; (3, 32, 32) and 10 classes have 30,634 parameters.
         widths: channels of the blocks, comma-separated, one at least.
         hidden: widths of linear layers between the blocks and the head, with the activation after each; "" for none.
-        pool: "max" or "avg".
-        activation: "relu", "leaky_relu" (slope .01) or "tanh".
-        bias: whether all layers, the head among them, have biases.
-
-    Returns:
-        A classifier. Weights are Kaiming-uniform for ReLU, biases 0.
-
-    Raises:
-        ValueError: an option or the shape is not one of the above.
+        pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope .01) or "tanh".
+        bias: whether all layers, the head among them, have biases; at first they are 0, weights Kaiming-uniform.
     """
     checks.one_of("pool", pool, _POOLS)
     checks.one_of("activation", activation, ("relu", "leaky_relu", "tanh"))
-    checks.flag("bias", bias)
-    blocks, linear = _widths(widths, hidden)
+    blocks = checks.widths("widths", widths)
+    if not blocks:
+        raise ValueError("widths must name one block at least; without convolutions use the model 'mlp'")
     channels, height, width = checks.image(shape, 2 ** len(blocks))
     layers: list[nn.Module] = []
     for maps in blocks:
-        layers += [
-            nn.Conv2d(channels, maps, 3, padding=1, bias=bias),
-            checks.ACTIVATIONS[activation](),
-            _POOLS[pool](2),
-        ]
+        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checks.flag("bias", bias))
+        layers += [convolution, checks.ACTIVATIONS[activation](), _POOLS[pool](2)]
         channels, height, width = maps, height // 2, width // 2
     layers.append(nn.Flatten())
     flat = channels * height * width
-    for units in linear:
+    for units in checks.widths("hidden", hidden):
         layers += [nn.Linear(flat, units, bias=bias), checks.ACTIVATIONS[activation]()]
         flat = units
     model = Classifier(nn.Sequential(*layers), nn.Linear(flat, classes, bias=bias))
     kaiming_uniform(model)
     return model
-
-
-def _widths(blocks: str | int, hidden: str | int) -> tuple[list[int], list[int]]:
-    """Return channels of the blocks and widths of the linear layers; raises ValueError where there is no block."""
-    listed = checks.widths("widths", blocks)
-    if not listed:
-        raise ValueError("widths must name one block at least; without convolutions use the model 'mlp'")
-    return listed, checks.widths("hidden", hidden)

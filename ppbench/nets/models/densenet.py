@@ -35,17 +35,11 @@ def densenet(
     Args:
         shape: (channels, height, width), at least 2 to the number of transitions high and wide; (3, 32, 32) with 10
             classes gives 119,146 parameters, 118,968 without biases.
-        classes: number of classes C (outputs of a regression).
         growth: channels that a layer adds; the first convolution has twice as many.
-        blocks: dense blocks; there is one transition fewer.
-        layers: layers a block.
+        blocks, layers: dense blocks, with one transition fewer, and layers in each.
         bias: whether all layers, the head among them, have biases.
 
-    Returns:
-        A classifier with growth * (2 + blocks * layers) features. Weights are Kaiming-uniform for ReLU, biases 0.
-
-    Raises:
-        ValueError: an option or the shape is not one of the above.
+    growth * (2 + blocks * layers) features; weights are Kaiming-uniform for ReLU, biases 0.
     """
     flag("bias", bias)
     whole("growth", growth, 1)

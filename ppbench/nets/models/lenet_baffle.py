@@ -22,15 +22,8 @@ def lenet_baffle(
     Args:
         shape: (channels, height, width) of at least 12x12. Images of up to 28 rows or columns are padded by 2, so that
             28x28 and 32x32 have the same 400 features before the linear layer.
-        classes: number of classes.
         activation: "hardswish" (the paper's), "relu" or "selu" (its ablations).
         norm: "none", or "gn": group normalization before both convolutional activations, of two channels a group.
-
-    Returns:
-        A classifier with 60 features, initialized as torch does.
-
-    Raises:
-        ValueError: an option or the shape is not one of the above.
     """
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, ("none", "gn"))

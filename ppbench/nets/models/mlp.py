@@ -23,7 +23,6 @@ def mlp(
 
     Args:
         shape: any; an example is flattened to n_0 = product of it.
-        classes: number of classes C (outputs of a regression).
         hidden: widths n_1, ..., n_L, comma-separated, e.g. "128,64" (one width may be a number); "" for none, which
             is logistic regression. There are sum_l (n_{l-1} + 1) n_l + (n_L + 1) C parameters: 4,810 with the default
             on (1, 8, 8) and 10 classes. Without biases there is no "+ 1": 4,736.
@@ -32,11 +31,7 @@ def mlp(
             ("MLP-5" is layers=5: four hidden layers and the head); 0 takes the widths as `hidden` lists them.
         bias: whether the linear layers, the head among them, have biases.
 
-    Returns:
-        A classifier with n_L features, initialized as torch does: U(-1/sqrt(n), 1/sqrt(n)) for n inputs.
-
-    Raises:
-        ValueError: an option is not one of the above, or the shape is empty.
+    n_L features; initialized as torch does: U(-1/sqrt(n), 1/sqrt(n)) for n inputs.
     """
     one_of("activation", activation, ACTIVATIONS)
     flag("bias", bias)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,45 +108,32 @@ def conv3x3(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inside, outside, 3, stride=stride, padding=1, bias=False)
 
 
-def resnet20(
-    shape: tuple[int, ...],
-    classes: int,
-    *,
-    norm: str = "none",
-    shortcut: str = "A",
-    head_bias: bool = True,
-    groups: int = 8,
-) -> Classifier:
+def resnet20(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
     """ResNet of 20 layers for small images, norm-free unless asked; 268,346 parameters for CIFAR-10.
 
-    Options and initial laws: see the module. Without the head's bias there are 268,336 parameters.
-
-    Raises:
-        ValueError: an option is none of the module's, or the shape is no image.
+    Without the head's bias there are 268,336.
     """
-    return _resnet(3, shape, classes, norm, shortcut, head_bias, groups)
+    return resnet(3, shape, classes, **options)
 
 
-def resnet32(
-    shape: tuple[int, ...],
-    classes: int,
-    *,
-    norm: str = "none",
-    shortcut: str = "A",
-    head_bias: bool = True,
-    groups: int = 8,
-) -> Classifier:
+def resnet32(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
     """ResNet of 32 layers for small images, norm-free unless asked; 461,882 parameters for CIFAR-10.
 
-    Options and initial laws: see the module. Without the head's bias there are 461,872 parameters.
-
-    Raises:
-        ValueError: an option is none of the module's, or the shape is no image.
+    Without the head's bias there are 461,872.
     """
-    return _resnet(5, shape, classes, norm, shortcut, head_bias, groups)
+    return resnet(5, shape, classes, **options)
 
 
-def resnet56(
+def resnet56(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
+    """ResNet of 56 layers for small images, norm-free unless asked; 848,954 parameters for CIFAR-10.
+
+    Without the head's bias: 848,944, and 854,704 with 100 classes.
+    """
+    return resnet(9, shape, classes, **options)
+
+
+def resnet(
+    n: int,
     shape: tuple[int, ...],
     classes: int,
     *,
@@ -154,19 +142,7 @@ def resnet56(
     head_bias: bool = True,
     groups: int = 8,
 ) -> Classifier:
-    """ResNet of 56 layers for small images, norm-free unless asked; 848,954 parameters for CIFAR-10.
-
-    Options and initial laws: see the module. Without the head's bias: 848,944, and 854,704 with 100 classes.
-
-    Raises:
-        ValueError: an option is none of the module's, or the shape is no image.
-    """
-    return _resnet(9, shape, classes, norm, shortcut, head_bias, groups)
-
-
-def _resnet(
-    n: int, shape: tuple[int, ...], classes: int, norm: str, shortcut: str, head_bias: bool, groups: int
-) -> Classifier:
+    """Return the network of 6n + 2 layers; options and initial laws: see the module."""
     checks.one_of("norm", norm, NORMS)
     checks.one_of("shortcut", shortcut, SHORTCUTS)
     checks.flag("head_bias", head_bias)

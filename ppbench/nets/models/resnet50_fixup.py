@@ -62,13 +62,9 @@ def resnet50_fixup(
 
     Args:
         shape: (channels, height, width) of any size; the first block of stages two to four halves it.
-        classes: number of classes C.
         width: inner channels of the first stage, doubled at each of the next three. (3, 32, 32) with 10 classes has
             23,467,836 parameters; width 40, 9,172,404 (35.0 MiB in float32).
         blocks: bottlenecks of the four stages, comma-separated; L is their sum, 16.
-
-    Raises:
-        ValueError: an option is not one of the above, or the shape is no image.
     """
     channels, _, _ = checks.image(shape)
     inside, counts = checks.whole("width", width, 1), checks.widths("blocks", blocks)

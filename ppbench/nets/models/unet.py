@@ -44,16 +44,12 @@ class UNetFeatures(nn.Module):
 def unet(shape: tuple[int, ...], classes: int, *, width: int = 64) -> Classifier:
     """U-Net for masks: four halvings with two 3x3 convolutions each, as many doublings with what was kept beside.
 
+    Outputs are maps [B, classes, H, W] of logits; weights are Kaiming-uniform for ReLU, biases 0.
+
     Args:
         shape: (channels, height, width), height and width multiples of 16.
         classes: number of maps, 1 for a mask. (3, 256, 256) and one map have 31,031,745 parameters.
         width: channels at full size, doubled at each halving; the original's 64 ends at 1024.
-
-    Returns:
-        A network of maps [B, classes, H, W] of logits. Weights are Kaiming-uniform for ReLU, biases 0.
-
-    Raises:
-        ValueError: the width or the shape is not one of the above.
     """
     side = 2**DEPTH
     channels, high, wide = checks.image(shape, side)

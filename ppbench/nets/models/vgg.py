@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ppbench.nets.models.alexnet import kaiming_uniform
+from ppbench.nets.models.checks import image
 from ppbench.nets.net import Classifier
 
 _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -20,24 +21,17 @@ def vgg16(shape: tuple[int, ...], classes: int, *, groups: int = 32, late_stride
     Args:
         shape: (channels, height, width), at least 32x32 (8x8 with late_stride 1); (3, 32, 32) with 10 classes gives
             14,857,034 parameters (16,823,114 with late_stride 1).
-        classes: number of classes.
         groups: groups of each normalization, a divisor of 64; the paper gives none, 32 is Wu and He's (2018).
         late_stride: stride of pools 4 and 5, 2 or 1.
 
-    Returns:
-        A classifier with 256 features. Weights are Kaiming-uniform for ReLU, biases 0.
-
-    Raises:
-        ValueError: an option or the shape is not one of the above.
+    256 features; weights are Kaiming-uniform for ReLU, biases 0.
     """
     if late_stride not in (1, 2):
         raise ValueError(f"late_stride must be 1 or 2, not {late_stride!r}")
     if groups < 1 or 64 % groups:
         raise ValueError(f"groups must divide 64, not be {groups!r}")
     shrink = 32 if late_stride == 2 else 8
-    if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < shrink:
-        raise ValueError(f"it takes images (channels, height, width) of at least {shrink}x{shrink}, not {tuple(shape)}")
-    channels, height, width = shape
+    channels, height, width = image(shape, shrink)
     layers: list[nn.Module] = []
     for block, widths in enumerate(_BLOCKS):
         for maps in widths:

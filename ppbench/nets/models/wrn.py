@@ -35,19 +35,12 @@ class PreActivated(nn.Module):
 def wrn_10_2(shape: tuple[int, ...], classes: int, *, activation: str = "hardswish", norm: str = "gn") -> Classifier:
     """A 3x3 convolution of 16 channels, one pre-activation block each of 32, 64 and 128, global average pool, head.
 
-    The last two blocks halve the image. 303,706 parameters for (3, 32, 32) and 10 classes, 315,316 for 100.
+    The last two blocks halve the image, of any size. 128 features, and 303,706 parameters for (3, 32, 32) and 10
+    classes, 315,316 for 100; initialized as torch does.
 
     Args:
-        shape: (channels, height, width), of any size.
-        classes: number of classes.
         activation: "hardswish" (the paper's), "relu" or "selu" (its ablations).
         norm: "gn", group normalization of 8 groups with affine part before each activation, or "none".
-
-    Returns:
-        A classifier with 128 features, initialized as torch does.
-
-    Raises:
-        ValueError: an option or the shape is not one of the above.
     """
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, ("gn", "none"))

@@ -8,70 +8,51 @@ from dataclasses import dataclass
 from ppbench.base.registry import load_all
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import CellConfig, Record
+from ppbench.report.claims import use
 from ppbench.report.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
 from ppbench.report.claims.case import Case, Finding, Rule, Verdict
 from ppbench.report.claims.figures import KEY_OF, Benchmark, time_is_kept
-from ppbench.report.claims.spent import bytes_are_saved, memory_is_as_small, upload_is_as_large
-from ppbench.report.claims.use import (
-    accuracy_is_kept,
-    accuracy_rises,
-    dice_is_kept,
-    error_is_kept,
-    guarantee_is_given,
-    top5_is_kept,
-)
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network
 from ppbench.report.page.evaluations import about
 from ppbench.report.verdict.lines import labels_of, listed
 
+CAPS = ("cap_reconstruction", "cap_label", "cap_tracing")
 RULES: dict[str, Rule] = {
     "asr": members_stay_hidden,
     "psnr_median": pixels_stay_hidden,
     "agreement": outputs_stay_hidden,
-    "cap_reconstruction": calibrated,
-    "cap_label": calibrated,
-    "cap_tracing": calibrated,
-    "accuracy": accuracy_is_kept,
-    "accuracy_top5": top5_is_kept,
-    "accuracy_rises": accuracy_rises,
-    "dice": dice_is_kept,
-    "mse": error_is_kept,
-    "epsilon": guarantee_is_given,
-    "upload_ratio": upload_is_as_large,
-    "bytes_saving": bytes_are_saved,
-    "memory_ratio": memory_is_as_small,
+    **dict.fromkeys(CAPS, calibrated),
+    "accuracy": use.accuracy_is_kept,
+    "accuracy_top5": use.top5_is_kept,
+    "accuracy_rises": use.accuracy_rises,
+    "dice": use.dice_is_kept,
+    "mse": use.error_is_kept,
+    "epsilon": use.guarantee_is_given,
+    "upload_ratio": use.upload_is_as_large,
+    "bytes_saving": use.bytes_are_saved,
+    "memory_ratio": use.memory_is_as_small,
 }
 # What a setting must share with the paper's before a figure says anything about the claimed one. Attacks that succeed
 # refute a claim of protection wherever they do.
 TRAINING = ("data set", "model", "clients", "partition")
 REQUIRED: dict[str, tuple[str, ...]] = {
-    "accuracy": TRAINING,
-    "accuracy_top5": TRAINING,
-    "dice": TRAINING,
+    **dict.fromkeys(("accuracy", "accuracy_top5", "dice"), TRAINING),
     "upload_ratio": ("clients",),
     "bytes_saving": ("model", "clients"),
     "memory_ratio": ("model",),
     "psnr_median": ("data set",),
     "mse": ("data set", "model", "clients"),
-    "cap_reconstruction": ("data set", "model"),
-    "cap_label": ("data set", "model"),
-    "cap_tracing": ("data set", "model"),
+    **dict.fromkeys(CAPS, ("data set", "model")),
 }
-SETTING = TRAINING
 NO_RECORD = "no record of "
 WORST: tuple[Verdict, ...] = ("falls", "holds", "cannot be told")
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim that the records say something about.
+    """A claim that the records say something about, in our `setting`.
 
-    Attributes:
-        defense, claim: what is claimed of what.
-        setting: ours.
-        finding: what the records say.
-        differs: in what our setting is not the paper's.
-        evaluations: how many evaluations were as close to it; the finding is that of the worst for the claim.
+    differs: in what ours is not the paper's; evaluations: how many were as close to it: the finding is of the worst.
     """
 
     defense: str
@@ -128,8 +109,8 @@ def _one(name: str, claim: Claim, groups: Mapping[Key, Frame], benchmarks: Seque
     judged = [(key, case, finding) for key, case, finding in found if isinstance(finding, Finding)]
     if not judged:
         return Unchecked(name, claim, str(found[0][2]))
-    _, case, finding = min(judged, key=lambda triple: (WORST.index(triple[2].verdict), triple[0]))
-    differs = tuple(what for what in SETTING if not _shares(claim, case.mine[0].config, what))
+    _, case, finding = min(judged, key=lambda found: (WORST.index(found[2].verdict), found[0]))
+    differs = tuple(what for what in TRAINING if not _shares(claim, case.mine[0].config, what))
     return Checked(name, claim, setting_of(case), finding, differs, len(judged))
 
 
@@ -137,32 +118,26 @@ def _cases(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> Iterator[tup
     """Yield the evaluations that say something about the claim."""
     for key, records in sorted(((about(key), key.text()), records) for key, records in groups.items()):
         complete = [r for r in records if r.status != "failed"]
-        mine = [r for r in complete if r.config.defense.id == name and _when(claim, r.config)]
+        mine = [r for r in complete if r.config.defense.id == name]
+        mine = [r for r in mine if all(r.config.defense.parameters.get(k) == value for k, value in claim.when)]
         if mine and all(_shares(claim, mine[0].config, what) for what in REQUIRED.get(claim.metric, ())):
             none = [r for r in complete if r.config.defense.id == "none"]
             yield key, Case(claim, records.of(mine), records.of(none), records.of(complete))
 
 
-def _when(claim: Claim, config: CellConfig) -> bool:
-    return all(config.defense.parameters.get(name) == value for name, value in claim.when)
-
-
 def _shares(claim: Claim, config: CellConfig, what: str) -> bool:
     """Return whether a cell has the claim's data set, model, number of clients or partition."""
+    if what == "clients":
+        return claim.clients in (None, config.federation.clients)
     if what == "data set":
         name = config.data.name.rpartition(":")[2]
-        if not claim.dataset:
-            return True
-        return name == claim.dataset or name.startswith(f"{claim.dataset}.")
-    if what == "clients":
-        return claim.clients is None or config.federation.clients == claim.clients
+        return not claim.dataset or name == claim.dataset or name.startswith(f"{claim.dataset}.")
     if what == "partition":
         dealt = config.federation.partition
         return not claim.partition or dealt == claim.partition or dealt.startswith(f"{claim.partition}:")
     options = {**config.model.options, "layers": _layers(config)}
-    if not claim.model:
-        return True
-    return config.model.id == claim.model and all(options.get(name) == value for name, value in claim.options)
+    same = config.model.id == claim.model and all(options.get(name) == value for name, value in claim.options)
+    return not claim.model or same
 
 
 def _layers(config: CellConfig) -> int | None:
@@ -174,7 +149,7 @@ def _layers(config: CellConfig) -> int | None:
 
 
 def _closeness(claim: Claim, config: CellConfig) -> int:
-    return sum(2**i for i, what in enumerate(reversed(SETTING)) if _shares(claim, config, what))
+    return sum(2**i for i, what in enumerate(reversed(TRAINING)) if _shares(claim, config, what))
 
 
 def _missing(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> str:
@@ -204,9 +179,8 @@ def setting_of(case: Case) -> str:
     """Return our setting in words: data, model, rounds, clients, seed, control values."""
     config = case.mine[0].config
     model, fed = network(config.model.id, config.model.options), config.federation
-    labels = sorted({r.config.defense.control.value for r in case.mine if r.config.defense.control is not None})
-    control = next((r.config.defense.control.name for r in case.mine if r.config.defense.control is not None), "")
-    at = f"; {listed([f'{control}={value:g}' for value in labels])}" if labels else ""
+    controls = sorted({(c.name, c.value) for r in case.mine if (c := r.config.defense.control) is not None})
+    at = f"; {listed([f'{name}={value:g}' for name, value in controls])}" if controls else ""
     other = {word.strip("()") for label in labels_of(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""
     return (

@@ -6,19 +6,21 @@ A claim of protection falls in any setting in which an attack succeeds; it holds
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ppbench.base.registry import load, plugins
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, worst_caps
-from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
+from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, decided, told, unreliable
 from ppbench.report.controls import above_chance, is_image, value
 from ppbench.report.frame import Key
-from ppbench.report.verdict.fates import members_fate, outputs_fate
 from ppbench.report.verdict.lines import Sides, figure
-from ppbench.report.verdict.verdict import HIDDEN, fate
+from ppbench.report.verdict.verdict import HIDDEN, fate, members_fate, outputs_fate
 from ppbench.report.worst import Measured, attack_of
+
+UNKNOWN = "no attack that knows the defense was run"
 
 
 def _asked(case: Case, kind: str, metric: str) -> tuple[list[Record], list[Record]]:
@@ -38,39 +40,35 @@ def members_stay_hidden(case: Case) -> Finding | str:
     memorized says nothing about hiding. It falls where one lies above chance and above the claim.
     """
     mine, undefended = _asked(case, "membership", "asr")
-    if not mine:
-        return "no membership attack was run"
     sides, none = Sides.of(mine, "asr"), best(undefended, "asr")
     worst = sides.worst
-    assert worst is not None
+    if worst is None:
+        return "no membership attack was run"
     known = none if above_chance(none, "asr", len(undefended)) else None
     plain, strong = (told(case, r, "asr", ".1%") for r in (sides.plain, worst))
     delivered = best([r for r in case.mine if r.config.stage == "final"], "asr")
-    beside = f"undefended {_bare(none, 'asr')}"
-    if worst.config.stage == "iterate" and delivered is not None:
+    beside, trained_on = f"undefended {_bare(none, 'asr')}", worst.config.stage == "iterate"
+    if trained_on and delivered is not None:
         beside += f"; the delivered model, which nothing masks: {_bare(delivered, 'asr')}"
     cells = cells_of(sides.plain, worst, none, delivered)
 
-    def found(verdict: Verdict, to: str, reason: str) -> Finding:
+    def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
         return Finding(verdict, to, f"{reason}; {beside}", plain, strong, cells)
 
-    bad = unreliable(case, worst.config.threat_model.id)
-    outcome, claimed = members_fate(worst, sides.tried, known), case.claim.value or 0.5
+    outcome, asr = members_fate(worst, sides.tried, known), value(worst, "asr") or 0.0
     if known is None:
-        return found("cannot be told", "", "the undefended model is not shown to give members away")
-    if bad is not None:
-        return found("cannot be told", "", bad)
-    if outcome == "found" and (value(worst, "asr") or 0.0) > claimed:
-        return found(
-            "falls", f"to {value(worst, 'asr'):.1%}", "above chance at Bonferroni's level over the cells tried"
-        )
+        return found("cannot be told", "the undefended model is not shown to give members away")
+    if bad := unreliable(case, worst.config.threat_model.id):
+        return found("cannot be told", bad)
+    if outcome == "falls" and asr > (case.claim.value or 0.5):
+        return found("falls", "above chance at Bonferroni's level over the cells tried", f"to {asr:.1%}")
     if sides.knowing is None:
-        return found("cannot be told", "", "no attack that knows the defense was run")
-    if worst.config.stage == "iterate" and not above_chance(delivered, "asr", 1):
-        return found("cannot be told", "", "the delivered model is not shown to give members away either")
+        return found("cannot be told", UNKNOWN)
+    if trained_on and not above_chance(delivered, "asr", 1):
+        return found("cannot be told", "the delivered model is not shown to give members away either")
     if outcome == "hidden":
-        return found("holds", "", "the strongest attack is not above chance, and below the undefended figure")
-    return found("cannot be told", "", "the strongest attack is neither above chance nor below the undefended figure")
+        return found("holds", "the strongest attack is not above chance, and below the undefended figure")
+    return found("cannot be told", "the strongest attack is neither above chance nor below the undefended figure")
 
 
 def _bare(record: Measured | None, name: str, form: str = ".1%", unit: str = "") -> str:
@@ -81,60 +79,66 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     """The claimed PSNR holds where the median image stays below 20 dB, its whole interval, under every attack; it falls
     where it lies above. Decibels as such depend on the images.
     """
-    mine = [r for r in case.mine if question_for(r).inputs and is_image(r)]
-    mine = [r for r in mine if r.config.threat_model.id == "server/1" and value(r, "psnr_median") is not None]
+    name, form, unit = "psnr_median", ".1f", " dB"
+
+    def images(records: Sequence[Record]) -> list[Record]:
+        return [r for r in records if question_for(r).inputs and r.config.threat_model.id == "server/1"]
+
+    mine = [r for r in images(case.mine) if is_image(r) and value(r, name) is not None]
     mine = [r for r in mine if r.config.stage == "init"] or mine
     smallest = min((r.config.batch_size for r in mine), default=1)
-    mine = [r for r in mine if r.config.batch_size == smallest]
-    if not mine:
-        return "no reconstruction of images was run from the server's view"
-    sides = Sides.of(mine, "psnr_median")
+    sides = Sides.of([r for r in mine if r.config.batch_size == smallest], name)
     worst = sides.worst
-    same = (mine[0].config.stage, smallest, "server/1")
-    undefended = [r for r in case.none if (r.config.stage, r.config.batch_size, r.config.threat_model.id) == same]
-    none = Sides.of([r for r in undefended if question_for(r).inputs], "psnr_median").worst
-    plain, strong = (told(case, r, "psnr_median", ".1f", " dB") for r in (sides.plain, worst))
-    about = f"batch {smallest}, {'random' if same[0] == 'init' else 'trained'} weights; undefended "
-    about += _bare(none, "psnr_median", ".1f", " dB")
+    if worst is None:
+        return "no reconstruction of images was run from the server's view"
+    stage = worst.config.stage
+    same = [r for r in images(case.none) if (r.config.stage, r.config.batch_size) == (stage, smallest)]
+    none = Sides.of(same, name).worst
+    plain, strong = (told(case, r, name, form, unit) for r in (sides.plain, worst))
+    about = f"batch {smallest}, {'random' if stage == 'init' else 'trained'} weights; undefended "
+    about += _bare(none, name, form, unit)
 
-    def found(verdict: Verdict, to: str, reason: str) -> Finding:
+    def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
         return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells_of(sides.plain, worst, none))
 
-    bad, outcome = unreliable(case, "server/1"), fate(worst)
-    if bad is not None:
-        return found("cannot be told", "", bad)
+    outcome = fate(worst)
+    if bad := unreliable(case, "server/1"):
+        return found("cannot be told", bad)
     if outcome == "falls":
-        return found("falls", f"to {value(worst, 'psnr_median'):.1f} dB", f"the median image is above {HIDDEN:.0f} dB")
+        return found("falls", f"the median image is above {HIDDEN:.0f} dB", f"to {value(worst, name):.1f} dB")
     if outcome == "undecided":
-        return found("cannot be told", "", f"the interval of the median contains {HIDDEN:.0f} dB")
+        return found("cannot be told", f"the interval of the median contains {HIDDEN:.0f} dB")
     if sides.knowing is None:
-        return found("cannot be told", "", "no attack that knows the defense was run")
-    return found("holds", "", f"the median image stays below {HIDDEN:.0f} dB under every attack tried")
+        return found("cannot be told", UNKNOWN)
+    return found("holds", f"the median image stays below {HIDDEN:.0f} dB under every attack tried")
 
 
 def outputs_stay_hidden(case: Case) -> Finding | str:
     """That clients cannot tell the true model's outputs falls where an attack reads them, all or in part."""
     mine, _ = _asked(case, "extraction", "output_error")
     mine = [r for r in mine if r.config.stage == "iterate"]
-    if not mine:
-        return "no extraction attack was run on what clients train on"
-    numbers = mine[0].config.model.classes == 1
+    numbers = bool(mine) and mine[0].config.model.classes == 1
     name, form = ("output_error", ".2g") if numbers else ("agreement", ".1%")
     sides = Sides.of(mine, name)
     worst = sides.worst
-    assert worst is not None
+    if worst is None:
+        return "no extraction attack was run on what clients train on"
     plain, strong = (told(case, r, name, form) for r in (sides.plain, worst))
-    what = "relative error" if numbers else "of decisions read"
-    figures = f"{value(worst, name):{form}} {what}" if not numbers else f"{what} {value(worst, name):{form}}"
+    figures = f"{value(worst, name):{form}}"
+    figures = f"relative error {figures}" if numbers else f"{figures} of decisions read"
     reason = f"relative error of its outputs {figure(worst, 'output_error', '.2g')}"
-    cells, outcome = cells_of(sides.plain, worst), outputs_fate(worst, sides.tried)
-    if outcome in ("found", "part"):
-        return Finding("falls", f"to {figures}", reason, plain, strong, cells)
+
+    def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
+        return Finding(verdict, to, reason, plain, strong, cells_of(sides.plain, worst))
+
+    outcome = outputs_fate(worst, sides.tried)
+    if outcome in ("falls", "part"):
+        return found("falls", reason, f"to {figures}")
     if sides.knowing is None:
-        return Finding("cannot be told", "", "no attack that knows the defense was run", plain, strong, cells)
+        return found("cannot be told", UNKNOWN)
     if outcome == "hidden":
-        return Finding("holds", "", f"no attack tried reads them; {reason}", plain, strong, cells)
-    return Finding("cannot be told", "", f"the interval allows both; {reason}", plain, strong, cells)
+        return found("holds", f"no attack tried reads them; {reason}")
+    return found("cannot be told", f"the interval allows both; {reason}")
 
 
 def calibrated(case: Case) -> Finding | str:
@@ -146,24 +150,22 @@ def calibrated(case: Case) -> Finding | str:
     cells = [r for r in cells if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
     if not cells:
         return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
-    grid = _papers_grid(case.mine[0].config.defense.id)
+    defense = case.mine[0].config.defense.id
+    grids = load("defenses", defense).grids if defense in plugins("defenses") else {}
+    grid = tuple(dict.fromkeys(grids.get("paper", ())))
     kept = [r for r in cells if r.config.defense.control is not None and r.config.defense.control.value in grid]
     every = worst_caps(kept)
     known = [found for found in every if found[1].value is not None]
     if not known:
-        named = cells_of(*kept)
-        return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), "", "", named)
+        return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), cells=cells_of(*kept))
     plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive]))
     worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
-    named, claimed = cells_of(*cases), case.claim.value or 0.0
-    bad = unreliable(case, "server/1")
-    if bad is not None:
-        return Finding("cannot be told", "", bad, plain, worst, named)
+    if bad := unreliable(case, "server/1"):
+        return Finding("cannot be told", "", bad, plain, worst, cells_of(*cases))
     reason = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
-    if (cap.value if cap.high is None else cap.high) < claimed:
-        return Finding("falls", f"to {cap.value:.2f}", reason, plain, worst, named)
-    return Finding("holds", "", reason, plain, worst, named)
+    fell = (cap.value if cap.high is None else cap.high) < (case.claim.value or 0.0)
+    return replace(decided(fell, f"{cap.value:.2f}", reason, worst, *cases), plain=plain)
 
 
 def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
@@ -173,12 +175,6 @@ def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
     most = max(every, key=lambda cap: cap.n, default=None)
     found = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
     return f"{found}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
-
-
-def _papers_grid(defense: str) -> tuple[float, ...]:
-    """Return the control values of a defense's paper; none where the defense is not installed or names none."""
-    known = plugins("defenses")
-    return tuple(dict.fromkeys(load("defenses", defense).grids.get("paper", ()))) if defense in known else ()
 
 
 def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:

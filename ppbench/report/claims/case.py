@@ -9,7 +9,7 @@ from typing import Literal
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.report.controls import check_controls
-from ppbench.report.verdict.lines import figure, labels_of
+from ppbench.report.verdict.lines import by, figure, labels_of
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 Verdict = Literal["holds", "falls", "cannot be told"]
@@ -19,17 +19,19 @@ Verdict = Literal["holds", "falls", "cannot be told"]
 class Case:
     """A claim beside one evaluation.
 
-    Attributes:
-        claim: the claim.
-        mine: the defense's cells at the parameters that the claim is for.
-        none: the undefended model's cells.
-        everything: all cells of the evaluation, other defenses' too.
+    mine: the defense's cells at the parameters that the claim is for; none: the undefended model's; everything: all
+    cells of the evaluation, other defenses' too.
     """
 
     claim: Claim
     mine: Sequence[Record]
     none: Sequence[Record]
     everything: Sequence[Record]
+
+    @property
+    def undefended(self) -> Record | None:
+        """One of the undefended cells, for what all of them share."""
+        return next(iter(self.none), None)
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,19 @@ class Finding:
     verdict: Verdict
     to: str
     reason: str
-    plain: str
-    worst: str
-    cells: tuple[str, ...]
+    plain: str = ""
+    worst: str = ""
+    cells: tuple[str, ...] = ()
 
 
 Rule = Callable[[Case], Finding | str]
 """Returns why the claim cannot be checked, as a clause, where the cells that it is about were not run."""
+
+
+def decided(fell: bool, to: str, reason: str, told: str, *records: Measured | None) -> Finding:
+    """Return that a claim falls to `to`, or that it holds; told: our figures, which are those of `records`."""
+    verdict: Verdict = "falls" if fell else "holds"
+    return Finding(verdict, f"to {to}" if fell else "", reason, "", told, cells_of(*records))
 
 
 def unreliable(case: Case, threat: str) -> str | None:
@@ -68,11 +76,8 @@ def told(case: Case, record: Measured | None, name: str, form: str, unit: str = 
     if record is None:
         return "not run"
     label = labels_of(case.mine)
-    several = len(set(label.values())) > 1
-    by = ", ".join(
-        word for word in (attack_of(record), label.get(cell_of(record).cell_id, "") if several else "") if word
-    )
-    return f"{figure(record, name, form, unit)} ({by})"
+    control = label.get(cell_of(record).cell_id, "") if len(set(label.values())) > 1 else ""
+    return f"{figure(record, name, form, unit)} ({by(attack_of(record), control)})"
 
 
 def cells_of(*records: Measured | None) -> tuple[str, ...]:

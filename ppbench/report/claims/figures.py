@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
-from ppbench.report.claims.case import Finding
+from ppbench.report.claims.case import Finding, decided
 
 OTHER_MACHINE = 1.25  # of a ratio of times, which the paper took on another machine
 KEY_OF = {"client_cost_ratio": "client_ratio", "client_backward_ratio": "backward_ratio"}
@@ -52,8 +52,7 @@ def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
 def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
     """A claimed ratio of times holds where the largest of ours is within a quarter of it, for another machine.
 
-    Returns:
-        The finding and the setting of the figures that it is from, or why there is none.
+    Returns the finding and the setting of the figures that it is from, or why there is none.
     """
     key = KEY_OF[claim.metric]
     known = [b for b in benchmarks if b.defense == defense and key in b.values]
@@ -63,6 +62,4 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
     where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
     largest, claimed = max(b.values[key] for b in known), claim.value or 0.0
     reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is put down to that"
-    fell = largest > claimed * OTHER_MACHINE
-    finding = Finding("falls" if fell else "holds", f"to {largest:.2f}" if fell else "", reason, "", told, ())
-    return finding, f"benchmark, {where}"
+    return decided(largest > claimed * OTHER_MACHINE, f"{largest:.2f}", reason, told), f"benchmark, {where}"

@@ -88,28 +88,20 @@ def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], checked: 
 
 
 def _table(checked: Sequence[Checked]) -> str:
-    rows = [_HEADS, ("---",) * len(_HEADS), *(_row(c) for c in checked)]
+    rows = [_HEADS, ["---"] * len(_HEADS), *(_row(c) for c in checked)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _row(c: Checked) -> tuple[str, ...]:
+def _row(c: Checked) -> list[str]:
     finding = c.finding
     verdict = f"**{escape(' '.join(word for word in (finding.verdict, finding.to) if word))}**"
     other = f"other {', '.join(c.differs)} than the paper's" if c.differs else ""
     worst = f"the worst of {c.evaluations} evaluations" if c.evaluations > 1 else ""
     reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
     names = " ".join(f"`{cell[:SHORT]}`" for cell in finding.cells)
-    return (
-        escape(c.defense),
-        escape(c.claim.source),
-        escape(c.claim.setting or "not given"),
-        escape(claimed_text(c.claim)),
-        escape(c.setting),
-        escape(finding.plain) or NOTHING,
-        escape(finding.worst) or NOTHING,
-        f"{verdict}: {reason}" if reason else verdict,
-        names or NOTHING,
-    )
+    told = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)
+    figures = [escape(figure) or NOTHING for figure in (finding.plain, finding.worst)]
+    return [*map(escape, told), *figures, f"{verdict}: {reason}" if reason else verdict, names or NOTHING]
 
 
 def _list(unchecked: Sequence[Unchecked]) -> str:

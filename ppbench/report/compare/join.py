@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Final, Literal
 
 from ppbench.base.errors import UsageError
@@ -14,17 +14,12 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.report.frame import key_of
 from ppbench.report.worst import Measured
 
-SHOWN = 3
-"""Differing keys that a sentence names; how many more there are is said."""
+SHOWN = 3  # differing keys that a sentence names; how many more there are is said
 
 
 @dataclass(frozen=True)
 class Where:
-    """What a row is about, whatever its seeds. Versions stand apart: suite and threat are without them.
-
-    control, value: name and value of the control parameter, "" and None without one; parameters: the defense's others,
-    as JSON; follows: the attack whose images are used, "" without.
-    """
+    """What a row is about, whatever its seeds, as in `Key`; suite and threat are without their versions."""
 
     suite: str
     defense: str
@@ -42,17 +37,12 @@ class Where:
 
     def order(self) -> tuple[str | int | float, ...]:
         """Return what rows are sorted by; none of a control value comes first."""
-        value = -math.inf if self.value is None else self.value
-        where = (self.suite, self.defense, self.control, value, self.parameters, self.threat, self.stage, self.batch)
-        return (*where, self.probe, self.probe_rounds, self.role, self.attack, self.follows)
+        return tuple(-math.inf if part is None else part for part in astuple(self))
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The cells of one row that can be compared: `base` and `new` are complete and in the order of `seeds`.
-
-    note: what a reader of the row must know, "" for nothing: seeds of BASELINE that had failed.
-    """
+    """The cells of one row that can be compared: complete, in the order of `seeds`; note: seeds that had failed."""
 
     where: Where
     seeds: tuple[int, ...]
@@ -61,15 +51,16 @@ class Pair:
     note: str = ""
 
 
+def notes(pairs: Sequence[Pair]) -> str:
+    """Return the notes of several rows as one."""
+    return "; ".join(dict.fromkeys(pair.note for pair in pairs if pair.note))
+
+
 @dataclass(frozen=True)
 class Left:
-    """A row that cannot be compared.
+    """A row that cannot be compared, and why, in a clause; record: one of its own.
 
-    Attributes:
-        where: what it is about.
-        status: "missing" from NEW, "incomparable", "new" (only in NEW), or "unjudged" (not complete in BASELINE).
-        reason: one clause.
-        record: one of its records.
+    status: "missing" from NEW, "incomparable", "new" (only in NEW), or "unjudged" (not complete in BASELINE).
     """
 
     where: Where
@@ -156,20 +147,18 @@ def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
     """Return the rows of two folders: those that can be compared, and the others with the reason.
 
     Oracles, which choose by the truth, are left out. Cells of the same facts meet first; what is left over of one row
-    on both sides meets the cell that differs least, and is incomparable.
-
-    Raises:
-        UsageError: a folder holds one cell twice, under two versions of a defense.
+    on both sides meets the cell that differs least. UsageError: one cell twice, under two versions of a defense.
     """
     ours, theirs = _rows(base, "BASELINE"), _rows(new, "NEW")
     pairs: list[Pair] = []
     left: list[Left] = []
     for key in sorted(ours.keys() & theirs.keys(), key=_order):
         found = _paired(key[0], ours[key], theirs[key])
-        pairs += [found] if isinstance(found, Pair) else []
-        left += [found] if isinstance(found, Left) else []
-        extra = sorted(theirs[key].keys() - ours[key].keys())
-        if extra and isinstance(found, Pair):
+        if isinstance(found, Left):
+            left.append(found)
+            continue
+        pairs.append(found)
+        if extra := sorted(theirs[key].keys() - ours[key].keys()):
             reason = f"seeds {', '.join(map(str, extra))} are only in NEW; the others are compared"
             left.append(Left(key[0], "new", reason, theirs[key][extra[0]]))
     spare = defaultdict[Where, list[Facts]](list)

@@ -1,8 +1,7 @@
 """From changes to verdicts: a tolerance, an interval, and Holm's correction over the rows of a defense.
 
-A defense has two families of rows, each corrected for itself: the headlines (the worst case of each point, the model's
-accuracy and guarantee), which few victims can still decide, and all others. One family of hundreds of rows would forbid
-any verdict on a dozen victims, whose p-values cannot be small.
+A defense has two families of rows, each corrected for itself: the headlines, which a dozen victims can still decide,
+and all others.
 """
 
 from __future__ import annotations
@@ -35,19 +34,15 @@ class Row:
 
     Attributes:
         where: what it is about; `where.attack` is "worst case of N attacks", or "" for what no attack is needed for.
-        metric: what was compared, "" where the whole cell could not be.
-        subset: of which victims.
+        metric: what was compared, "" where the whole cell could not be; subset: of which victims.
         status: the verdict, see docs/compare.md.
-        change: what changed, None where nothing was compared.
-        tolerance: how much worse counts.
-        adjusted: p-value after Holm's correction over the row's family, None where it took no part.
-        needed: victims with which an inconclusive row could be decided, None where it is decided or cannot be.
+        change: what changed, None where nothing was compared; tolerance: how much worse counts.
         note: what a reader must know: the reason of no comparison, versions that differ.
         record: BASELINE's record that the row begins with; of a worst case the leading cell.
-        headline: whether it is of the defense's first family.
-        family: rows that Holm's correction was over, itself among them.
-        blind: whether it is an undecided headline that so few victims cannot decide among so many rows, whatever
-            happens; `needed` says how many could.
+        adjusted: p-value after Holm's correction over the row's family, None where it took no part.
+        needed: victims with which an undecided row could be decided, None where it is decided or cannot be.
+        headline: whether it is of the defense's first family; family: rows that Holm's correction was over.
+        blind: whether it is an undecided headline that so few victims cannot decide among so many rows.
     """
 
     where: Where
@@ -63,6 +58,57 @@ class Row:
     headline: bool = False
     family: int = 0
     blind: bool = False
+
+    @property
+    def point(self) -> str:
+        """Defense and control value, as "dp sigma=0.01"."""
+        where = self.where
+        value = f" {where.control}={where.value:g}" if where.value is not None else f" over {where.control}"
+        return printable(f"{where.defense}{value if where.control else ''}")
+
+    @property
+    def attack(self) -> str:
+        """The attack, with the one whose images it uses; "" where none is needed."""
+        where = self.where
+        return printable(f"{where.attack} after {where.follows}" if where.follows else where.attack)
+
+    @property
+    def title(self) -> str:
+        """The metric with its subset, as "auc (canaries)"; "all" where the whole cell is meant."""
+        return f"{self.metric} (canaries)" if self.subset == "canaries" else self.metric or "all"
+
+    @property
+    def place(self) -> str:
+        """Stage, batch size and threat model in words, "" where it is about none."""
+        where = self.where
+        parts = [
+            where.stage,
+            f"batch {where.batch}" if where.batch else "",
+            f"to {where.threat}" if where.threat else "",
+        ]
+        parts += [where.role, f"probe {where.probe} x{where.probe_rounds}" if where.probe == "local" else ""]
+        return printable(", ".join(part for part in parts if part))
+
+    @property
+    def name(self) -> str:
+        """The row in one line, as "dlg, init, batch 1, to server: psnr_median"."""
+        about = ", ".join(part for part in (self.attack, self.place) if part)
+        return f"{about}: {self.title}" if about else self.title
+
+    def figure(self, value: float) -> str:
+        """Return a figure with the digits that its metric deserves."""
+        digits = 2 if self.metric in ("psnr_median", "epsilon_claimed", "epsilon_lower") else 3
+        return f"{round(value, digits) + 0.0:.{digits}f}"  # no "-0.000"
+
+    @property
+    def levels(self) -> str:
+        """Both figures, as "8.41 to 19.37"; "" where nothing was compared."""
+        return f"{self.figure(self.change.base)} to {self.figure(self.change.new)}" if self.change else ""
+
+
+def printable(text: str) -> str:
+    """Return other people's `text` with a question mark for every character that could get out of a line."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:

@@ -7,8 +7,7 @@ import json
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from ppbench.report.compare.judge import Row
-from ppbench.report.compare.naming import named, point, printable
+from ppbench.report.compare.judge import Row, printable
 from ppbench.report.compare.outcome import Comparison
 from ppbench.report.compare.report import told
 from ppbench.report.controls import CONTROLS
@@ -42,7 +41,7 @@ def junit(result: Comparison) -> bytes:
 
 def _case(suite: ElementTree.Element, row: Row) -> str:
     """Add a row to a suite; return its outcome, "" of what is fine."""
-    case = ElementTree.SubElement(suite, "testcase", classname=point(row), name=named(row))
+    case = ElementTree.SubElement(suite, "testcase", classname=row.point, name=row.name)
     outcome = {"regression": "failure", "missing": "failure", "incomparable": "error"}.get(row.status, "skipped")
     if row.where.defense in CONTROLS and row.status == "regression":
         outcome = "skipped"  # an attack that got stronger: a note
@@ -78,7 +77,7 @@ def _capped(level: str, lines: Sequence[str]) -> list[str]:
 
 def _about(result: Comparison, level: str, row: Row) -> str:
     file = (result.baseline / "records" / f"{row.record.cell_id}.json").as_posix()
-    return _command(level, f"ppbench: {row.status}, {point(row)}", f"{named(row)}: {told(row)}", file)
+    return _command(level, f"ppbench: {row.status}, {row.point}", f"{row.name}: {told(row)}", file)
 
 
 def _command(level: str, title: str, message: str, file: str = "") -> str:
@@ -95,19 +94,11 @@ def _escaped(text: str, option: bool) -> str:
 
 def as_json(result: Comparison) -> str:
     """Return the comparison as JSON: exit code, verdict, what is said beside it, and every row with its figures."""
+    names = ("metric", "subset", "status", "tolerance", "adjusted", "needed", "headline", "family", "blind", "note")
     rows = [
         {
             **dataclasses.asdict(row.where),
-            "metric": row.metric,
-            "subset": row.subset,
-            "status": row.status,
-            "tolerance": row.tolerance,
-            "adjusted": row.adjusted,
-            "needed": row.needed,
-            "headline": row.headline,
-            "family": row.family,
-            "blind": row.blind,
-            "note": row.note,
+            **{name: getattr(row, name) for name in names},
             "cell_id": row.record.cell_id,
             "change": None if row.change is None else dataclasses.asdict(row.change),
         }

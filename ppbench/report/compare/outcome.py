@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, first_of
 from ppbench.records.archive import files_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import Soundness, soundness_of
 from ppbench.records.sources import CODE
 from ppbench.records.store import results
 from ppbench.report.accepted import baseline_problems
-from ppbench.report.compare.doubts import doubts_of
 from ppbench.report.compare.join import join
-from ppbench.report.compare.judge import Row, judged
-from ppbench.report.compare.naming import place
+from ppbench.report.compare.judge import Row, judged, printable
 from ppbench.report.compare.rows import rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
 
 OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
 UTILITY = ("accuracy", "dice", "mse", "cap")
+JUDGED = ("regression", "improved", "ok", "inconclusive", "missing", "incomparable")
+"""Rows of these say something; the last two are no verdict, and have an exit code of their own."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,8 @@ class Comparison:
     Attributes:
         baseline, new: the folders or archives.
         rows: every row, judged; where there are faults, those of defenses are "unjudged".
-        faults: why nothing may be concluded about any defense, in sentences.
-        notes: what a reader should know beside the rows, in sentences.
-        warnings: what makes the figures themselves doubtful, in sentences.
+        faults: why nothing may be concluded about any defense; notes: what to know beside the rows; warnings: what
+            makes the figures themselves doubtful; all in sentences.
     """
 
     baseline: Path
@@ -61,6 +60,12 @@ class Comparison:
         return () if self.faults else tuple(doubts_of(self.rows))
 
     @property
+    def remarks(self) -> list[tuple[str, str]]:
+        """What is said beside the rows, each with its word: faults, doubts, warnings, and notes without one."""
+        lines = (("fault", self.faults), ("undecidable", self.doubts), ("warning", self.warnings), ("", self.notes))
+        return [(word, line) for word, some in lines for line in some]
+
+    @property
     def exit_code(self) -> int:
         """0 no regression, 1 regression, 3 harness fault, rows incomparable or a doubt, 4 rows missing; the first that
         holds of fault, regression, incomparable, doubt, missing.
@@ -83,7 +88,8 @@ class Comparison:
         told += [f"{len(self.of(s))} {s}" for s in ("missing", "incomparable") if self.of(s)]
         rest = f" ({', '.join(told)})" if told else ""
         if found := self.regressions:
-            return f"REGRESSION: {len(found)} rows of {', '.join(_defenses(found))} got worse{rest}."
+            defenses = sorted({row.where.defense for row in found})
+            return f"REGRESSION: {len(found)} rows of {', '.join(defenses)} got worse{rest}."
         if self.of("incomparable"):
             return f"INCOMPARABLE: some rows cannot be compared{rest}."
         if self.doubts:
@@ -93,8 +99,43 @@ class Comparison:
         return f"No regression was found{rest}."
 
 
-def _defenses(rows: Sequence[Row]) -> list[str]:
-    return sorted({row.where.defense for row in rows})
+def doubts_of(rows: Sequence[Row]) -> list[str]:
+    """Return, defense by defense, what looks worse and cannot be decided, and what was not judged at all.
+
+    A control that could not be compared is a doubt, too: the attacks may have got weaker.
+    """
+    defenses = defaultdict[str, list[Row]](list)
+    for row in rows:
+        if row.status != "new":
+            defenses[row.where.defense].append(row)
+    found = [line for name, some in sorted(defenses.items()) for line in (*_blind(some), *_unjudged(name, some))]
+    if not defenses.keys() - set(CONTROLS):
+        found.append("Nothing was judged: of the defense BASELINE holds no cell, or controls alone.")
+    return found
+
+
+def _blind(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence on rows of one defense that look worse by more than their tolerance where too few victims can
+    tell; it is named after the one that does most.
+    """
+    some = [(row, row.change) for row in rows if row.blind and row.change and row.change.worse > row.tolerance]
+    some = [(row, change) for row, change in some if row.where.defense not in CONTROLS]
+    if not some:
+        return []
+    row, found = max(some, key=lambda pair: pair[1].worse / pair[0].tolerance)
+    more = f" (and {len(some) - 1} more rows)" if len(some) > 1 else ""
+    needed = max(one.needed or 0 for one, _ in some)
+    return [
+        f"{row.point}, {row.name} looks worse, {row.levels}{more}, but {found.n} victims are too few to tell any "
+        f"change from chance among {row.family} rows; it takes {needed}."
+    ]
+
+
+def _unjudged(name: str, rows: Sequence[Row]) -> list[str]:
+    if any(row.status in JUDGED for row in rows):
+        return []
+    about = f"{printable(name)}: none of its {len(rows)} rows was judged ({printable(rows[0].note)})"
+    return [f"{about}; accept a baseline whose cells are complete."]
 
 
 def compare(baseline: Path, new: Path) -> Comparison:
@@ -120,8 +161,7 @@ def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
     records, problems = store.readable()
     problems += baseline_problems(store, records)
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UsageError(f"{side}: {problems[0].rstrip('.')}{more}; `ppbench verify {folder}` names all.")
+        raise UsageError(f"{side}: {first_of(problems)}; `ppbench verify {folder}` names all.")
     if not records:
         raise UsageError(f"{side}: {folder} holds no records; give the --out of an evaluation.")
     return records, soundness_of(store)
@@ -161,7 +201,7 @@ def _changed_controls(rows: Sequence[Row]) -> list[str]:
             continue
         what = f"{row.metric} {row.change.base:.4g} -> {row.change.new:.4g}"
         if row.metric not in UTILITY and row.status == "improved":
-            found.append(f"The attack got weaker on the undefended model: {row.where.attack}, {place(row)}: {what}.")
+            found.append(f"The attack got weaker on the undefended model: {row.where.attack}, {row.place}: {what}.")
         if row.metric in UTILITY and row.status == "regression":
             found.append(f"Training of the undefended model got worse: {what}.")
     return found
@@ -175,13 +215,10 @@ def _withheld(row: Row) -> Row:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    stronger = [
-        row for row in rows
-        if row.where.defense == "none" and row.status == "regression" and row.metric not in UTILITY
-    ]  # fmt: skip
+    attacked = [row for row in rows if row.where.defense == "none" and row.metric not in UTILITY]
     notes = []
-    if stronger:
-        names = ", ".join(sorted({row.where.attack for row in stronger}))
+    if stronger := {row.where.attack for row in attacked if row.status == "regression"}:
+        names = ", ".join(sorted(stronger))
         notes.append(f"The attack got stronger on the undefended model ({names}): a defense may look worse for that.")
     if any(row.status == "inconclusive" for row in rows):
         notes.append("Inconclusive: a worsening beyond the tolerance is neither shown nor ruled out.")

@@ -1,12 +1,8 @@
-"""What changed between two cells of one question, with an interval and a p-value, victim by victim.
+"""What changed between two cells of one question, with an interval and a p-value, victim by victim (docs/compare.md).
 
-Decisions (one seed, one victim a unit): McNemar's test, mid-p (Fagerland, Lydersen and Laake 2013), and the interval of
-Bonett and Price (2012) for the difference of paired proportions. Everything else: the bootstrap, seeds resampled first,
-then the units within each (2000 replicates); the p-value is that of the estimate over the bootstrap's standard error
-under Student's law, because a share of 2000 replicates cannot be small enough to outlast Holm's correction, and never
-below 2^(1 - units), the smallest that any exact test of paired signs can give. Models' accuracies are given as a share
-of test images with its interval and not image by image, so their difference is that of independent samples (MOVER,
-Zou and Donner 2008): too wide rather than too narrow.
+Decisions: McNemar's mid-p (Fagerland, Lydersen and Laake 2013), interval of Bonett and Price (2012). All else: the
+bootstrap, whose p-value is Student's over its standard error (a share of 2000 replicates cannot outlast Holm's
+correction), never below 2^(1 - units), as of an exact test of paired signs. Accuracies: MOVER (Zou and Donner 2008).
 """
 
 from __future__ import annotations
@@ -38,13 +34,11 @@ class Change:
         base, new: the figure on both sides.
         worse: the worsening, positive where NEW leaks more (of accuracy and CAP: where it is lower); in the figure's
             unit, and so are low and high, its 95 % interval.
-        p: two-sided, of no change.
+        p: two-sided, of no change; method: of interval and p-value.
         n: victims (of an accuracy: test examples), all seeds together.
-        method: of interval and p-value.
         certain: whether nothing was estimated: equal scores, or a stated number; it takes no part in Holm's correction.
         luck: standard deviation of `worse` from draws of training that all victims share; low, high and p count it.
-        units: independent units that the p-value is of, all seeds together; 0 where it is of no such test.
-        floor: smallest p that so many units can give, however large the change is.
+        units: that the p-value is of, 0 where it is of no such test; floor: smallest p that so many can give.
     """
 
     base: float
@@ -67,15 +61,10 @@ def same(value: float, n: int, method: str = "equal scores, victim by victim") -
 
 
 def with_luck(found: Change, luck: float, seeds: int) -> Change:
-    """Return a change that also counts the luck of training: two trainings of one defense differ, too.
+    """Return a change that also counts the luck of training, which all victims of one model share and only seeds tell.
 
-    Victims attacked through one model share it, so that no number of them tells this luck from a change of the defense;
-    seeds do. Interval and standard error are widened in quadrature.
-
-    Args:
-        found: what the victims say.
-        luck: standard deviation of the figure over trainings.
-        seeds: trainings a side.
+    Interval and standard error are widened in quadrature. luck: standard deviation of the figure over trainings, of
+    which there are `seeds` a side.
     """
     if found.certain or luck == 0:
         return found
@@ -95,13 +84,7 @@ def generator_of(key: str) -> np.random.Generator:
 
 
 def change(base: Sequence[Measured], new: Sequence[Measured], rule: Rule, key: str) -> Change:
-    """Return what changed in one metric between cells of equal questions, seed by seed.
-
-    Args:
-        base, new: one record a seed, in the same order.
-        rule: the metric.
-        key: of the row, which seeds the resampling.
-    """
+    """Return what changed in one metric between cells of equal questions, one a seed; the key seeds the resampling."""
     samples = [sample_of(one, two, rule) for one, two in zip(base, new, strict=True)]
     n = sum(len(sample.base) for sample in samples)
     if all(sample.identical for sample in samples):
@@ -195,14 +178,10 @@ class Level:
 
 
 def unpaired(base: Sequence[Level], new: Sequence[Level], safer: bool) -> Change:
-    """Return the change of the mean over seeds of a figure that both sides give with an interval, as of independent
-    samples.
+    """Return the change of the mean over seeds of a figure with an interval, as of independent samples.
 
     The ends are those of MOVER: distances of the figures to the ends of their own intervals, added in quadrature.
-
-    Args:
-        base, new: one a seed.
-        safer: whether a higher figure is the better one.
+    safer: whether a higher figure is the better one.
     """
     sign = -1 if safer else 1
     left, right = (float(np.mean([level.value for level in side])) for side in (base, new))

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppbench.report.compare.judge import Row, Status
-from ppbench.report.compare.naming import attack_of, figure, metric_of, place, point, printable
+from ppbench.report.compare.judge import Row, Status, printable
 from ppbench.report.compare.outcome import Comparison
 from ppbench.report.controls import CONTROLS
 
 WIDTH = 160  # of what is not a terminal
 FIRST = ("regression", "missing", "incomparable", "improved", "inconclusive", "unjudged", "new", "ok")
+LAST = ("", "warning", "fault", "undecidable")  # what the terminal ends with, the verdict aside
 MANY = 20
 """Rows of one status that the terminal shows; Markdown and JSON have all."""
 _COLORS = {"regression": "bold red", "missing": "red", "incomparable": "red", "improved": "green", "ok": "green"}
@@ -32,7 +32,7 @@ def changed(row: Row) -> str:
         return ""
     if found.low == found.high == 0:
         return "equal"
-    return f"{figure(row, found.worse)} [{figure(row, found.low)}, {figure(row, found.high)}]"
+    return f"{row.figure(found.worse)} [{row.figure(found.low)}, {row.figure(found.high)}]"
 
 
 def remarks(row: Row) -> str:
@@ -55,9 +55,8 @@ def told(row: Row) -> str:
     found = row.change
     if found is None:
         return printable(row.note) or row.status
-    levels = f"{figure(row, found.base)} to {figure(row, found.new)}"
     how = changed(row)
-    return ", ".join(part for part in (levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
+    return ", ".join(part for part in (row.levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
 
 
 def ordered(rows: Sequence[Row]) -> Iterator[tuple[Status, list[Row]]]:
@@ -74,7 +73,7 @@ def said(status: str, row: Row) -> str:
 
 
 def _names(row: Row) -> tuple[str, str, str, str]:
-    return point(row), attack_of(row), printable(place(row)), metric_of(row)
+    return row.point, row.attack, row.place, row.title
 
 
 def _table(result: Comparison) -> Table:
@@ -84,7 +83,7 @@ def _table(result: Comparison) -> Table:
     for status, rows in ordered(result.rows):
         for row in rows[:MANY] if status != "ok" else []:
             levels = ("", "") if row.change is None else (row.change.base, row.change.new)
-            figures = [level if isinstance(level, str) else figure(row, level) for level in levels]
+            figures = [level if isinstance(level, str) else row.figure(level) for level in levels]
             words = (*_names(row), *figures, changed(row), remarks(row))
             color = _COLORS.get(status, "yellow") if row.where.defense not in CONTROLS else "yellow"
             shown.add_row(f"[{color}]{said(status, row)}[/]", *(escape(word) for word in words))
@@ -101,13 +100,9 @@ def print_report(result: Comparison) -> None:
     shown = _table(result)
     if shown.row_count:
         console.print(shown)
-    for line in result.notes:
-        console.print(escape(printable(line)), highlight=False)
-    for line in result.warnings:
-        console.print(f"[yellow]warning:[/] {escape(printable(line))}", highlight=False)
-    for word, lines in (("fault", result.faults), ("undecidable", result.doubts)):
-        for line in lines:
-            console.print(f"[bold red]{word}:[/] {escape(printable(line))}", highlight=False)
+    for word, line in sorted(result.remarks, key=lambda remark: LAST.index(remark[0])):
+        color = "yellow" if word == "warning" else "bold red"
+        console.print(f"[{color}]{word}:[/] " * bool(word) + escape(printable(line)), highlight=False)
     color = "bold green" if result.exit_code == 0 else "bold red"
     console.print(f"[{color}]{escape(printable(result.verdict))}[/]", highlight=False)
 
@@ -115,8 +110,7 @@ def print_report(result: Comparison) -> None:
 def markdown_text(text: str) -> str:
     """Return `text` so that Markdown shows it as it is: no markup, no link, no mention of anybody.
 
-    GitHub looks for mentions, issues and addresses after it has made text of entities and backslashes, so that only an
-    empty comment in their middle keeps them apart.
+    GitHub looks for mentions and addresses after it has undone escapes: only an empty comment keeps them apart.
     """
     plain = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
     return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", plain)
@@ -126,10 +120,7 @@ def markdown(result: Comparison) -> str:
     """Return the comparison as Markdown: verdict, faults, a table by status; what is as it was is folded."""
     lines = ["## ppbench compare", "", f"**{markdown_text(result.verdict)}**", ""]
     lines += [f"BASELINE {markdown_text(str(result.baseline))}, NEW {markdown_text(str(result.new))}", ""]
-    lines += [f"- fault: {markdown_text(line)}" for line in result.faults]
-    lines += [f"- undecidable: {markdown_text(line)}" for line in result.doubts]
-    lines += [f"- warning: {markdown_text(line)}" for line in result.warnings]
-    lines += [f"- {markdown_text(line)}" for line in result.notes]
+    lines += [f"- {f'{word}: ' if word else ''}{markdown_text(line)}" for word, line in result.remarks]
     for status, rows in ordered(result.rows):
         folded = status in ("inconclusive", "unjudged", "new", "ok")
         head = f"{status} ({len(rows)})"

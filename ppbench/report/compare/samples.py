@@ -16,8 +16,6 @@ from ppbench.report.worst import Measured
 
 Floats = NDArray[np.float64]
 FPR = 0.01
-
-
 TRAINED = ("final", "iterate", "audit")
 """Stages at which all victims share a trained model: one training is one draw, however many victims it has."""
 RULES = tuple(rule for question in questions().values() for rule in question.rules)
@@ -35,15 +33,12 @@ def rules_for(record: Measured) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The victims of one cell, as they count for one metric on both sides.
+    """The n victims of one cell, in U independent units, as they count for one metric on both sides.
 
     Attributes:
-        base, new: [n] figures (of membership ranks: scores).
-        weight: [n] weights of a mean, summing to 1.
-        unit: [n] independent unit of each victim, 0 to U - 1.
-        stratum: [U] units are resampled within strata.
-        member: [n] of membership, else all False.
-        group: [n] victims that share a threshold.
+        base, new: [n] figures (of membership ranks: scores); weight: [n] weights of a mean, summing to 1.
+        unit: [n] each victim's, 0 to U - 1; stratum: [U] units are resampled within strata.
+        member: [n] of membership, else all False; group: [n] victims that share a threshold.
         delta: of the guarantee that epsilon is bounded for.
     """
 

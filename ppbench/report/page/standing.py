@@ -21,8 +21,7 @@ from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, is_image, rebuilding
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
-from ppbench.report.verdict.fates import members_fate, outputs_fate
-from ppbench.report.verdict.verdict import Fate, rebuilt_fate
+from ppbench.report.verdict.verdict import Fate, members_fate, outputs_fate, rebuilt_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]
@@ -184,7 +183,7 @@ def _models(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone
     if (refuted := next((v for v in grid if v.refuted), None)) is not None:
         return refuted, "epsilon refuted by audit", "error"
     giving = [v for v in grid if v.gives_members]
-    read = [v for v in grid if v.outputs is not None and outputs_fate(v.outputs, len(grid)) == "found"]
+    read = [v for v in grid if v.outputs is not None and outputs_fate(v.outputs, len(grid)) == "falls"]
     kept = [v for v in grid if v not in giving and v not in read]
     known = none.members if none is not None and none.gives_members else None
     for value in kept:

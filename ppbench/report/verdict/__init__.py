@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.frame import frame_of
-from ppbench.report.verdict.audits import Audited, audits, what_audits_tell
+from ppbench.report.verdict.audits import what_audits_tell
 from ppbench.report.verdict.guarantee import guarantee
-from ppbench.report.verdict.lines import Held, Line, Sides, figure, held, lines
+from ppbench.report.verdict.lines import held, lines
 from ppbench.report.verdict.models import what_models_tell
 from ppbench.report.verdict.uploads import what_uploads_tell
 from ppbench.report.verdict.verdict import Verdict
 
-__all__ = ["Audited", "Held", "Line", "Sides", "audits", "figure", "held", "lines", "sentences", "verdicts"]
+__all__ = ["held", "lines", "sentences", "verdicts"]
 
 
 def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:

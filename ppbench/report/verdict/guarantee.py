@@ -19,42 +19,34 @@ def guarantee(records: Sequence[Record]) -> list[str]:
     said: list[str] = []
     values = [r.privacy.epsilon for r in records if r.privacy.epsilon is not None]
     if values:
-        span = f"{min(values):.3g}" if min(values) == max(values) else f"{min(values):.3g} to {max(values):.3g}"
+        span = " to ".join(f"{end:.3g}" for end in dict.fromkeys((min(values), max(values))))
         said.append(f"Formal guarantee over the whole training: epsilon {span} for a single example.")
     label = labels_of(records)
     reasons: dict[str, list[str]] = {}
-    for record in sorted(records, key=_place):
+    values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
+    for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
         reason = (record.privacy.reason or "").strip().rstrip(".")
         if record.privacy.epsilon is None and reason:
-            at = reasons.setdefault(reason, [])
-            if label[record.cell_id] not in at:
-                at.append(label[record.cell_id])
+            reasons.setdefault(reason, []).append(label[record.cell_id])
     if not reasons:
         return said
-    known = list(dict.fromkeys(word for at in reasons.values() for word in at))
+    places = {reason: list(dict.fromkeys(at)) for reason, at in reasons.items()}
+    known = list(dict.fromkeys(word for at in places.values() for word in at))
     where = f" at {listed(known)}" if values and known != [""] else ""
-    return [*said, f"No epsilon can be given{where}: {_clauses(reasons)}."]
-
-
-def _place(record: Record) -> tuple[float, str]:
-    control = record.config.defense.control
-    return (0.0 if control is None else control.value), record.cell_id
+    return [*said, f"No epsilon can be given{where}: {_clauses(places)}."]
 
 
 def _clauses(reasons: dict[str, list[str]]) -> str:
     """Return the reasons as one: "epsilon 1 / 3 a round is claimed" where only numbers differ, else what all share and
     then what each adds, with the control values that it is for.
     """
-    if len(reasons) == 1:
-        return next(iter(reasons))
     words = [reason.split(" ") for reason in reasons]
     if len({len(some) for some in words}) == 1:
         places = [list(dict.fromkeys(place)) for place in zip(*words, strict=True)]
         if sum(len(place) > 1 for place in places) <= NUMBERS:
             return " ".join(" / ".join(place) for place in places)
     split = {reason: reason.split("; ") for reason in reasons}
-    first = next(iter(split.values()))
-    common = [clause for clause in first if all(clause in clauses for clauses in split.values())]
+    common = [c for c in next(iter(split.values())) if all(c in clauses for clauses in split.values())]
     own = []
     for reason, clauses in split.items():
         rest = "; ".join(clause for clause in clauses if clause not in common)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.figure import Figured, best
@@ -20,18 +19,15 @@ STAGES = {
     "final": "after training",
     "audit": "after a training with canaries",
 }
-ORDER = ("init", "iterate", "final", "audit")
+ORDER = tuple(STAGES)
 
 
 @dataclass(frozen=True)
 class Sides:
     """The worst case over cells of one or several settings of a defense, each setting for itself.
 
-    Attributes:
-        plain: of the attacks that take things as they are, or None.
-        knowing: of the attacks that know the defense, or None.
-        worst: of all attacks, or None.
-        plain_tried, knowing_tried: how many cells have a figure.
+    plain: of the attacks that take things as they are; knowing: of those that know the defense; worst: of all; each
+    None where no cell has a figure. plain_tried, knowing_tried: how many cells have one.
     """
 
     plain: WorstCase | None
@@ -67,31 +63,6 @@ class Row:
     records: Frame
 
     @property
-    def defense(self) -> str:
-        """The defense's name."""
-        return self.key.defense
-
-    @property
-    def stage(self) -> str:
-        """Which model is attacked."""
-        return self.key.stage
-
-    @property
-    def batch(self) -> int:
-        """Examples in a victim's batch."""
-        return self.key.batch
-
-    @property
-    def threat(self) -> str:
-        """Whose view is attacked."""
-        return self.key.threat
-
-    @property
-    def role(self) -> str:
-        """The part that the victims played."""
-        return self.key.role
-
-    @property
     def utility(self) -> Utility:
         """What the model is good for."""
         return self.records[0].utility
@@ -101,50 +72,28 @@ class Row:
         """Of the first cell that is not complete, else "complete"."""
         return next((r.status for r in self.records if r.status != "complete"), "complete")
 
+    @property
+    def name(self) -> str:
+        """The defense at its control value, as "spn at alpha2=0.1"."""
+        return f"{self.key.defense} at {self.control}" if self.control else self.key.defense
+
     def of(self, kind: str) -> Frame:
         """Return the cells of one kind of attack."""
         return self.records.of([r for r in self.records if r.config.attack.kind == kind])
 
-
-@dataclass(frozen=True)
-class Line(Row):
-    """What uploads give away: a defense at one control value, stage and batch size, over all attacks on it."""
+    def top(self, metric: str) -> Record | None:
+        """Return the cell whose `metric` leaks most, or None."""
+        return best(self.records, metric)
 
     @cached_property
-    def sides(self) -> Sides:
-        """What attacks that do not know the defense, and all, rebuild of each victim at best."""
+    def rebuilt(self) -> Sides:
+        """What is rebuilt of each victim at best."""
         return Sides.of(self.of("reconstruction"), "psnr_median")
 
     @property
-    def plain(self) -> WorstCase | None:
-        """What attacks that do not know the defense rebuild."""
-        return self.sides.plain
-
-    @property
-    def worst(self) -> WorstCase | None:
-        """What all attacks rebuild."""
-        return self.sides.worst
-
-    @cached_property
     def labels(self) -> Record | None:
         """The strongest recovery of labels; targets that are numbers have none."""
-        some = [r for r in self.records if r.config.model.classes > 1]
-        return best(some, "label_accuracy")
-
-    @cached_property
-    def tracing(self) -> Record | None:
-        """The strongest tracing."""
-        return best(self.of("tracing"), "tracing_accuracy")
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether an attack that knows the defense was the strongest of those tried on some victim."""
-        return self.worst is not None and self.worst.knows
-
-
-@dataclass(frozen=True)
-class Held(Row):
-    """What a model gives away to who holds it: the one that clients train on ("iterate") or the delivered ("final")."""
+        return self.top("label_accuracy") if self.records[0].config.model.classes > 1 else None
 
     @cached_property
     def members(self) -> Sides:
@@ -186,39 +135,41 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
     return found
 
 
-Made = TypeVar("Made", bound=Row)
-
-
-def rows(make: type[Made], records: Sequence[Record], which: Callable[[Record], bool]) -> list[Made]:
-    """Return those of `records` that `which` takes as rows, controls first."""
+def _rows(records: Sequence[Record], which: Callable[[Record], bool]) -> list[Row]:
+    """Return those of `records` that `which` takes as rows, controls first, then by control value, stage and batch."""
     frame = frame_of(records)
     label = labels_of(frame)
     groups = frame.of([r for r in frame if which(r)]).by(SETTING)
-    return sorted((make(key, label[some[0].cell_id], some) for key, some in groups.items()), key=_order)
-
-
-def lines(records: Sequence[Record]) -> list[Line]:
-    """Return the rows on what uploads give away, controls first, then by control value, stage, batch and probe."""
-    return rows(Line, records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "uploads")
-
-
-def held(records: Sequence[Record]) -> list[Held]:
-    """Return the rows on what models give away to who holds them, in the same order."""
-    return rows(Held, records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "models")
+    return sorted((Row(key, label[some[0].cell_id], some) for key, some in groups.items()), key=_order)
 
 
 def _order(row: Row) -> tuple[object, ...]:
-    rank = {"none": 0, "full_noise": 1}.get(row.defense, 2)
-    number = 0.0 if row.key.value is None else row.key.value
-    place = row.control, ORDER.index(row.stage), row.batch
-    return rank, row.defense, row.threat, number, *place, row.key.probe, row.key.probe_rounds, row.key.text()
+    key = row.key
+    rank = {"none": 0, "full_noise": 1}.get(key.defense, 2)
+    number = 0.0 if key.value is None else key.value
+    place = row.control, ORDER.index(key.stage), key.batch
+    return rank, key.defense, key.threat, number, *place, key.probe, key.probe_rounds, key.text()
+
+
+def lines(records: Sequence[Record]) -> list[Row]:
+    """Return the rows on what uploads give away."""
+    return _rows(records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "uploads")
+
+
+def held(records: Sequence[Record]) -> list[Row]:
+    """Return the rows on what models give away to who holds them: those trained on, and those delivered."""
+    return _rows(records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "models")
+
+
+def audits(records: Sequence[Record]) -> list[Row]:
+    """Return the rows of all audits: a defense at one control value, to one adversary, in one audit."""
+    return _rows(records, lambda r: r.config.stage == "audit" and bool(question_for(r).chapter))
 
 
 def probed(row: Row, beside: Iterable[Row]) -> str:
     """Return what was probed, in words: where it is not one gradient, or where other rows stand beside of another."""
-    here = row.key.probe, row.key.probe_rounds
-    alone = here == ("gradient", 1) and all((r.key.probe, r.key.probe_rounds) == here for r in beside)
-    return "" if alone else probe_words(*here)
+    every = {(r.key.probe, r.key.probe_rounds) for r in (row, *beside)}
+    return "" if every == {("gradient", 1)} else probe_words(row.key.probe, row.key.probe_rounds)
 
 
 def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
@@ -232,9 +183,14 @@ def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
     return text
 
 
-def name_of(row: Row) -> str:
-    """Return "spn at alpha2=0.1"."""
-    return f"{row.defense} at {row.control}" if row.control else row.defense
+def decibels(record: Figured | None) -> str:
+    """Return a median PSNR with its interval."""
+    return figure(record, "psnr_median", ".1f", " dB")
+
+
+def by(attack: str, control: str) -> str:
+    """Return who found a figure and where, as "dlg, sigma=0.1"."""
+    return f"{attack}, {control}" if control else attack
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -248,10 +204,8 @@ def listed(labels: Sequence[str]) -> str:
 
 def utility_text(utility: Utility, undefended: Utility | None) -> str:
     """Return "accuracy 95.0% (96.1% undefended)", "MSE 0.059" for numbers, or "training diverged"."""
-    if utility.accuracy is not None:
-        beside = undefended.accuracy if undefended is not None else None
-        return f"accuracy {utility.accuracy:.1%}" + (f" ({beside:.1%} undefended)" if beside is not None else "")
-    if utility.mse is not None:
-        beside = undefended.mse if undefended is not None else None
-        return f"MSE {utility.mse:.3g}" + (f" ({beside:.3g} undefended)" if beside is not None else "")
+    for word, field, form in (("accuracy", "accuracy", ".1%"), ("MSE", "mse", ".3g")):
+        value, beside = (None if u is None else getattr(u, field) for u in (utility, undefended))
+        if value is not None:
+            return f"{word} {value:{form}}" + (f" ({beside:{form}} undefended)" if beside is not None else "")
     return "training diverged"

@@ -1,4 +1,4 @@
-"""What may be said: one verdict for each question about a defense, and the rule by which reconstructions fall."""
+"""What may be said: one verdict for each question about a defense, and the rules by which what is hidden falls."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ppbench.records.figure import Figured
-from ppbench.report.controls import BROKEN, is_image, rebuilt_share
+from ppbench.records.schema import Metric
+from ppbench.report.controls import BROKEN, above_chance, is_image, rebuilt_share, value, widened
 from ppbench.report.frame import Key
 from ppbench.report.worst import Measured, attack_of, cell_of
 
 HIDDEN = 20.0  # dB: below it the subject of an image is not recognized
+READ, LITTLE = 0.9, 0.2  # shares of the true decisions, beyond chance, from which on they are read, below which hidden
+CLOSE, FAR = 0.2, 0.5  # relative errors of predicted numbers up to which they are read, from which on hidden
 Fate = Literal["falls", "hidden", "undecided"]
+ModelFate = Literal["falls", "part", "hidden", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -60,31 +64,71 @@ class Verdict:
 
 
 def fate(found: Figured | None) -> Fate:
-    """Return "falls" or "hidden" by where the interval of the median PSNR lies about 20 dB, else "undecided".
-
-    Where there is no figure nothing is known: that is undecided, too.
-    """
-    metric = found.metric("psnr_median") if found is not None else None
-    if metric is None or metric.value is None:
-        return "undecided"
-    low = metric.value if metric.low is None else metric.low
-    high = metric.value if metric.high is None else metric.high
-    return "falls" if low >= HIDDEN else "hidden" if high < HIDDEN else "undecided"
+    """Return "falls" or "hidden" by where the interval of the median PSNR lies about 20 dB, else "undecided"."""
+    return _beside(None if found is None else found.metric("psnr_median"), HIDDEN)
 
 
 def rebuilt_fate(found: Figured | None) -> Fate:
     """Return what became of what was to be rebuilt: of images by `fate`, of table rows by whether half are rebuilt."""
-    if found is None or is_image(found):
-        return fate(found)
-    share = rebuilt_share(found)
-    if share is None or share.value is None:
+    return fate(found) if found is None or is_image(found) else _beside(rebuilt_share(found), BROKEN)
+
+
+def _beside(metric: Metric | None, limit: float) -> Fate:
+    """Return on which side of a limit a figure lies with its interval; without a figure nothing is known."""
+    if metric is None or metric.value is None:
         return "undecided"
-    low = share.value if share.low is None else share.low
-    high = share.value if share.high is None else share.high
-    return "falls" if low >= BROKEN else "hidden" if high < BROKEN else "undecided"
+    low = metric.value if metric.low is None else metric.low
+    high = metric.value if metric.high is None else metric.high
+    return "falls" if low >= limit else "hidden" if high < limit else "undecided"
 
 
-def together(fates: Iterable[Fate]) -> Fate:
+def members_fate(record: Figured, tried: int, undefended: Figured | None) -> Fate:
+    """Return whether an attack finds members.
+
+    "falls": its ASR lies above chance at Bonferroni's level; "hidden": it does not, and lies below what the undefended
+    model gives away; "undecided": neither, or it is not known to give any away. record: the strongest of `tried`
+    membership cells; undefended: a cell that finds members of the undefended model, or None.
+    """
+    if above_chance(record, "asr", tried):
+        return "falls"
+    metric, beside = record.metric("asr"), value(undefended, "asr")
+    if metric is None or metric.high is None or beside is None:
+        return "undecided"
+    return "hidden" if metric.high < beside else "undecided"
+
+
+def outputs_fate(record: Figured, tried: int) -> ModelFate:
+    """Return whether an attack reads the true model's outputs: all but all of them, in part, or hardly any.
+
+    Decisions are judged by their agreement beyond chance, (a - chance) / (1 - chance); predictions of numbers, which
+    have no classes, and of a model that always decides alike, by their relative error. The interval is Bonferroni's for
+    `tried` cells.
+    """
+    agreement = record.metric("agreement")
+    chance = 1.0 if agreement is None else agreement.chance or 0.0
+    if record.config.model.classes > 1 and chance < 1:
+        ends = widened(agreement, tried)
+        if ends is None:
+            return "undecided"
+        low, high = ((end - chance) / (1 - chance) for end in ends)
+        return "falls" if low >= READ else "hidden" if high < LITTLE else "part" if low >= LITTLE else "undecided"
+    ends = widened(record.metric("output_error"), tried)
+    if ends is None:
+        return "undecided"
+    low, high = ends
+    return "falls" if high <= CLOSE else "hidden" if low >= FAR else "part" if high < FAR else "undecided"
+
+
+def same_outputs(record: Figured, tried: int) -> bool:
+    """Return whether a model answers as the true one: its decisions, or the outputs themselves within `CLOSE`.
+
+    Where the true model decides alike on most queries, few are left to show that decisions agree beyond chance.
+    """
+    ends = widened(record.metric("output_error"), tried)
+    return outputs_fate(record, tried) == "falls" or (ends is not None and ends[1] <= CLOSE)
+
+
+def together(fates: Iterable[ModelFate]) -> Fate:
     """Return the fate of what several attacks or settings were tried on: falls where any does, hidden where all are."""
     every = set(fates)
-    return "falls" if "falls" in every else "hidden" if every == {"hidden"} else "undecided"
+    return "falls" if every & {"falls", "part"} else "hidden" if every == {"hidden"} else "undecided"

@@ -1,7 +1,7 @@
 """Canaries: records that nothing but membership explains, so that a model which remembers one gives it away.
 
-Carlini et al. 2019 and Aerni et al. 2024 audit with such outliers, because attacks on average records hide how badly a
-defense treats its worst-protected ones. All are made from the test part and from noise, never from clients' data.
+Carlini et al. 2019 and Aerni et al. 2024: attacks on average records hide how badly a defense treats its
+worst-protected ones. All are made from the test part and from noise, never from clients' data.
 """
 
 from __future__ import annotations
@@ -23,25 +23,15 @@ BLOCKS = 4
 
 
 def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...], Tensor]:
-    """Return `count` canaries of each family, family by family, the family of each, and the test records used.
+    """Return `count` canaries of each family, family by family; the family of each; int64 [count], test records used.
 
-    Mislabelled: test records with a target that is not theirs (another class, uniformly; a mask or number of another
-    one of them). Blank: each quarter of an image, in each channel, at one level, drawn uniformly from the data range;
-    of tables each of four blocks of columns at one share, drawn uniformly, of every column's range in the test part.
-    One level for a whole image would put all blanks on one line, where they hide each other (digits MLP, 16 references,
-    AUC of LiRA .77 against .88). Out of distribution: every entry drawn uniformly from that range. The targets of the
-    last two are drawn uniformly from the classes, or from those of the test part.
+    Mislabelled: test records with another class, or another one's mask or number. Blank: each quarter of an image, in
+    each channel, at one level drawn from the data range; of tables each of four blocks of columns at one share of its
+    range. (One level for a whole image would put all blanks on one line, where they hide each other: AUC of LiRA .77
+    against .88.) Out of distribution: every entry drawn from that range. Targets of the last two are drawn from those
+    that there are.
 
-    Args:
-        task: gives the test part, the range of data and the kind of targets.
-        count: of each family; 0 for none.
-        seeds: of the audit.
-
-    Returns:
-        x [3 count, *shape] and y [3 count, C] float32; a word for each; and int64 [count], places in the test part.
-
-    Raises:
-        UsageError: the test part has not more than `count` examples.
+    Raises UsageError: the test part has not more than `count` examples.
     """
     test = task.test
     if count >= len(test.x):

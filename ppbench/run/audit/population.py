@@ -18,7 +18,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
 from ppbench.run.audit.canaries import AVERAGE, FAMILIES, canaries
-from ppbench.run.config import EvaluateConfig
+from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
 ADVERSARY = 0
@@ -33,21 +33,16 @@ class Population:
     """The records of an audit and who is trained on which.
 
     Attributes:
-        candidates: what is asked about: average records of clients other than 0 and canaries, in an order that tells
-            nothing; who is a member is row 0 of `keep`.
+        candidates: average records of clients other than 0 and canaries, in an order that tells nothing.
         owner: [Q] int64, the client of the target that holds a candidate if it is kept.
         keep: [1 + R, Q] bool, which candidates a run is trained on. Row 0 is the target: exactly half of the average
-            records, a coin for each canary; rows 1 and 2, 3 and 4, ... are complements, so that each candidate is in
-            exactly half of the references.
-        base: by client, what the target's clients have beside candidates, in random order.
-        auxiliary: the same of the references: public records in shards of like size, or `base` itself.
-        public: whether `auxiliary` is public, so that the adversary need not know other clients' records; then it does
-            not know who owns a candidate either, and deals them out anew in every run.
+            records, a coin for each canary; the others are pairs of complements: each candidate is in half of them.
+        base, auxiliary: by client, what the target's and the references' clients have beside candidates.
+        public: whether `auxiliary` is public; then the adversary does not know who owns a candidate either.
         sizes: by client, how many examples its shard of the evaluation has.
         others: Z records that no run is trained on, from the public split and the test part.
-        level: whether shards are kept in proportion to those of the evaluation, see `levelled`; only a defense that
-            needs equal shards asks for it. Otherwise a candidate that is kept is added, and nothing else changes: what
-            a bound on epsilon is about.
+        level: whether shards are kept in proportion to `sizes`, for a defense that needs equal ones. Otherwise a
+            candidate that is kept is added, and nothing else changes: what a bound on epsilon is about.
     """
 
     candidates: Candidates
@@ -83,15 +78,17 @@ class Population:
         return Challenge((), 1, x=x, labels=labels), self.owner[inside]
 
 
-def populate(task: Task, config: EvaluateConfig) -> Population:
-    """Return the population of an audit; it depends on task, candidates, canaries and master seed.
+def populate(experiment: Experiment) -> Population:
+    """Return the population of an audit: a function of task, candidates, canaries and seed. More references add rows.
 
-    More references leave those that were there as they are.
-
-    Raises:
-        UsageError: too few clients, records or test examples, or an odd number of references.
+    Raises UsageError: too few clients, records or test examples, or an odd number of references.
     """
-    check_numbers(config)
+    task, config = experiment.task, experiment.config
+    if config.references % 2 or config.references > MOST_REFERENCES:
+        raise UsageError(
+            f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
+            f"runs, so give an even number up to {MOST_REFERENCES}."
+        )
     if config.clients < 2:
         raise UsageError("An audit asks about other clients' records; use at least 2 clients.")
     seeds = Seeds(task.seeds.seed("audit"))
@@ -113,15 +110,6 @@ def populate(task: Task, config: EvaluateConfig) -> Population:
     candidates = Candidates(x, y, keep[0], half, words)
     sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
     return Population(candidates, owner, keep, base, auxiliary or base, bool(auxiliary), sizes, others, seeds)
-
-
-def check_numbers(config: EvaluateConfig) -> None:
-    """Refuse a number of references that no audit can have (UsageError)."""
-    if config.references % 2 or config.references > MOST_REFERENCES:
-        raise UsageError(
-            f"Option references={config.references} cannot be used: each candidate is in exactly half of the reference "
-            f"runs, so give an even number up to {MOST_REFERENCES}."
-        )
 
 
 def halved(groups: Tensor, generator: torch.Generator) -> Tensor:
@@ -153,14 +141,10 @@ def needs_level(defense: Defense, plan: Plan, sizes: Sequence[int]) -> bool:
 
 
 def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) -> dict[int, int]:
-    """Return how many records each client holds: one share, the largest possible, of what its shard has.
+    """Return how many records each client holds: one share, the largest possible, of its shard (`sizes`).
 
-    Where some client has more candidates than that, everybody holds all it has.
-
-    Args:
-        sizes: examples of each client's shard.
-        base: what each has beside candidates.
-        kept: the candidates that it must hold.
+    `base`: what each has beside the candidates `kept`, which it must hold. Where some client has more of them than its
+    share, everybody holds all it has.
     """
     most = {client: base[client] + kept[client] for client in sizes}
     tight = min(sizes, key=lambda client: most[client] / sizes[client])
@@ -169,11 +153,7 @@ def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) 
 
 
 def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
-    """Return `Population.keep`; `code` [Q] int64 numbers the families, 0 being average records.
-
-    The target has a coin for each canary, independent of the others, as a bound on epsilon needs, and exactly half of
-    the average records. References have half of each family, and a run beside them the other half.
-    """
+    """Return `Population.keep`; `code` [Q] int64 numbers the families, 0 being average records."""
     generator = seeds.generator("keep")
     coins = torch.randint(0, 2, (len(code),), generator=generator) == 1
     rows = [torch.where(code == 0, halved(code, generator), coins)]
@@ -184,10 +164,7 @@ def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
 
 
 def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
-    """Return by client which records become candidates and which stay, one or more with every client.
-
-    Twice `wanted` records are drawn from all clients but the adversary, or as many as there are.
-    """
+    """Return by client which of twice `wanted` records become candidates and which stay, one or more with everyone."""
     sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
     orders = {c: torch.randperm(n, generator=seeds.generator("apart", c)) for c, n in sizes.items()}
     pool = torch.cat([torch.full((n - 1,), c) for c, n in sizes.items() if c != ADVERSARY])
@@ -209,11 +186,7 @@ def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict
 
 
 def _auxiliary(task: Task, base: dict[int, Data], test: Data, seeds: Seeds) -> tuple[dict[int, Data], Data]:
-    """Return the references' base by client, empty where nothing is public, and the population of other records.
-
-    Public records fill shards as large as the target's, all smaller by one share where there are too few; what is left
-    of them, then `test`, is the population.
-    """
+    """Return the references' base by client, {} where nothing is public, and the population of other records."""
     auxiliary: dict[int, Data] = {}
     left = Data(test.x[:0], test.y[:0])
     if task.public is not None:

@@ -35,11 +35,8 @@ class Questions:
     def view(self, threat: str) -> View:
         """Return what the adversary of `threat` has: a client the model delivered, others the mail of all kept rounds.
 
-        The mail ends with the delivered model, as one more broadcast.
-
-        Raises:
-            Refused: the view of colluding clients, whose states are not kept.
-            UsageError: the files cannot be read.
+        The mail ends with the delivered model. Raises Refused: the view of colluding clients, whose states are not
+        kept.
         """
         audit = self.audit
         if threat.startswith("collusion/"):
@@ -50,14 +47,11 @@ class Questions:
             view = transcript.view(threat, ADVERSARY, own=((-1, audit.population.shards(0)[ADVERSARY]),))
         else:
             view = recorded(fed, audit.target_folder / "rounds.safetensors").view(threat)
-        return replace(view, public=audit.task.public)
+        return replace(view, public=audit.experiment.task.public)
 
     @cached_property
     def references(self) -> tuple[References | None, int]:
-        """The reference runs, None where there are none, and how many were left out.
-
-        A run that diverged is left out with its complement, so that each candidate stays in half of the runs.
-        """
+        """The reference runs, or None, and how many were left out: each that diverged, with its complement."""
         found, population = self.audit.answers(), self.audit.population
         if not found:
             return None, 0
@@ -81,18 +75,16 @@ class Questions:
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what a reader must know about the audit."""
-        audit, found = self.audit, []
+        audit, config, found = self.audit, self.audit.experiment.config, []
         references, dropped = self.references
         if references is not None:
             code, detail = ("references_public", PUBLIC) if audit.population.public else ("references_same_base", SAME)
             found.append(Flag(code=code, severity="info", detail=detail))
         if dropped:
-            detail = (
-                f"{dropped} of {audit.config.references} reference runs were left out: they or their pairs diverged"
-            )
+            detail = f"{dropped} of {config.references} reference runs were left out: they or their pairs diverged"
             found.append(Flag(code="references_diverged", severity="warning", detail=detail))
         target = audit.target
-        if target is not None and 0 < len(target.rounds) < audit.config.rounds:
-            detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {audit.config.rounds} was kept"
+        if target is not None and 0 < len(target.rounds) < config.rounds:
+            detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {config.rounds} was kept"
             found.append(Flag(code="rounds_thinned", severity="info", detail=detail))
         return tuple(found)

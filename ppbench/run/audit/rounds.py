@@ -24,13 +24,9 @@ LIMIT = 512 * 2**20
 
 @dataclass
 class Recorder:
-    """Keeps the rounds of a federation that trains: give it to `Federation.run` as `after`.
+    """Keeps the rounds of a just started federation: give it to `Federation.run` as `after`.
 
-    Attributes:
-        federation: just started; its wire is told what to keep.
-        last: the last round.
-        limit: bytes; the first round's size tells how many rounds fit.
-        rounds: which rounds are kept; known after the first.
+    last: the last round; limit: bytes, of which the first round's size tells how many rounds fit; rounds: those kept.
     """
 
     federation: Federation

@@ -35,9 +35,8 @@ from ppbench.records.schema import Strict
 from ppbench.run.audit.population import Population, needs_level, populate
 from ppbench.run.audit.rounds import Recorder
 from ppbench.run.choice import Point
-from ppbench.run.config import EvaluateConfig
 from ppbench.run.cost import client_of, peak_memory
-from ppbench.run.task import Task, describe
+from ppbench.run.experiment import Experiment
 from ppbench.run.train import Trained, curve_figure, figures_of
 
 AUGMENTATIONS = 2
@@ -63,33 +62,26 @@ class Target(Strict):
 
 @dataclass(frozen=True)
 class Audit:
-    """An audit of one point.
+    """An audit of one point of an experiment. home: folder of what was computed."""
 
-    Attributes:
-        task, point, config: the evaluation's.
-        home: folder of what was computed.
-    """
-
-    task: Task
+    experiment: Experiment
     point: Point
-    config: EvaluateConfig
     home: Path
 
     @staticmethod
-    def of(task: Task, point: Point, config: EvaluateConfig, cache: Path) -> Audit:
+    def of(experiment: Experiment, point: Point, cache: Path) -> Audit:
         """Return the audit of `point`, kept under `cache` by the hash of everything that determines it."""
-        defense = point.defense
-        parts = [part.model_dump(mode="json") for part in describe(task, config)]
+        defense, config = point.defense, experiment.config
+        parts = [part.model_dump(mode="json") for part in experiment.facts]
         about = [__version__, defense.name, defense.version, asdict(defense), *parts, config.seed]
         text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS], sort_keys=True)
-        home = cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-        return Audit(task, point, config, home)
+        return Audit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
 
     @cached_property
     def population(self) -> Population:
         """Who is in which run; the same at every point, but for defenses that need equal shards."""
-        found = populate(self.task, self.config)
-        level = needs_level(self.point.defense, self.task.plan, list(found.sizes.values()))
+        found = populate(self.experiment)
+        level = needs_level(self.point.defense, self.experiment.task.plan, list(found.sizes.values()))
         return replace(found, level=level)
 
     @property
@@ -108,26 +100,25 @@ class Audit:
     def federation(self, run: int) -> Federation:
         """Return the federation of a run, not yet started: 0 is the target, 1 and on are references.
 
-        Its draws depend on the run's number and on no other run; masks derive from the session of a kept transcript.
+        Its draws depend on the run's number alone; masks derive from the session of a kept transcript.
         """
-        master = self.task.seeds.seed("reference", run) if run else self.task.seeds.seed("audited")
-        device, shards = torch.device(self.config.device), self.population.shards(run)
-        session = "real" if run else session_of(-1)
-        defense, backend = self.point.defense, self.config.backend
-        return Federation(defense, self.task.plan, shards, Seeds(master), device, backend, session=session)
+        task, config, shards = self.experiment.task, self.experiment.config, self.population.shards(run)
+        seeds = Seeds(task.seeds.seed("reference", run) if run else task.seeds.seed("audited"))
+        session, device = "real" if run else session_of(-1), torch.device(config.device)
+        return Federation(self.point.defense, task.plan, shards, seeds, device, config.backend, session=session)
 
     def started(self, run: int) -> Federation:
         """Return the federation of a run after set-up. Raises Refused where the defense does not take its shards."""
         fed = self.federation(run)
         try:
-            fed.start(self.task.params)
+            fed.start(self.experiment.task.params)
         except UsageError as cause:
             raise Refused(f"The audit cannot train {self.point.label}: {cause}") from cause
         return fed
 
     def parts(self) -> list[range]:
         """Return the reference runs in the parts that are run together; the target must be there."""
-        target, last = self.target, self.config.references
+        target, last = self.target, self.experiment.config.references
         if target is None:
             return []
         return [range(first, min(first + target.at_once, last + 1)) for first in range(1, last + 1, target.at_once)]
@@ -183,7 +174,7 @@ class Audit:
 
 def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
     """Train the target with all its mail kept, and write it."""
-    fed, task, last = audit.started(0), audit.task, audit.config.rounds
+    fed, task, last = audit.started(0), audit.experiment.task, audit.experiment.config.rounds
     peak, at_once = _room(audit, fed)
     recorder = Recorder(fed, last)
 
@@ -231,14 +222,10 @@ def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
 
 
 def _train_references(audit: Audit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
-    """Train reference runs together.
-
-    Returns:
-        "finished" [R] bool, "outputs" [R, A, Q, C] and "population" [R, Z, C] float64, NaN of runs that diverged.
-    """
+    """Return "finished" [R] bool, "outputs" [R, A, Q, C], "population" [R, Z, C] float64, NaN where a run diverged."""
     candidates, others = augmentations(audit.population.candidates.x, AUGMENTATIONS), audit.population.others.x
     runs = [audit.started(run) for run in part]
-    finished = run_many(runs, audit.config.rounds, after)
+    finished = run_many(runs, audit.experiment.config.rounds, after)
     outputs = [fed.outputs(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2]) for fed in runs]
     population = [fed.outputs(others) for fed in runs]
     good = torch.tensor([end and bool(own.isfinite().all()) for end, own in zip(finished, outputs, strict=True)])

@@ -1,56 +1,45 @@
-"""Engines: where jobs run. Two methods, `submit` and `wait`; order, retries, failures are `ppbench.run.schedule`'s.
+"""Where jobs run, by name: `local` on processes of this machine, `inline` in this process, `ray` on a cluster.
 
-`local` runs them on processes of this machine, `inline` in this process, `ray` on a cluster. Another cluster (SLURM
-through submitit, say) is one more class with these two methods.
+Another cluster (SLURM through submitit, say) is one more `Executor`; order, retries and failures are the schedule's.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Protocol
 
-from ppbench.base.errors import UsageError
-from ppbench.run.jobs import Job
-
-EngineName = Literal["local", "inline", "ray"]
+from ppbench.base.errors import UsageError, unknown
+from ppbench.run.executors.executor import Executor
+from ppbench.run.executors.local import InlineExecutor, LocalExecutor
+from ppbench.run.executors.ray import RayExecutor
+from ppbench.run.jobs import Tell
 
 
-class WorkerDied(Exception):
-    """A worker ended without an answer: killed, out of memory, or its machine went away."""
+def make_executor(
+    name: str, workers: int | None, tell: Tell, address: str | None = None, device: str = "cpu"
+) -> Executor:
+    """Return an executor that is not yet started.
 
+    Args:
+        name: "local", "inline" or "ray": what users call an engine.
+        workers: jobs at the same time; None: `default_workers`, and of Ray as many as the cluster has room for.
+        tell: called in this process with rounds of training, where the executor can hear of them.
+        address: Ray's: of the cluster's head, None for one of this machine's own.
+        device: "cpu", or "cuda"; Ray then shares each GPU among workers.
 
-@dataclass(frozen=True)
-class Done:
-    """A job that ended. error: what it raised, a `WorkerDied` where it could not even do that; None if it succeeded."""
-
-    job: Job
-    error: Exception | None = None
-
-
-class Engine(Protocol):
-    """Runs jobs. To be used in a `with` block: at its end the workers are gone, after an error at once.
-
-    Attributes:
-        capacity: jobs that run at the same time; more may be submitted, they wait.
+    Raises UsageError: an unknown name, fewer than one worker, what the executor does not have, or Ray is not installed.
     """
-
-    @property
-    def capacity(self) -> int:
-        """Return how many jobs run at the same time."""
-
-    def submit(self, job: Job) -> None:
-        """Have `job` run as soon as a worker is free; it may be run again where a worker is lost."""
-
-    def wait(self) -> Done:
-        """Return a job that has ended, waiting for one; raises nothing that a job raised."""
-
-    def __enter__(self) -> Engine: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    check_workers(workers)
+    if address is not None and name != "ray":
+        raise UsageError(f"Engine {name!r} has no address; leave --address out, or use --engine ray.")
+    if name == "inline":
+        return InlineExecutor(tell)
+    if name == "local":
+        return LocalExecutor(workers or default_workers(device), tell)
+    if name == "ray":
+        if device.startswith("cuda:"):
+            raise UsageError(f"Engine 'ray' deals GPUs out itself; use --device cuda, not {device!r}.")
+        return RayExecutor(workers, address, device, tell)
+    raise unknown("engine", name, ("local", "inline", "ray"))
 
 
 def default_workers(device: str) -> int:

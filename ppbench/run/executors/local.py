@@ -17,24 +17,18 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
-from types import TracebackType
 
 import torch
 
-from ppbench.run.executors import Done, WorkerDied
-from ppbench.run.executors.failure import Failure, attempt
-from ppbench.run.jobs import Job, Tell, work
+from ppbench.run.executors.executor import Done, WorkerDied
+from ppbench.run.jobs import Failure, Job, Tell, attempt, work
 
 _rounds: SimpleQueue[int] | None = None
 PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its parent dies
 
 
 def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
-    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone or says so.
-
-    A worker that outlived its parent would write cells that the next run computes too. Linux ends it with its parent;
-    elsewhere it looks twice a second. An interrupt is the parent's business: it says halt.
-    """
+    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone or says halt."""
     global _rounds
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -67,7 +61,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Inline:
+class InlineExecutor:
     """Runs jobs in this process, one after another: for one worker, and to debug. A crash takes the run with it."""
 
     capacity = 1
@@ -75,12 +69,10 @@ class Inline:
     def __init__(self, tell: Tell) -> None:
         self._tell, self._jobs = tell, deque[Job]()
 
-    def __enter__(self) -> Inline:
+    def __enter__(self) -> InlineExecutor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._jobs.clear()
 
     def submit(self, job: Job) -> None:
@@ -98,12 +90,11 @@ class Inline:
         return Done(job)
 
 
-class Local:
+class LocalExecutor:
     """Runs jobs on processes of this machine.
 
-    Each worker is a pool of its own with one process: in a common pool one process that dies takes the jobs of all
-    others with it. For the same reason it has a queue and an event of its own: a process that is killed while it holds
-    the lock of a common one would stop all others.
+    Each worker is a pool of its own with one process, a queue and an event: in a common pool a process that dies takes
+    all others' jobs with it, and one that is killed while it holds a common lock would stop all others.
     """
 
     def __init__(self, workers: int, tell: Tell) -> None:
@@ -117,13 +108,11 @@ class Local:
         self._stop = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
 
-    def __enter__(self) -> Local:
+    def __enter__(self) -> LocalExecutor:
         self._listener.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for _, halt in self._lines.values() if error is not None else ():
             halt.set()
         for pool in [*self._free, *(pool for _, pool in self._busy.values())]:

@@ -1,8 +1,7 @@
-"""Jobs on a cluster of Ray: an optional package, `ppbench[ray]`, that is imported when an engine is made.
+"""Jobs on a cluster of Ray: an optional package, `ppbench[ray]`, that is imported when an executor is made.
 
-Ray's own retries are off. It would start a cell anew without end that the memory monitor ends each time, and could not
-tell a node that went away from a cell that kills its worker. Here a job whose node went away is submitted again; a
-worker that died is the scheduler's to judge, as on one machine.
+Ray's own retries are off: it could not tell a node that went away, whose job is submitted again here, from a cell that
+kills its worker, which is the schedule's to judge.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from ppbench.base.errors import UsageError
 from ppbench.base.version import __version__
 from ppbench.records.store import MARKER
-from ppbench.run.executors import Done, WorkerDied
-from ppbench.run.executors.failure import Failure, attempt
-from ppbench.run.jobs import Job, Tell
+from ppbench.run.executors.executor import Done, WorkerDied
+from ppbench.run.jobs import Failure, Job, Tell, attempt
 
 CONNECT_S = 20.0
 """Seconds after which no cluster is expected to answer any more; it takes 3 to 5 where one does."""
@@ -38,13 +35,9 @@ QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 @dataclass(frozen=True)
 class Order:
-    """A job as it travels to a node, and what must hold there.
+    """A job as it travels to a node, its folder absolute, and what must hold there: the driver's version and marker.
 
-    Attributes:
-        job: the job, its folder absolute.
-        version: ppbench's at the driver.
-        marker: `marker_of` the folder at the driver.
-        cwd: the driver's working folder, to which names of data files may be relative.
+    cwd: the driver's working folder, to which names of data files may be relative.
     """
 
     job: Job
@@ -56,8 +49,7 @@ class Order:
 def marker_of(out: Path) -> str:
     """Return what tells one folder of results from another of the same path: its marker, and when that was written.
 
-    Raises:
-        OSError: there is no marker.
+    Raises OSError: there is no marker.
     """
     path = out / MARKER
     return f"{path.stat().st_mtime:.0f} {path.read_text(encoding='utf-8')}"
@@ -93,7 +85,7 @@ def do(order: Order) -> Failure | str | None:
     return attempt(order.job)
 
 
-class RayEngine:
+class RayExecutor:
     """Runs jobs on a Ray cluster, each on one CPU, or on its share of a GPU."""
 
     def __init__(
@@ -102,15 +94,13 @@ class RayEngine:
         """Start nothing yet.
 
         Args:
-            workers: jobs at the same time; None: as many as the cluster has CPUs, or GPUs. On GPUs they share evenly:
-                8 workers on 2 GPUs are 4 on each.
+            workers: jobs at the same time, sharing GPUs evenly; None: as many as the cluster has CPUs, or GPUs.
             address: of a cluster that runs, HOST:PORT or "auto"; None: one of this machine's own, which ends with the
-                engine. A process that is already connected stays where it is.
+                executor. A process that is already connected stays where it is.
             device: "cpu" or "cuda".
             tell: called with the rounds of a training when it has ended; on the way nothing is heard of them.
 
-        Raises:
-            UsageError: Ray is not installed.
+        Raises UsageError: Ray is not installed.
         """
         try:
             self._ray: Any = importlib.import_module("ray")
@@ -122,11 +112,10 @@ class RayEngine:
         self._markers: dict[Path, str] = {}
         self._ours, self._remote, self.capacity = False, None, workers or 1
 
-    def __enter__(self) -> RayEngine:
+    def __enter__(self) -> RayExecutor:
         """Start or join the cluster.
 
-        Raises:
-            UsageError: no cluster answers at the address, or it has no GPU where one is asked for.
+        Raises UsageError: no cluster answers at the address, or it has no GPU where one is asked for.
         """
         ray = self._ray
         if not ray.is_initialized():
@@ -146,9 +135,7 @@ class RayEngine:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for ref in self._jobs:
             self._ray.cancel(ref, force=True)
         self._jobs.clear()
@@ -169,8 +156,7 @@ class RayEngine:
     def wait(self) -> Done:
         """Return the next job that ends; one whose node went away is submitted again.
 
-        Raises:
-            UsageError: a node that cannot work, whatever the job: it would swallow them all.
+        Raises UsageError: a node that cannot work, whatever the job: it would swallow them all.
         """
         while True:
             ended, _ = self._ray.wait(list(self._jobs), num_returns=1, timeout=POLL_S)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Full, Memo, Outer, kept
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Full, Memo, Outer
 
 SLICED = 16_384
 """Numbers in one place of the kernel, over all images, from which `Convolution.fold` sums slices: up to 7 times as fast
@@ -14,54 +14,55 @@ as `F.fold` there (3x3 kernels on 32 victims), down to .4 times below."""
 
 
 class Affine:
-    """z = W a + b: the four passes, on products that `Dense` and `Convolution` define.
+    """z = W a + b on flat features [V, B, D]: a linear layer, and what a `Convolution` is on patches.
 
-    Attributes:
-        name: prefix of the parameters, e.g. "features.0".
-        shape: the weight's shape in the network.
-        first: whether nothing before it has parameters, so that no cotangent of its input is needed on the way to
-            the weights' gradient, and its input's tangent is zero.
+    name: prefix of the parameters, e.g. "features.0".  first: whether nothing before it has parameters, so that no
+    cotangent of its input is needed, and its input's tangent is zero.
     """
 
     def __init__(self, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:
-        self.name, self.shape, self.first = name, tuple(weight.shape), first
+        self.name, self.first = name, first
         self.weight, self.bias = self.direction(self.pack(weight[None])), bias
 
     def pack(self, weight: Tensor) -> Tensor:
         """Return weights [V, *shape] as rows [V, O, K]."""
-        raise NotImplementedError
+        return weight
 
     def direction(self, rows: Tensor) -> Full:
         """Return rows [V, O, K] together with their columns."""
-        raise NotImplementedError
+        return Full(rows, rows.transpose(1, 2))
 
     def lift(self, a: Tensor) -> Tensor:
         """Return the input arranged for the products."""
-        raise NotImplementedError
+        return a
 
     def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
         """Return W a."""
-        raise NotImplementedError
+        if isinstance(weight, Outer):
+            return lifted @ weight.right.transpose(1, 2) @ weight.left.transpose(1, 2)
+        return lifted @ (weight.columns if len(weight.rows) > 1 else weight.columns[0])
 
     def drop(self, weight: Full | Outer, cotangent: Tensor) -> Tensor:
         """Return W^T cotangent, not yet folded."""
-        raise NotImplementedError
+        if isinstance(weight, Outer):
+            return cotangent @ weight.left @ weight.right
+        return cotangent @ (weight.rows if len(weight.rows) > 1 else weight.rows[0])
 
     def fold(self, dropped: Tensor) -> Tensor:
         """Return what `drop` gave, or a sum of it, in the shape of the input."""
-        raise NotImplementedError
+        return dropped
 
     def add(self, z: Tensor, bias: Tensor) -> Tensor:
         """Return z plus a bias [V, O] or [1, O]."""
-        raise NotImplementedError
+        return z + bias[:, None]
 
     def weight_gradient(self, memo: Memo) -> Tensor:
         """Return the weight's gradient a victim, as rows [V, O, K]."""
-        raise NotImplementedError
+        return memo.cotangent.transpose(1, 2) @ memo.inputs
 
     def bias_gradient(self, memo: Memo) -> Tensor:
         """Return the bias' gradient a victim [V, O]."""
-        raise NotImplementedError
+        return memo.cotangent.sum(1)
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
         """Return z."""
@@ -76,62 +77,18 @@ class Affine:
 
     def tangent(self, tangent: Tensor | None, memo: Memo, r: Direction) -> Tensor:
         """Return the tangent of z along `r` for the input's tangent (None: zero)."""
-        out = self.apply(r.weight, kept(memo.inputs))
+        out = self.apply(r.weight, memo.inputs)
         if tangent is not None:
             out = out + self.apply(self.weight, self.lift(tangent))
         return out if r.bias is None else self.add(out, r.bias)
 
     def backward_tangent(self, change: Tensor, memo: Memo, r: Direction) -> Tensor:
         """Return the tangent of the input's cotangent for `change`, that of the output's cotangent."""
-        return self.fold(self.drop(self.weight, change) + self.drop(r.weight, kept(memo.cotangent)))
-
-
-class Dense(Affine):
-    """A linear layer on flat features [V, B, D]."""
-
-    def pack(self, weight: Tensor) -> Tensor:
-        """Return weights [V, O, D] as they are: rows."""
-        return weight
-
-    def direction(self, rows: Tensor) -> Full:
-        """Return the direction [V, O, D] with its transpose as a view."""
-        return Full(rows, rows.transpose(1, 2))
-
-    def lift(self, a: Tensor) -> Tensor:
-        """Return the features as they are."""
-        return a
-
-    def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
-        """Return W a [V, B, O] for a [V, B, D]."""
-        if isinstance(weight, Outer):
-            return lifted @ weight.right.transpose(1, 2) @ weight.left.transpose(1, 2)
-        return lifted @ (weight.columns if len(weight.rows) > 1 else weight.columns[0])
-
-    def drop(self, weight: Full | Outer, cotangent: Tensor) -> Tensor:
-        """Return W^T cotangent [V, B, D]."""
-        if isinstance(weight, Outer):
-            return cotangent @ weight.left @ weight.right
-        return cotangent @ (weight.rows if len(weight.rows) > 1 else weight.rows[0])
-
-    def fold(self, dropped: Tensor) -> Tensor:
-        """Return it as it is."""
-        return dropped
-
-    def add(self, z: Tensor, bias: Tensor) -> Tensor:
-        """Return z [V, B, O] plus a bias [V, O] or [1, O]."""
-        return z + bias[:, None]
-
-    def weight_gradient(self, memo: Memo) -> Tensor:
-        """Return the weight's gradient [V, O, D]."""
-        return kept(memo.cotangent).transpose(1, 2) @ kept(memo.inputs)
-
-    def bias_gradient(self, memo: Memo) -> Tensor:
-        """Return the bias' gradient [V, O]."""
-        return kept(memo.cotangent).sum(1)
+        return self.fold(self.drop(self.weight, change) + self.drop(r.weight, memo.cotangent))
 
 
 class Convolution(Affine):
-    """A convolution (no groups, no dilation, zero padding) as products with unfolded patches.
+    """A convolution (no groups, no dilation, zero padding) of images [N, C, H, W], as products with patches [N, L, K].
 
     Patches are cut channels-last, where a window's row is one run of memory: several times faster than `F.unfold`.
     The way back is `F.fold`, whose order of K differs: hence rows over (kh, kw, C) and columns over (C, kh, kw).
@@ -169,19 +126,18 @@ class Convolution(Affine):
         return windows.reshape(n, -1, kh * kw * channels)
 
     def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
-        """Return W a [N, O, H', W'] for patches [N, L, K]."""
-        rows = spread(full(weight).rows, len(lifted))
+        """Return W a [N, O, H', W'] for patches [N, L, K]; W is written out."""
+        assert isinstance(weight, Full)
+        rows = spread(weight.rows, len(lifted))
         return torch.bmm(rows, lifted.transpose(1, 2)).view(len(lifted), -1, *self.out)
 
     def drop(self, weight: Full | Outer, cotangent: Tensor) -> Tensor:
-        """Return W^T cotangent as patches [N, K, L]."""
-        return torch.bmm(spread(full(weight).columns, len(cotangent)), cotangent.flatten(2))
+        """Return W^T cotangent as patches [N, K, L]; W is written out."""
+        assert isinstance(weight, Full)
+        return torch.bmm(spread(weight.columns, len(cotangent)), cotangent.flatten(2))
 
     def fold(self, dropped: Tensor) -> Tensor:
-        """Return the patches [N, K, L] summed where they overlap: [N, C, H, W].
-
-        One sum of whole images a place in the kernel, unless images are so small that the calls would cost more.
-        """
+        """Return the patches [N, K, L] summed where they overlap: [N, C, H, W]; by slices unless images are small."""
         (h, w), (kh, kw), (sh, sw), (ph, pw) = self.size, self.kernel, self.stride, self.padding
         if len(dropped) * self.channels * self.out[0] * self.out[1] < SLICED:
             return F.fold(dropped, self.size, self.kernel, padding=self.padding, stride=self.stride)
@@ -198,20 +154,16 @@ class Convolution(Affine):
 
     def weight_gradient(self, memo: Memo) -> Tensor:
         """Return the weight's gradient as rows [V, O, K]."""
-        each = torch.bmm(kept(memo.cotangent).flatten(2), kept(memo.inputs))
-        return each if len(each) == memo.victims else each.unflatten(0, (memo.victims, -1)).sum(1)
+        return summed(torch.bmm(memo.cotangent.flatten(2), memo.inputs), memo.victims)
 
     def bias_gradient(self, memo: Memo) -> Tensor:
         """Return the bias' gradient [V, O]."""
-        each = kept(memo.cotangent).flatten(2).sum(2)
-        return each if len(each) == memo.victims else each.unflatten(0, (memo.victims, -1)).sum(1)
+        return summed(memo.cotangent.flatten(2).sum(2), memo.victims)
 
 
-def full(weight: Full | Outer) -> Full:
-    """Return `weight`, which must be written out; a convolution has no other."""
-    if isinstance(weight, Outer):
-        raise TypeError("the direction of a convolution must be written out")
-    return weight
+def summed(each: Tensor, victims: int) -> Tensor:
+    """Return values of each example [N, ...] as a sum a victim, [V, ...]."""
+    return each if len(each) == victims else each.unflatten(0, (victims, -1)).sum(1)
 
 
 def spread(per_victim: Tensor, examples: int) -> Tensor:

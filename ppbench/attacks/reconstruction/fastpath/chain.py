@@ -1,9 +1,8 @@
 """The gradient-matching loss and its gradient without a double-backward graph, for plain chains of layers.
 
-D(g(x, y)) of a simulated gradient g has the gradient of the scalar <g(x, y), r> with r = dD/dg held fixed (`distances`:
-for squared distances 2 w (g - g*), for the cosine a combination of g and g*). That scalar is the derivative of the
-training loss along r in weight space, so one forward, one backward and the two passes of the R-operator (Pearlmutter
-1994) give it: about four passes, for many victims in one set of matrix products.
+D(g(x, y)) of a simulated gradient g has the gradient of <g(x, y), r> with r = dD/dg held fixed (`distances`). That is
+the derivative of the training loss along r in weight space, so one forward, one backward and the two passes of the
+R-operator (Pearlmutter 1994) give it: about four passes, for many victims in one set of matrix products.
 """
 
 from __future__ import annotations
@@ -16,20 +15,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Dense
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution
 from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import (
+    ACTIVATIONS,
     Activation,
-    AveragePool,
-    Flatten,
-    LeakyReLU,
-    MaxPool,
-    ReLU,
-    Sigmoid,
     Step,
-    Tanh,
+    average_pool,
+    flatten,
+    leaky_relu,
+    max_pool,
 )
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo, kept
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -38,15 +35,13 @@ WIDE = 25_000
 ROWS = 32
 """Rows that are evaluated together, at most: the slots of L-BFGS."""
 
-ACTIVATIONS: dict[type[nn.Module], type[Activation]] = {nn.Sigmoid: Sigmoid, nn.Tanh: Tanh, nn.ReLU: ReLU}
-
 
 @dataclass(frozen=True)
 class Output:
-    """The last cotangent and its derivatives, for one loss (mean over a batch of B, soft targets).
+    """The last cotangent and its derivatives, for one loss (mean over a batch of B, soft targets); all [V, B, C].
 
     cotangent: (logits, y) -> dL/dlogits.  change: (logits, y, tangent) -> its tangent.
-    y_gradient: (logits, tangent) -> d(tangent of L)/dy. All [V, B, C].
+    y_gradient: (logits, tangent) -> d(tangent of L)/dy.
     """
 
     cotangent: Callable[[Tensor, Tensor], Tensor]
@@ -72,10 +67,10 @@ OUTPUTS = {
 
 
 def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] | None:
-    """Return the network's layers with `params` in `dtype`, or None where it has a layer that has no fast form.
+    """Return the network's layers with `params` in `dtype`, or None where one of them, or the loss, has no fast form.
 
     Known are Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, LeakyReLU, AvgPool2d, MaxPool2d
-    and Flatten in an `nn.Sequential`, cross-entropy and squared loss.
+    and Flatten in an `nn.Sequential`.
     """
     features = plan.net.module.features
     if not isinstance(features, nn.Sequential) or plan.loss not in OUTPUTS:
@@ -94,21 +89,21 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] 
 
 def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple[int, ...]) -> Step | None:
     if type(module) in ACTIVATIONS:
-        return ACTIVATIONS[type(module)]()
+        return ACTIVATIONS[type(module)]
     if type(module) is nn.LeakyReLU:
-        return LeakyReLU(module.negative_slope)
+        return leaky_relu(module.negative_slope)
     weight, bias = params.get(f"{key}.weight"), params.get(f"{key}.bias")
     if type(module) is nn.Linear and weight is not None and len(shape) == 1:
-        return Dense(key, weight, bias, first)
+        return Affine(key, weight, bias, first)
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flatten(shape)
+        return flatten(shape)
     if len(shape) != 3:
         return None
     size = (shape[1], shape[2])
     if type(module) is nn.MaxPool2d and not module.ceil_mode and module.dilation in (1, (1, 1)):
-        return MaxPool(module, size)
+        return max_pool(module, size)
     if type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad:
-        return AveragePool(module, size) if module.divisor_override is None else None
+        return average_pool(module, size) if module.divisor_override is None else None
     if not isinstance(module, nn.Conv2d) or weight is None or isinstance(module.padding, str):
         return None
     if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
@@ -117,32 +112,19 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
 
 
 def prefers_vmap(steps: Sequence[Step], victims: int, batch: int, shape: tuple[int, ...]) -> bool:
-    """Return whether autograd by vmap over victims takes less time than this chain.
+    """Return whether autograd by vmap takes less time than this chain, for V victims of `batch` examples of a shape.
 
-    By shapes alone, not by a clock: one seed gives one result. On one core the chain takes .2 to 1 of the time of vmap
-    up to `WIDE` positions in all rows, and 1 to 1.7 from there; but for linear layers and single examples, whose outer
-    products it never writes out (`benchmarks/bench_fastpath.py`).
-
-    Args:
-        steps: the compiled layers.
-        victims: V of them.
-        batch: examples of each.
-        shape: of one example.
+    By shapes alone, not by a clock: one seed gives one result (measured in `benchmarks/bench_fastpath.py`). Outer
+    products of linear layers and single examples are never written out by the chain, which is the faster one there.
     """
     wide = min(victims, ROWS) * batch * math.prod(shape[1:]) >= WIDE
     return wide and batch > 1 and any(isinstance(step, Convolution) for step in steps)
 
 
 class ChainObjective:
-    """D and its gradient for V victims that share the network's weights.
+    """D and its gradient for V victims of `batch` examples each that share the weights of `steps` (`compile_chain`).
 
-    Args:
-        steps: what `compile_chain` returned.
-        loss: name of the training loss.
-        observed: the victims' observed gradients, V of them.
-        weights: their precisions, V of them, or None; see `distances.target`.
-        batch: examples B of each victim.
-        measure: "squares", "absolute" or "cosine".
+    observed, weights: the victims' gradients and their precisions (see `distances.target`), V of each.
     """
 
     def __init__(
@@ -166,14 +148,7 @@ class ChainObjective:
         return self.chosen[1]
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return D [S], dD/dx [S, B, *shape], dD/dy [S, B, C] and an empty dD/dnuisance [S, 0].
-
-        Args:
-            x: guesses [S, B, *shape].
-            y: soft targets [S, B, C].
-            nuisance: [S, 0]: a chain has no nuisance unknowns.
-            index: [S] int64, which victim each row is matched with.
-        """
+        """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""
         memos = [Memo(len(x)) for _ in self.steps]
         a = x if x.dim() == 3 else x.flatten(0, 1)
         for step, memo in zip(self.steps, memos, strict=True):
@@ -183,26 +158,15 @@ class ChainObjective:
             if cotangent is not None:
                 cotangent = step.backward(cotangent, memo)
         pairs = [(s, m) for s, m in zip(self.steps, memos, strict=True) if isinstance(s, Affine)]
-        goals = self.select(index)
+        layers = [(*pair, goal) for pair, goal in zip(pairs, self.select(index), strict=True)]
         if self.measure == "cosine":
-            total, directions = cosine([gap(*pair, goal) for pair, goal in zip(pairs, goals, strict=True)])
+            total, directions = cosine([gap(*layer) for layer in layers])
         else:
-            parts = [
-                absolute(gap(*pair, goal)) if self.measure == "absolute" else residual(*pair, goal)
-                for pair, goal in zip(pairs, goals, strict=True)
-            ]
+            parts = [(absolute if self.measure == "absolute" else residual)(*layer) for layer in layers]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]
-        x_gradient, y_gradient = self._derivative(a, y, memos, directions)
-        return total, x_gradient.reshape(x.shape), y_gradient, nuisance
-
-    def _derivative(
-        self, logits: Tensor, y: Tensor, memos: list[Memo], directions: list[Direction]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the derivative of <g, r> by the input and by y: the R-operator's two passes."""
         tangent = forward_tangent(self.steps, memos, directions)
-        change = self.output.change(logits, y, tangent)
-        change = backward_tangent(self.steps, memos, directions, change)
-        return change, self.output.y_gradient(logits, tangent)
+        change = backward_tangent(self.steps, memos, directions, self.output.change(a, y, tangent))
+        return total, change.reshape(x.shape), self.output.y_gradient(a, tangent), nuisance
 
 
 def forward_tangent(steps: Sequence[Step], memos: Sequence[Memo], directions: Sequence[Direction]) -> Tensor:
@@ -214,7 +178,8 @@ def forward_tangent(steps: Sequence[Step], memos: Sequence[Memo], directions: Se
             tangent = step.tangent(tangent, memo, next(along))
         elif tangent is not None:
             tangent = step.tangent(tangent, memo)
-    return kept(tangent)
+    assert tangent is not None  # a chain has an affine layer
+    return tangent
 
 
 def backward_tangent(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Dense
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo, Outer, kept
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution
+from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo, Outer
 from ppbench.base.tree import Params
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -26,16 +26,12 @@ TINY = 1e-30
 class Target:
     """What one layer's gradient is compared with, for V victims.
 
-    rows: [V, O, K] observed weight gradient, or None where it is `left @ right` up to rounding.
-    left, right: [V, O, 1] and [V, 1, K], or None.
-    bias: [V, O] or None.  weight, bias_weight: precisions in the shapes of rows and bias, or of single entries that
-    stand for all, [V, 1, 1] and [V, 1], or None for 1.
-    size: [V] weighted sum of squares of all that was observed.
+    rows: [V, O, K] observed weight gradient, or `Outer` (R = 1) where it is one up to rounding.  bias: [V, O] or None.
+    weight, bias_weight: precisions in the shapes of rows and bias, or [V, 1, 1] and [V, 1] for all entries alike, or
+    None for 1.  size: [V] weighted sum of squares of all that was observed.
     """
 
-    rows: Tensor | None
-    left: Tensor | None
-    right: Tensor | None
+    rows: Tensor | Outer
     bias: Tensor | None
     weight: Tensor | None
     bias_weight: Tensor | None
@@ -43,28 +39,21 @@ class Target:
 
     def at(self, index: Tensor) -> Target:
         """Return the targets of the victims `index` [S]."""
-
-        def pick(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part[index]
-
-        left, right, weight, bias_weight = (pick(p) for p in (self.left, self.right, self.weight, self.bias_weight))
-        return Target(pick(self.rows), left, right, pick(self.bias), weight, bias_weight, self.size[index])
+        rows = self.rows
+        bias, weight, bias_weight = (
+            None if p is None else p[index] for p in (self.bias, self.weight, self.bias_weight)
+        )
+        picked = Outer(rows.left[index], rows.right[index]) if isinstance(rows, Outer) else rows[index]
+        return Target(picked, bias, weight, bias_weight, self.size[index])
 
 
 def target(
     layer: Affine, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int, factor: bool = True
 ) -> Target:
-    """Return the observed gradients of `layer`, stacked, in the dtype of its weight.
+    """Return the V observed gradients of `layer`, stacked, in the dtype of its weight.
 
-    A dense layer's gradient on one example is an outer product, cotangent x input; compared as such (an identity, no
-    approximation) it costs O + K instead of O K. That needs precisions that are the same within a tensor.
-
-    Args:
-        layer: the layer.
-        observed: the victims' observed gradients, V of them.
-        weights: precisions by name, of each entry or (a tensor without axes) of all entries alike; None for 1.
-        batch: examples of each victim.
-        factor: whether outer products may be left as they are.
+    A dense layer's gradient on one example is an outer product; compared as such (an identity), it costs O + K, not
+    O K. That needs `factor`, and precisions (of each entry, or without axes; None for 1) alike within a tensor.
     """
     dtype, name = layer.weight.rows.dtype, f"{layer.name}.weight"
 
@@ -82,45 +71,43 @@ def target(
             bias_weight = bias_weight[:, None] if bias_weight.dim() == 1 else bias_weight
     size = _squares(rows, weight) + (0 if bias is None else _squares(bias, bias_weight))
     alike = weight is None or weight[0].numel() == 1
-    if factor and batch == 1 and isinstance(layer, Dense) and bias is not None and alike:
+    if factor and batch == 1 and not isinstance(layer, Convolution) and bias is not None and alike:
         left = bias[:, :, None]
         right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=TINY)[:, None, None]
         if bool(((rows - left @ right).norm(dim=(1, 2)) <= RANK_ONE[dtype] * rows.norm(dim=(1, 2))).all()):
-            return Target(None, left, right, bias, weight, bias_weight, size)
-    return Target(rows, None, None, bias, weight, bias_weight, size)
+            return Target(Outer(left, right), bias, weight, bias_weight, size)
+    return Target(rows, bias, weight, bias_weight, size)
 
 
 @dataclass(frozen=True)
 class Combination:
     """One layer's a s - b o, for a simulated gradient s, an observed one o, and numbers a and b of each of S rows.
 
-    rows: [S, O, K], or None where it is left @ right: [S, O, 2] and [S, 2, K].  bias: [S, O] or None.
+    rows: [S, O, K], or `Outer` (R = 2).  bias: [S, O] or None.
     """
 
     goal: Target
-    rows: Tensor | None
-    left: Tensor | None
-    right: Tensor | None
+    rows: Tensor | Outer
     bias: Tensor | None
 
     def size(self) -> Tensor:
         """Return the weighted sum of squares [S]."""
         goal = self.goal
-        if self.rows is not None:
-            total = _squares(self.rows, goal.weight)
-        else:
-            left, right = kept(self.left), kept(self.right)
+        if isinstance(self.rows, Outer):
+            left, right = self.rows.left, self.rows.right
             total = ((left.transpose(1, 2) @ left) * (right @ right.transpose(1, 2))).sum((1, 2))
             total = total if goal.weight is None else total * goal.weight.flatten()
+        else:
+            total = _squares(self.rows, goal.weight)
         return total if self.bias is None else total + _squares(self.bias, goal.bias_weight)
 
     def direction(self, layer: Affine, factor: float = 1.0) -> Direction:
         """Return factor * w (a s - b o)."""
         goal = self.goal
         bias = None if self.bias is None else _times(self.bias, goal.bias_weight, factor)
-        if self.rows is not None:
-            return Direction(layer.direction(_times(self.rows, goal.weight, factor)), bias)
-        return Direction(Outer(_times(kept(self.left), goal.weight, factor), kept(self.right)), bias)
+        if isinstance(self.rows, Outer):
+            return Direction(Outer(_times(self.rows.left, goal.weight, factor), self.rows.right), bias)
+        return Direction(layer.direction(_times(self.rows, goal.weight, factor)), bias)
 
 
 @dataclass(frozen=True)
@@ -139,11 +126,11 @@ class Gap:
     def size(self) -> Tensor:
         """Return the weighted sum of squares of the simulated gradient [S]."""
         goal = self.goal
-        if self.rows is not None:
-            total = _squares(self.rows, goal.weight)
-        else:
-            total = kept(self.memo.cotangent).square().sum((1, 2)) * kept(self.memo.inputs).square().sum((1, 2))
+        if self.rows is None:
+            total = self.memo.cotangent.square().sum((1, 2)) * self.memo.inputs.square().sum((1, 2))
             total = total if goal.weight is None else total * goal.weight.flatten()
+        else:
+            total = _squares(self.rows, goal.weight)
         return total if self.bias is None else total + _squares(self.bias, goal.bias_weight)
 
     def combined(self, a: Tensor | None = None, b: Tensor | None = None) -> Combination:
@@ -154,19 +141,19 @@ class Gap:
         goal, bias = self.goal, None
         if self.bias is not None and goal.bias is not None:
             bias = _minus(self.bias, a, goal.bias, b)
-        if self.rows is not None and goal.rows is not None:
-            return Combination(goal, _minus(self.rows, a, goal.rows, b), None, None, bias)
-        inputs, left, right = kept(self.memo.inputs), kept(goal.left), kept(goal.right)
-        left = left if b is None else b[:, None, None] * left
-        cotangent = kept(self.memo.cotangent).transpose(1, 2)
+        if not isinstance(goal.rows, Outer):
+            assert self.rows is not None
+            return Combination(goal, _minus(self.rows, a, goal.rows, b), bias)
+        inputs, cotangent = self.memo.inputs, self.memo.cotangent.transpose(1, 2)
+        left = goal.rows.left if b is None else b[:, None, None] * goal.rows.left
         cotangent = cotangent if a is None else a[:, None, None] * cotangent
-        lefts, rights = torch.cat([cotangent - left, left], 2), torch.cat([inputs, inputs - right], 1)
-        return Combination(goal, None, lefts, rights, bias)
+        lefts, rights = torch.cat([cotangent - left, left], 2), torch.cat([inputs, inputs - goal.rows.right], 1)
+        return Combination(goal, Outer(lefts, rights), bias)
 
 
 def gap(layer: Affine, memo: Memo, goal: Target) -> Gap:
     """Return the simulated gradient of one layer beside its target, after the backward pass."""
-    rows = None if goal.rows is None else layer.weight_gradient(memo)
+    rows = None if isinstance(goal.rows, Outer) else layer.weight_gradient(memo)
     return Gap(layer, memo, goal, rows, None if goal.bias is None else layer.bias_gradient(memo))
 
 
@@ -176,13 +163,14 @@ def residual(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor
     return apart.direction(layer, 2), apart.size()
 
 
-def absolute(gap: Gap) -> tuple[Direction, Tensor]:
+def absolute(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor]:
     """Return w sign(s - o) of one layer, and its part of the absolute distance [S]. The target must be written out."""
-    apart = gap.combined()
-    total = _sum(kept(apart.rows).abs(), gap.goal.weight)
-    total = total if apart.bias is None else total + _sum(apart.bias.abs(), gap.goal.bias_weight)
+    apart = gap(layer, memo, goal).combined()
+    assert isinstance(apart.rows, Tensor)
+    total = _sum(apart.rows.abs(), goal.weight)
+    total = total if apart.bias is None else total + _sum(apart.bias.abs(), goal.bias_weight)
     bias = None if apart.bias is None else apart.bias.sign()
-    return Combination(gap.goal, kept(apart.rows).sign(), None, None, bias).direction(gap.layer), total
+    return Combination(goal, apart.rows.sign(), bias).direction(layer), total
 
 
 def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine
-from ppbench.attacks.reconstruction.fastpath.passes import Memo, kept
+from ppbench.attacks.reconstruction.fastpath.passes import Memo
 
 
+@dataclass(frozen=True)
 class Activation:
-    """An elementwise function; subclasses give the value and its first two derivatives from the output."""
+    """An elementwise function a(z): its value, and by the output a its slope and the change of its slope.
 
-    def value(self, z: Tensor) -> Tensor:
-        """Return a(z)."""
-        raise NotImplementedError
+    value: z -> a.  slope: a -> da/dz.  bend: (a, slope) -> d2a/dz2; None where it is zero everywhere.
+    """
 
-    def slope(self, a: Tensor) -> Tensor:
-        """Return da/dz."""
-        raise NotImplementedError
-
-    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
-        """Return d2a/dz2, None where it is zero everywhere."""
-        raise NotImplementedError
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    bend: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
         """Return the output."""
@@ -34,179 +34,117 @@ class Activation:
     def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
         """Return the input's cotangent."""
         memo.cotangent = cotangent
-        return cotangent * kept(memo.slope)
+        return cotangent * memo.slope
 
     def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
         """Return the output's tangent."""
         memo.tangent = tangent
-        return tangent * kept(memo.slope)
+        return tangent * memo.slope
 
     def backward_tangent(self, change: Tensor, memo: Memo) -> Tensor:
         """Return the tangent of the input's cotangent: change * a' + cotangent * a'' * tangent."""
-        slope = kept(memo.slope)
-        bend = self.bend(kept(memo.output), slope)
-        out = change * slope
-        return out if bend is None else out + kept(memo.cotangent) * bend * kept(memo.tangent)
+        out = change * memo.slope
+        if self.bend is None:
+            return out
+        return out + memo.cotangent * self.bend(memo.output, memo.slope) * memo.tangent
 
 
-class Sigmoid(Activation):
-    """a = 1 / (1 + exp(-z))."""
-
-    def value(self, z: Tensor) -> Tensor:
-        """Return a(z)."""
-        return torch.sigmoid(z)
-
-    def slope(self, a: Tensor) -> Tensor:
-        """Return a (1 - a)."""
-        return a - a * a
-
-    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
-        """Return a' (1 - 2 a)."""
-        return slope - 2 * a * slope
+ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.Sigmoid: Activation(torch.sigmoid, lambda a: a - a * a, lambda a, slope: slope - 2 * a * slope),
+    nn.Tanh: Activation(torch.tanh, lambda a: 1 - a * a, lambda a, slope: -2 * a * slope),
+    nn.ReLU: Activation(torch.relu, lambda a: (a > 0).to(a.dtype)),  # slope 0 at 0, as autograd has it
+}
 
 
-class Tanh(Activation):
-    """a = tanh z."""
-
-    def value(self, z: Tensor) -> Tensor:
-        """Return a(z)."""
-        return torch.tanh(z)
-
-    def slope(self, a: Tensor) -> Tensor:
-        """Return 1 - a^2."""
-        return 1 - a * a
-
-    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
-        """Return -2 a a'."""
-        return -2 * a * slope
+def leaky_relu(leak: float) -> Activation:
+    """Return max(z, 0) + leak * min(z, 0), with the slope `leak` at 0, as autograd has it."""
+    return Activation(partial(F.leaky_relu, negative_slope=leak), lambda a: (a > 0).to(a.dtype) * (1 - leak) + leak)
 
 
-class ReLU(Activation):
-    """a = max(z, 0); slope 0 at 0 and no second derivative, as autograd has it."""
-
-    def value(self, z: Tensor) -> Tensor:
-        """Return a(z)."""
-        return torch.relu(z)
-
-    def slope(self, a: Tensor) -> Tensor:
-        """Return 1 where a > 0, else 0."""
-        return (a > 0).to(a.dtype)
-
-    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
-        """Return None."""
-        return None
-
-
-class LeakyReLU(Activation):
-    """a = max(z, 0) + leak * min(z, 0); slope `leak` at 0 and no second derivative, as autograd has it."""
-
-    def __init__(self, leak: float) -> None:
-        self.leak = leak
-
-    def value(self, z: Tensor) -> Tensor:
-        """Return a(z)."""
-        return F.leaky_relu(z, self.leak)
-
-    def slope(self, a: Tensor) -> Tensor:
-        """Return 1 where a > 0, else the leak."""
-        return (a > 0).to(a.dtype) * (1 - self.leak) + self.leak
-
-    def bend(self, a: Tensor, slope: Tensor) -> Tensor | None:
-        """Return None."""
-        return None
-
-
+@dataclass(frozen=True)
 class Linear:
-    """A step without parameters whose map is linear, or is so near any input: tangents pass as inputs do."""
+    """A step without parameters whose map is linear, or is so near any input: tangents pass as inputs do.
 
-    def forward(self, a: Tensor, memo: Memo) -> Tensor:
-        """Return the output."""
-        raise NotImplementedError
+    forward: (input, memo) -> output.  backward: (output's cotangent, memo) -> input's.
+    along: (input's tangent, memo) -> output's, where `forward` is not linear itself.
+    """
 
-    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
-        """Return the input's cotangent."""
-        raise NotImplementedError
+    forward: Callable[[Tensor, Memo], Tensor]
+    backward: Callable[[Tensor, Memo], Tensor]
+    along: Callable[[Tensor, Memo], Tensor] | None = None
 
     def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
         """Return the output's tangent."""
-        return self.forward(tangent, memo)
+        return (self.along or self.forward)(tangent, memo)
 
     def backward_tangent(self, change: Tensor, memo: Memo) -> Tensor:
         """Return the tangent of the input's cotangent."""
         return self.backward(change, memo)
 
 
-class Flatten(Linear):
-    """Images [N, C, H, W] to features [V, B, D]; features stay as they are. shape: of one input."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-    def forward(self, a: Tensor, memo: Memo) -> Tensor:
-        """Return [V, B, D]."""
-        return a if len(self.shape) == 1 else a.reshape(memo.victims, -1, a[0].numel())
-
-    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
-        """Return the cotangent in the shape of the input."""
-        return cotangent if len(self.shape) == 1 else cotangent.reshape(-1, *self.shape)
+def flatten(shape: tuple[int, ...]) -> Linear:
+    """Return the step from images [N, C, H, W] of a shape to features [V, B, D]; features stay as they are."""
+    if len(shape) == 1:
+        return Linear(lambda a, memo: a, lambda cotangent, memo: cotangent)
+    return Linear(
+        lambda a, memo: a.reshape(memo.victims, -1, a[0].numel()), lambda cotangent, memo: cotangent.reshape(-1, *shape)
+    )
 
 
-class AveragePool(Linear):
-    """Means over windows; zero padding counts. Windows that tile the input need no sliding, which is much faster."""
+def average_pool(module: nn.AvgPool2d, size: tuple[int, int]) -> Linear:
+    """Return the means over windows of images of a size; zero padding counts.
 
-    def __init__(self, module: nn.AvgPool2d, size: tuple[int, int]) -> None:
-        kernel, stride, pad = module.kernel_size, module.stride, module.padding
-        self.kernel = (kernel, kernel) if isinstance(kernel, int) else (kernel[0], kernel[1])
-        self.stride = (stride, stride) if isinstance(stride, int) else (stride[0], stride[1])
-        self.padding = (pad, pad) if isinstance(pad, int) else (pad[0], pad[1])
-        self.size, self.area = size, self.kernel[0] * self.kernel[1]
-        fits = size[0] % self.kernel[0] == 0 and size[1] % self.kernel[1] == 0
-        self.tiles = fits and self.kernel == self.stride and self.padding == (0, 0)
+    Windows that tile the input need no sliding, which is much faster.
+    """
+    kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
+    (kh, kw), area = kernel, kernel[0] * kernel[1]
+    if size[0] % kh == 0 and size[1] % kw == 0 and kernel == stride and padding == (0, 0):
+        return Linear(lambda a, _: _tiles(a, kh, kw), lambda cotangent, _: _shared(cotangent / area, kh, kw))
 
-    def forward(self, a: Tensor, memo: Memo) -> Tensor:
-        """Return the means [N, C, H', W']."""
-        if not self.tiles:
-            return F.avg_pool2d(a, self.kernel, self.stride, self.padding)
-        (kh, kw), rows = self.kernel, a[..., :: self.kernel[0], :]
-        for i in range(1, kh):
-            rows = rows + a[..., i::kh, :]
-        total = rows[..., ::kw]
-        for i in range(1, kw):
-            total = total + rows[..., i::kw]
-        return total / self.area
+    def backward(cotangent: Tensor, memo: Memo) -> Tensor:
+        share = (cotangent.flatten(2) / area).repeat_interleave(area, 1)
+        return F.fold(share, size, kernel, padding=padding, stride=stride)
 
-    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
-        """Return each mean's cotangent shared out over its window: [N, C, H, W]."""
-        if self.tiles:
-            (n, c, h, w), (kh, kw) = cotangent.shape, self.kernel
-            share = (cotangent / self.area).view(n, c, h, 1, w, 1)
-            return share.expand(n, c, h, kh, w, kw).reshape(n, c, h * kh, w * kw)
-        share = (cotangent.flatten(2) / self.area).repeat_interleave(self.area, 1)
-        return F.fold(share, self.size, self.kernel, padding=self.padding, stride=self.stride)
+    return Linear(lambda a, _: F.avg_pool2d(a, kernel, stride, padding), backward)
 
 
-class MaxPool(Linear):
-    """The largest of each window; where several are, the one that torch takes."""
+def _tiles(a: Tensor, kh: int, kw: int) -> Tensor:
+    """Return the means over tiles [N, C, H / kh, W / kw] of images [N, C, H, W]."""
+    rows = a[..., ::kh, :]
+    for i in range(1, kh):
+        rows = rows + a[..., i::kh, :]
+    total = rows[..., ::kw]
+    for i in range(1, kw):
+        total = total + rows[..., i::kw]
+    return total / (kh * kw)
 
-    def __init__(self, module: nn.MaxPool2d, size: tuple[int, int]) -> None:
-        self.kernel, self.stride, self.padding, self.size = module.kernel_size, module.stride, module.padding, size
 
-    def forward(self, a: Tensor, memo: Memo) -> Tensor:
-        """Return the maxima [N, C, H', W']."""
-        out, memo.places = F.max_pool2d(a, self.kernel, self.stride, self.padding, return_indices=True)
+def _shared(share: Tensor, kh: int, kw: int) -> Tensor:
+    """Return the shares [N, C, H, W] repeated over their tiles, [N, C, H kh, W kw]."""
+    n, c, h, w = share.shape
+    return share.view(n, c, h, 1, w, 1).expand(n, c, h, kh, w, kw).reshape(n, c, h * kh, w * kw)
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def max_pool(module: nn.MaxPool2d, size: tuple[int, int]) -> Linear:
+    """Return the largest of each window of images of a size; where several are, the one that torch takes."""
+
+    def forward(a: Tensor, memo: Memo) -> Tensor:
+        out, memo.places = F.max_pool2d(a, module.kernel_size, module.stride, module.padding, return_indices=True)
         return out
 
-    def backward(self, cotangent: Tensor, memo: Memo) -> Tensor:
-        """Return each maximum's cotangent at its place: [N, C, H, W]."""
-        out = cotangent.new_zeros(*cotangent.shape[:2], self.size[0] * self.size[1])
-        out.scatter_add_(2, kept(memo.places).flatten(2), cotangent.flatten(2))
-        return out.view(*cotangent.shape[:2], *self.size)
+    def backward(cotangent: Tensor, memo: Memo) -> Tensor:
+        out = cotangent.new_zeros(*cotangent.shape[:2], size[0] * size[1])
+        out.scatter_add_(2, memo.places.flatten(2), cotangent.flatten(2))
+        return out.view(*cotangent.shape[:2], *size)
 
-    def tangent(self, tangent: Tensor, memo: Memo) -> Tensor:
-        """Return the tangents at the maxima's places."""
-        places = kept(memo.places)
-        found: Tensor = tangent.flatten(2).gather(2, places.flatten(2)).view(places.shape)
-        return found
+    def along(tangent: Tensor, memo: Memo) -> Tensor:
+        return tangent.flatten(2).gather(2, memo.places.flatten(2)).view(memo.places.shape)
+
+    return Linear(forward, backward, along)
 
 
 Step = Affine | Activation | Linear

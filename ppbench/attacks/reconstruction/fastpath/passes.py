@@ -8,7 +8,7 @@ loss with respect to an activation (the R-operator of Pearlmutter, Neural Comput
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -46,20 +46,13 @@ class Memo:
     """What one layer keeps between the passes of one evaluation, each field set by the pass that names it.
 
     inputs, output, slope, places (of maxima): forward; cotangent (of the output): backward; tangent (of the input):
-    tangent.
+    tangent. Passes in another order are an AttributeError.
     """
 
     victims: int
-    inputs: Tensor | None = None
-    output: Tensor | None = None
-    slope: Tensor | None = None
-    places: Tensor | None = None
-    cotangent: Tensor | None = None
-    tangent: Tensor | None = None
-
-
-def kept(value: Tensor | None) -> Tensor:
-    """Return what an earlier pass kept; raises RuntimeError when the passes ran in the wrong order."""
-    if value is None:
-        raise RuntimeError("the passes of a chain run in the order forward, backward, tangent, backward_tangent")
-    return value
+    inputs: Tensor = field(init=False)
+    output: Tensor = field(init=False)
+    slope: Tensor = field(init=False)
+    places: Tensor = field(init=False)
+    cotangent: Tensor = field(init=False)
+    tangent: Tensor = field(init=False)

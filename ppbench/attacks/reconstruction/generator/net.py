@@ -2,16 +2,18 @@
 
     z [L] -> [w0, h, w] -> [w1, 2h, 2w] -> ... -> [C, H, W] in the data's range
 
-G_0 is linear, the others are transposed convolutions (4x4, stride 2); all end in a leaky ReLU but the last, which ends
-in a sigmoid over the data's range. What an attack searches at stage k is the input of G_k: the latent, then each map.
+G_0 is linear, the others are transposed convolutions (4x4, stride 2); all end in a leaky ReLU but the last, in a
+sigmoid over the data's range. What an attack searches at stage k is the input of G_k.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn.functional import conv_transpose2d, leaky_relu, linear
 
@@ -25,18 +27,14 @@ SMALLEST = 4
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which decoder.
+    """Which decoder: of images `shape` (channels, height, width), `latent` numbers, and maps of `widths` channels.
 
-    Attributes:
-        shape: (channels, height, width) of an image.
-        latent: numbers in a latent.
-        widths: channels of the maps, the smallest map first; each but the first doubles height and width, and so does
-            the last block, which makes the image.
+    The smallest map comes first; each other one doubles height and width, and so does the last block.
     """
 
-    shape: tuple[int, int, int]
-    latent: int = LATENT
-    widths: tuple[int, ...] = (128, 64, 32)
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    latent: PositiveInt = LATENT
+    widths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64, 32)
 
     @property
     def blocks(self) -> int:
@@ -68,16 +66,10 @@ class Architecture:
 
 
 def architecture(shape: tuple[int, ...], latent: int = 0) -> Architecture:
-    """Return the decoder for images of `shape`: as many doublings as leave a map of 4x4 or more.
+    """Return the decoder for images of `shape` (channels, height, width): doublings that leave a map of 4x4 or more.
 
-    32x32 gives 4x4x128, 8x8x64, 16x16x32; 28x28 gives 7x7x64, 14x14x32; 8x8 gives 4x4x32.
-
-    Args:
-        shape: (channels, height, width).
-        latent: numbers in a latent; 0: 128, but at most half of an image's.
-
-    Raises:
-        UsageError: the shape is that of no image, or of one below 8x8.
+    32x32 gives 4x4x128, 8x8x64, 16x16x32. A latent has 128 numbers, but at most half of an image's, if not `latent`.
+    Raises UsageError where the shape is that of no image, or of one below 8x8.
     """
     if len(shape) != 3 or min(shape[1:]) < 2 * SMALLEST:
         raise UsageError(f"A generator makes images of 8x8 pixels or more, not inputs of shape {shape}; use ig or dlg.")
@@ -98,13 +90,7 @@ def initial(plan: Architecture, generator: torch.Generator) -> Params:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A decoder with its weights.
-
-    Attributes:
-        plan: which decoder.
-        params: its tensors by name, as `Architecture.shapes` has them.
-        low, high: the data's range.
-    """
+    """A decoder with its weights by name, as `Architecture.shapes` has them; low, high: the data's range."""
 
     plan: Architecture
     params: Params

@@ -32,14 +32,10 @@ def project_l1(z: Tensor, radius: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """The input of one block: the latent (stage 0), or a feature map that stays near where it began.
+    """The input of one block, N = `count` maps a row: the latent (stage 0), or maps that stay near where they began.
 
-    Attributes:
-        decoder: the generator.
-        stage: the block.
-        count: images N of a row.
-        center: [S, N, n] where each start's maps began.
-        rho: radius of the l1 balls around it, image by image, in units of its l1 norm; of no account in stage 0.
+    center: [S, N, n] where each start's maps began.  rho: radius of the l1 balls around it, image by image, in units of
+    its l1 norm; of no account in stage 0.
     """
 
     decoder: Decoder
@@ -50,7 +46,7 @@ class Maps:
 
     @property
     def size(self) -> int:
-        """Return the numbers of a row: those of N maps."""
+        """Return the numbers of N maps."""
         return self.count * math.prod(self.decoder.plan.size(self.stage))
 
     def maps(self, z: Tensor) -> Tensor:
@@ -85,12 +81,7 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The generator's weights, a copy for each row, at latents that stay (Jeon et al. 2021).
-
-    Attributes:
-        decoder: the generator that the search begins with.
-        latents: [S, N, L] of each start.
-    """
+    """The generator's weights, a copy for each row, at latents [S, N, L] that stay (Jeon et al. 2021)."""
 
     decoder: Decoder
     latents: Tensor

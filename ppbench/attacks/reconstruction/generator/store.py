@@ -12,47 +12,46 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.generator.fingerprints import common
 from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
 from ppbench.base.errors import UsageError
 from ppbench.records.files import unwritable, write_atomic
 
-FORMAT = "ppbench.generator/1"
+FORMAT: Literal["ppbench.generator/1"] = "ppbench.generator/1"
 """Part of every file's name: raise it when the files, or what training makes, change."""
 ENTRY = "ppbench.generator"
 PRINTS = "fingerprints"
 
 
+def _rising(ends: tuple[float, float]) -> tuple[float, float]:
+    if not ends[0] < ends[1]:
+        raise ValueError("the data range must rise")
+    return ends
+
+
 @dataclass(frozen=True)
 class About:
-    """Where a generator comes from.
+    """Where a generator comes from: its file's format, decoder, range of pixels, training, and what came of it.
 
-    Attributes:
-        format: `FORMAT`.
-        plan: which decoder.
-        data_range: smallest and largest pixel that it makes.
-        data: SHA-256 of the training images.
-        split: which images those were, in words.
-        images: how many.
-        steps, batch, lr, noise: of the training.
-        seed: of its draws.
-        ceiling: median PSNR in decibels of public images held out of the training, encoded and decoded.
-        ceiling_latent: the same for the best latent that optimization from there finds (of the first 16).
-        held_out: how many of them.
+    data: SHA-256 of the training images.  split: which images those were, in words.  ceiling: median PSNR in decibels
+    of the public images held out of the training, encoded and decoded.  ceiling_latent: the same for the best latent
+    that optimization from there finds (of the first 16).
     """
 
-    format: str
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    format: Literal["ppbench.generator/1"]
     plan: Architecture
-    data_range: tuple[float, float]
+    data_range: Annotated[tuple[float, float], AfterValidator(_rising)]
     data: str
     split: str
     images: int
@@ -74,28 +73,28 @@ class Generator:
     about: About
     prints: Tensor
 
-    @property
-    def ceiling(self) -> float:
-        """Median PSNR in decibels of held-out public images, encoded and decoded: the latent stage's ceiling."""
-        return self.about.ceiling
+
+def fingerprints(images: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Return the sorted fingerprints [M] int64 of images [N, *shape], 64 bits of each content, each once (M <= N).
+
+    A content is the shape and the pixels in 256 steps of [low, high]: what an 8-bit file keeps.
+    """
+    scaled = (images.detach().double() - low) * (255 / (high - low))
+    pixels = scaled.nan_to_num(0.0).round().clamp(0, 255).to(torch.uint8).flatten(1).cpu().contiguous().numpy()
+    salt = repr(tuple(images.shape[1:])).encode()
+    keys = [hashlib.blake2b(row.tobytes() + salt, digest_size=8).digest() for row in pixels]
+    numbers = sorted({int.from_bytes(key, "big", signed=True) for key in keys})
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def overlap(generator: Generator, images: Tensor) -> int:
-    """Return how many of images [N, *shape] the generator was trained on, by their contents."""
-    return common(generator.prints, images, *generator.about.data_range)
+    """Return how many of images [N, *shape] the generator was trained on, by their contents; each copy counts."""
+    own = [fingerprints(image[None], *generator.about.data_range) for image in images]
+    return int(torch.isin(torch.cat(own), generator.prints).sum()) if own else 0
 
 
 def check_apart(generator: Generator, shards: Mapping[int, Tensor], source: str = "The generator") -> None:
-    """Refuse a generator that was trained on images of clients.
-
-    Args:
-        generator: the generator.
-        shards: images [N, *shape] by client.
-        source: what the message calls it.
-
-    Raises:
-        UsageError: it was; names the first such client.
-    """
+    """Refuse a generator, called `source`, that was trained on images [N, *shape] of a client (UsageError)."""
     for client, images in shards.items():
         count = overlap(generator, images)
         if count:
@@ -107,7 +106,7 @@ def check_apart(generator: Generator, shards: Mapping[int, Tensor], source: str 
 
 def write(generator: Generator, path: Path) -> None:
     """Write the generator to `path`, whole or not at all (UsageError where the system does not let us)."""
-    about = json.dumps(TypeAdapter(About).dump_python(generator.about, mode="json"), sort_keys=True)
+    about = json.dumps(asdict(generator.about), sort_keys=True)
     tensors = {**generator.decoder.params, PRINTS: generator.prints}
     data = save({name: value.contiguous() for name, value in sorted(tensors.items())}, {ENTRY: about})
     write_atomic(path, data)
@@ -124,8 +123,7 @@ def digest(path: Path) -> str:
 def read(path: Path) -> Generator:
     """Return the generator in the file `path`.
 
-    Raises:
-        UsageError: no such file, a damaged one, one of another kind, or a tensor that does not fit; names both.
+    Raises UsageError for no such file, a damaged one, one of another kind, or a tensor that does not fit; names both.
     """
     if not path.is_file():
         raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
@@ -145,33 +143,13 @@ def _about(path: Path, entry: str | None) -> About:
     if entry is None:
         raise UsageError(f"The file {path} is no generator: it has no metadata {ENTRY!r}; give one that gifd wrote.")
     try:
-        about = TypeAdapter(About).validate_python(_entries(json.loads(entry)))
-    except (ValueError, TypeError) as cause:  # a ValidationError is a ValueError
-        where, what = ENTRY, str(cause)
-        if isinstance(cause, ValidationError):
-            first = cause.errors()[0]
-            where, what = ".".join(map(str, first["loc"])), first["msg"]
+        return TypeAdapter(About).validate_json(entry)
+    except ValidationError as cause:
+        first = cause.errors()[0]
+        where, what = ".".join(map(str, first["loc"])) or ENTRY, first["msg"].lower()
         raise UsageError(
-            f"The generator file {path} has unknown metadata at {where} ({what.lower()}); train it again, or give "
-            "another."
+            f"The generator file {path} has unknown metadata at {where} ({what}); train it again, or give another."
         ) from cause
-    low, high = about.data_range
-    fits = about.format == FORMAT and about.plan.widths and min(*about.plan.widths, *about.plan.shape) > 0
-    if not (fits and about.plan.latent > 0 and low < high):
-        raise UsageError(
-            f"The generator file {path} has metadata of another kind (format {about.format!r}, data range "
-            f"[{low:g}, {high:g}]); this ppbench reads {FORMAT!r}: train it again, or give another."
-        )
-    return about
-
-
-def _entries(value: object) -> object:
-    """Return decoded JSON as it is, refusing what has other entries than `About`."""
-    names = {field.name for field in fields(About)}
-    if not isinstance(value, dict) or set(value) != names:
-        strange = sorted(set(value) ^ names) if isinstance(value, dict) else ["all"]
-        raise TypeError(f"entries that are missing or unknown: {', '.join(strange)}")
-    return value
 
 
 def _check(path: Path, about: About, tensors: Mapping[str, Tensor]) -> None:
@@ -208,12 +186,9 @@ def name(*parts: object) -> str:
 
 
 def cached(path: Path, train: Callable[[], Generator]) -> Generator:
-    """Return the generator in `path`, trained and written first where it is not there.
+    """Return the generator in `path`, trained and written first where it is not there (UsageError: it cannot be).
 
     Of several processes one trains, and the others wait. A damaged file is trained again, with a warning.
-
-    Raises:
-        UsageError: the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,7 @@
 """Trains a decoder on public images, as the half of an autoencoder that attackers keep; seconds to minutes on a core.
 
-An attack searches not only latents but the map before every block, so every map is trained to be a code: the encoder
-has a map for each of them, and each step decodes from one stage, whose code is blurred by noise that the decoder must
-see through. What noise leaves readable is what images have in common, so that steps of one size in a map change an
-image as images differ. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
+The map before every block is searched too, so each is trained to be a code: a step decodes from one stage, whose code
+is blurred by noise. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
 """
 
 from __future__ import annotations
@@ -18,9 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, leaky_relu, linear, mse_loss
 
-from ppbench.attacks.reconstruction.generator.fingerprints import fingerprints
 from ppbench.attacks.reconstruction.generator.net import SLOPE, Architecture, Decoder, architecture, initial
-from ppbench.attacks.reconstruction.generator.store import FORMAT, About, Generator, cache, cached, name
+from ppbench.attacks.reconstruction.generator.store import (
+    FORMAT,
+    About,
+    Generator,
+    cache,
+    cached,
+    fingerprints,
+    name,
+)
 from ppbench.base.tree import Params
 
 LATENT_NOISE = 0.05
@@ -30,15 +35,9 @@ MEASURED, CLOSEST, REFINED = 500, 16, 200
 
 @dataclass(frozen=True)
 class Training:
-    """How a generator is trained.
+    """How a generator is trained: `steps` of Adam with a cosine-decayed rate, on `batch` images each.
 
-    Attributes:
-        steps: of Adam with a cosine-decayed rate.
-        batch: images a step.
-        lr: Adam's rate.
-        noise: standard deviation of the noise on maps, whose code is drawn to mean square 1 by a penalty.
-        penalty: its weight.
-        seed: of all draws.
+    noise: standard deviation of the noise on maps, whose code a `penalty` of that weight draws to mean square 1.
     """
 
     steps: int = 4000
@@ -56,19 +55,10 @@ def trained(
     split: str = "public examples",
     folder: Path | None = None,
 ) -> Generator:
-    """Return a decoder trained on images [N, *shape]: from the cache, or trained now and kept there.
+    """Return a decoder trained on images [N, *shape]: from the cache `folder`, or trained now and kept there.
 
-    The same images, range and training give the same file, bit for bit on one machine.
-
-    Args:
-        images: float32, in `data_range`; a tenth of them, at most 500, are held out to measure the ceiling.
-        data_range: smallest and largest pixel.
-        training: how.
-        split: what the images are, in words; kept in the file.
-        folder: of the cache; None for `store.cache()`.
-
-    Raises:
-        UsageError: no images of 8x8 pixels or more, or a folder that cannot be written.
+    The same arguments give the same file, bit for bit on one machine. A tenth of the images, at most 500, are held out;
+    `split` says in words what they are. UsageError for images below 8x8 pixels, or a folder that cannot be written.
     """
     plan = architecture(tuple(images.shape[1:]))
     data = digest(images)
@@ -186,8 +176,7 @@ class Pair:
     def finished(self, images: Tensor) -> tuple[Decoder, Callable[[Tensor], Tensor]]:
         """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder.
 
-        The latents' mean and covariance go into the first block; factors of the maps go from block to block, which
-        leaky ReLU lets through.
+        The latents' mean and covariance go into the first block; factors of the maps go from block to block.
         """
         codes = self.encode(images, 0).double()
         mean = codes.mean(0)

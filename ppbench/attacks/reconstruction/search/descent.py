@@ -1,8 +1,4 @@
-"""Adam for many victims and restarts at once: the one loop of all attacks that follow a gradient for a fixed budget.
-
-What is searched is a row of numbers: pixels, a generator's latent, a feature map. `evaluate` says what a row is worth
-and which way it improves; the loop knows nothing of images.
-"""
+"""Adam for many victims and restarts at once: the one loop of all attacks that follow a gradient for a fixed budget."""
 
 from __future__ import annotations
 
@@ -24,13 +20,10 @@ Evaluate = Callable[[Tensor, Tensor], Value]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How far to step.
+    """How far to step: `steps` gradient evaluations a row, at a rate `lr` in units of what is searched.
 
-    Attributes:
-        steps: gradient evaluations a row.
-        lr: base learning rate, in units of what is searched.
-        shape: "cosine": from 1 down to 0; "warm": 5 % warm-up, cosine decay over the last 75 % (Fang et al. 2023).
-        signed: whether Adam is fed the sign of the gradient (Geiping et al. 2020, Sec. 4).
+    shape: "cosine": from 1 to 0; "warm": 5 % warm-up, decay over the last 75 % (Fang et al. 2023).  signed: by the sign
+    of the gradient (Geiping et al. 2020, Sec. 4).
     """
 
     steps: int
@@ -48,13 +41,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far S searches were after a number of evaluations each.
-
-    Attributes:
-        evaluations: of each row.
-        z: [S, n] the best iterates so far.
-        score: [S] float64 their scores.
-    """
+    """After so many evaluations of each of S searches: the best iterates z [S, n] so far, and their scores [S]."""
 
     evaluations: int
     z: Tensor
@@ -65,12 +52,8 @@ class Mark:
 class Descent:
     """Where S searches ended.
 
-    Attributes:
-        z: [S, n] the best iterate of each, by its score.
-        score: [S] float64 its score; inf where no iterate had a finite one.
-        end: [S, n] the last iterate: where a next stage goes on.
-        evaluations: [S] int64 gradient evaluations.
-        trail: what was best at each mark that was reached.
+    z: [S, n] the best iterate of each by its score [S] float64, inf where none was finite.  end: [S, n] the last
+    iterate. evaluations: [S] int64 gradient evaluations.  trail: what was best at each mark that was reached.
     """
 
     z: Tensor
@@ -80,30 +63,37 @@ class Descent:
     trail: tuple[Mark, ...]
 
 
+class Adam:
+    """The moments of S rows of numbers."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
+
+    def direction(self, rows: Tensor, slope: Tensor, step: int) -> Tensor:
+        """Return steps of length about 1 for slopes [s, n] of `rows` [s], with the bias of young moments taken out."""
+        self.first[rows] = self.first[rows].lerp(slope, 1 - BETAS[0])
+        self.second[rows] = self.second[rows].lerp(slope * slope, 1 - BETAS[1])
+        one, two = (1 - beta ** (step + 1) for beta in BETAS)
+        return self.first[rows] / one / ((self.second[rows] / two).sqrt() + EPSILON)
+
+
 def descend(
     evaluate: Evaluate,
     start: Tensor,
     schedule: Schedule,
     *,
-    project: Callable[[Tensor, Tensor], Tensor] | None = None,
+    project: Callable[[Tensor, Tensor], Tensor] = lambda z, _: z,
     marks: Sequence[int] = (),
 ) -> Descent:
     """Minimize from `start` [S, n], every row by itself, and keep the best iterate of each by its score.
 
-    A row whose value or gradient is not finite stops where it was best; the others go on.
-
-    Args:
-        evaluate: the function.
-        start: first iterates; the search runs where they lie.
-        schedule: number and size of steps.
-        project: iterates [s, n] and their index [s] to where they are put back after every step (a box, a ball).
-        marks: numbers of evaluations after which the best iterates so far are kept.
+    A row whose value or gradient is not finite stops where it was best. `project` puts iterates, with their index, back
+    (a box, a ball); `marks` are numbers of evaluations after which the best iterates so far are kept.
     """
-    z, best = start.clone(), start.clone()
+    z, best, adam, trail = start.clone(), start.clone(), Adam(start), []
     score = z.new_full((len(z),), torch.inf, dtype=torch.float64)
-    counts = z.new_zeros(len(z), dtype=torch.int64)
-    first, second = torch.zeros_like(z), torch.zeros_like(z)
-    live, trail = torch.arange(len(z), device=z.device), []
+    live = torch.arange(len(z), device=z.device)
+    counts = torch.zeros_like(live)
     for step in range(schedule.steps):
         value = evaluate(z[live], live)
         counts[live] += 1
@@ -116,16 +106,7 @@ def descend(
         live = live[fine]
         if not len(live):
             break
-        slope = value.gradient[fine]
-        slope = slope.sign() if schedule.signed else slope
-        first[live] = first[live].lerp(slope, 1 - BETAS[0])
-        second[live] = second[live].lerp(slope * slope, 1 - BETAS[1])
-        moved = z[live] - schedule.lr * schedule.factor(step) * _direction(first[live], second[live], step)
-        z[live] = moved if project is None else project(moved, live)
+        slope = value.gradient[fine].sign() if schedule.signed else value.gradient[fine]
+        moved = z[live] - schedule.lr * schedule.factor(step) * adam.direction(live, slope, step)
+        z[live] = project(moved, live)
     return Descent(best, score, z, counts, tuple(trail))
-
-
-def _direction(first: Tensor, second: Tensor, step: int) -> Tensor:
-    """Return Adam's step of length about 1, with the bias of its young moments taken out."""
-    one, two = (1 - beta ** (step + 1) for beta in BETAS)
-    return first / one / ((second / two).sqrt() + EPSILON)

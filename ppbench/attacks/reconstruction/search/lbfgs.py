@@ -1,10 +1,8 @@
 """Limited-memory BFGS for many independent problems at once, evaluated in one batch.
 
-Each problem ("victim") occupies a slot until it stops; the slot is then refilled from the queue. All slots advance
-in lock-step, one evaluation a tick, each with a line search of its own: Armijo 1e-4, quadratic backtracking in
-[.1, .5]. Directions come from the compact form (Byrd, Nocedal and Schnabel, Math. Programming 63, 1994, Eq. 3.1)
-with small float64 matrices. A victim's path does not depend on the others in the batch, to the rounding of batched
-matrix products.
+Each problem ("victim") occupies a slot until it stops, which is then refilled. Slots advance in lock-step, each with a
+line search of its own: Armijo 1e-4, quadratic backtracking in [.1, .5]. Directions come from the compact form (Byrd,
+Nocedal and Schnabel, Math. Programming 63, 1994, Eq. 3.1). A victim's path does not depend on the others, to rounding.
 """
 
 from __future__ import annotations
@@ -25,14 +23,9 @@ CACHE = 2**25
 
 @dataclass(frozen=True)
 class Settings:
-    """How to minimize.
+    """How to minimize: with `history` pairs (s, y), at most `slots` (and `CACHE` bytes of pairs) evaluated together.
 
-    Attributes:
-        history: pairs (s, y) kept.
-        slots: problems evaluated together, at most; fewer where their pairs would take more than `CACHE` bytes.
-        patience: evaluations after which the loss must have fallen by the share `progress`, else the run has stalled;
-            0 to never stop for it.
-        progress: that share.
+    patience: evaluations within which the loss must fall by the share `progress`; 0: no run is stopped for it.
     """
 
     history: int = 150
@@ -52,11 +45,10 @@ class Minima:
 
 
 class Memory:
-    """The pairs of S slots, and the products among them that the compact form needs.
+    """The pairs of S slots, scaled so that s.y = 1, and the products among them that the compact form needs.
 
-    Pairs are scaled so that s.y = 1 (the update does not change). `inverse` [S, m, m] is the inverse of the upper
-    triangle of S^T Y, kept up to date a column at a time, so that no pair ever has to move in the ring and no
-    triangular system has to be solved; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
+    `inverse` [S, m, m] is the inverse of the upper triangle of S^T Y, kept up to date a column at a time, so that no
+    pair ever has to move in the ring; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
     """
 
     def __init__(self, slots: int, history: int, like: Tensor) -> None:
@@ -68,34 +60,25 @@ class Memory:
         self.gamma = like.new_ones(slots, dtype=torch.float64)
         self.place = like.new_zeros(slots, dtype=torch.int64)
 
-    def tensors(self) -> list[Tensor]:
-        """Return everything that has a leading axis of slots."""
-        return [self.pairs, self.inverse, self.gram, self.dots, self.gamma, self.place]
-
     def forget(self, slot: int) -> None:
         """Drop the pairs of `slot`."""
-        for tensor in self.tensors():
+        for tensor in (self.pairs, self.inverse, self.gram, self.dots, self.place):
             tensor[slot] = 0
         self.gamma[slot] = 1
 
     def keep(self, slots: Tensor) -> None:
         """Keep `slots` [S'] only, in this order."""
-        self.pairs, self.inverse, self.gram, self.dots, self.gamma, self.place = (
-            tensor[slots] for tensor in self.tensors()
-        )
+        self.pairs, self.inverse, self.gram = self.pairs[slots], self.inverse[slots], self.gram[slots]
+        self.dots, self.gamma, self.place = self.dots[slots], self.gamma[slots], self.place[slots]
 
     def project(self, g: Tensor) -> Tensor:
         """Return (S^T g, Y^T g) [S, 2m] in float64."""
         return torch.bmm(g[:, None], self.pairs.transpose(1, 2))[:, 0].double()
 
     def add(self, rows: Tensor, s: Tensor, y: Tensor, g: Tensor, dots: Tensor) -> None:
-        """Add the pairs s, y [S', n] to the slots `rows` [S'] where they carry curvature.
+        """Add the pairs s, y [S', n], changes of point and gradient, to the slots `rows` [S'] if they carry curvature.
 
-        Args:
-            rows: slots that took a step.
-            s, y: changes of the point and of the gradient.
-            g: new gradients [S', n].
-            dots: `project` of the new gradients for all slots [S, 2m]; its entries of the new pairs are set here.
+        g are the new gradients [S', n], `dots` [S, 2m] the `project` of all slots, whose entries of new pairs are set.
         """
         sy = (s * y).sum(1, dtype=torch.float64)
         good = sy > CURVATURE * s.norm(dim=1).double() * y.norm(dim=1).double()
@@ -272,18 +255,15 @@ class Run:
 def minimize(
     function: Function, starts: Tensor, *, budget: Tensor, stop: Tensor, settings: Settings | None = None
 ) -> Minima:
-    """Minimize V independent functions of n variables.
+    """Return the minima of V independent functions of n variables: the last accepted points, which are the best ones.
+
+    A start whose loss or gradient is not finite is returned as it is, with loss inf.
 
     Args:
         function: (z [S, n], index [S] int64) -> loss [S], gradient [S, n], maybe more; row i is of victim index[i].
         starts: [V, n] start points, float32 or float64; the search runs where they lie.
-        budget: [V] int64, gradient evaluations a victim may spend.
-        stop: [V], loss at which a victim counts as converged.
-        settings: optimizer settings.
-
-    Returns:
-        The last accepted points, which are the best ones: accepted losses never rise. A start whose loss or gradient
-        is not finite is returned as it is, with loss inf.
+        budget, stop: [V] evaluations a victim may spend, and the loss at which it counts as converged.
+        settings: of the optimizer.
     """
     with torch.no_grad():
         run = Run(function, starts.detach(), settings or Settings(), budget, stop)

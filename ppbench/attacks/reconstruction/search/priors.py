@@ -15,12 +15,7 @@ class Penalty(Protocol):
     """A function of images that is added to what is minimized."""
 
     def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the penalties [S] of images x [S, N, *shape], and their slopes by x.
-
-        Args:
-            x: the images, N of each row.
-            index: [S] int64, which start each row came from: rows that have stopped are missing.
-        """
+        """Return the penalties [S] of images x [S, N, *shape] of the starts `index` [S], and their slopes by x."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +68,8 @@ class Sum:
 class ImagePrior:
     """Smoothed total variation and a soft box, for images [S, N, channels, height, width].
 
-    Attributes:
-        tv: weight of the mean over pixels of sqrt(dx^2 + dy^2 + eps^2), summed over a victim's batch.
-        box: weight of the mean squared distance of pixels to [low, high].
-        eps: where total variation turns from quadratic to linear, in units of the data.
+    tv: weight of the mean over pixels of sqrt(dx^2 + dy^2 + eps^2), summed over a victim's batch.
+    box: weight of the mean squared distance of pixels to [low, high].
     """
 
     tv: float = 0.0

@@ -1,9 +1,7 @@
 """What is minimized: how far the simulated update of a guess is from the observed one, and which way it improves.
 
-Victims are searched together, every one from several starts: a row of numbers each. The `Space` (pixels, a generator's
-latent, a feature map) says what images a row stands for, a `Problem` what they are worth; `lbfgs.minimize` and
-`descent.descend` minimize it. The slope of the discrepancy comes from a fast chain of layers, from vmap over victims,
-or from autograd one by one.
+A `Space` says what images a row of numbers stands for, a `Problem` what rows are worth; `lbfgs.minimize` and
+`descent.descend` minimize it. Slopes come from a fast chain of layers, vmap over victims, or autograd one by one.
 """
 
 from __future__ import annotations
@@ -36,12 +34,7 @@ class Space(Protocol):
         """Return n."""
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the images [S, N, *shape] of rows z [S, n], and how their slopes come back to z.
-
-        Args:
-            z: the rows.
-            index: [S] int64, which start each one came from.
-        """
+        """Return the images [S, N, *shape] of rows z [S, n] of starts `index` [S], and how slopes come back to z."""
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
         """Return z [S, n] put back to where rows may be."""
@@ -49,12 +42,7 @@ class Space(Protocol):
 
 @dataclass(frozen=True)
 class Pixels:
-    """The images themselves, kept in the data's range.
-
-    Attributes:
-        shape: (N, *shape) of a row.
-        low, high: the range.
-    """
+    """The images themselves, `shape` (N, *shape) of a row, kept in the data's range."""
 
     shape: tuple[int, ...]
     low: float
@@ -82,10 +70,9 @@ class Objective(Protocol):
 
 
 class Value(NamedTuple):
-    """What S rows are worth.
+    """What S rows are worth: the minimized function [S], priors included, and its gradient [S, n].
 
-    loss: [S] the minimized function, priors included.  gradient: [S, n] of it.
-    score: [S] what iterates, restarts and hypotheses are chosen by: the mismatch alone, never the truth.
+    score [S]: what iterates, restarts and hypotheses are chosen by: the mismatch alone, never the truth.
     """
 
     loss: Tensor
@@ -95,16 +82,12 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What S = V * tries rows over a space have to explain: D / unit is the score, with the penalty the loss.
+    """What S = V * tries rows over a space have to explain: D / unit [V] is the score, with the penalty the loss.
 
     Attributes:
-        space: what images rows stand for.
         matching: D of the V victims' evidence.
-        unit: [V] what D is divided by.
-        starts: the first images, labels and nuisance unknowns of the S rows: a victim's rows follow one another.
-        tries: rows a victim.
-        penalty: on the images, or None.
-        fading: whether the penalty is multiplied by the present score, taken as a constant.
+        starts: first images, labels and nuisance unknowns of the S rows: a victim's rows follow one another.
+        penalty: on the images, or None; multiplied by the present score, taken as a constant, if it is `fading`.
     """
 
     space: Space
@@ -173,10 +156,7 @@ class SimulatedObjective:
 
 
 class MappedObjective:
-    """D as `SimulatedObjective` has it, of all victims at once by vmap: up to six times as fast on small networks.
-
-    Plain gradients of eight victims (32x32, one thread) run 1.0 (114k ConvNet) to 1.9 times (LeNet) as fast as in a
-    loop, 1.1 to 1.4 times for ResNet-20, DenseNet and WRN-10-2.
+    """D as `SimulatedObjective` has it, of all victims at once by vmap: 1 to 2 times as fast (eight victims of 32x32).
 
     Takes evidence whose `Mappable` simulations are of one family; where they share their params, these are not mapped.
     """
@@ -205,13 +185,18 @@ class MappedObjective:
         return loss, *slopes
 
 
-def discrepancy(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
-    """Return the discrepancy of a guess x [N, *shape], y [N, C] with flat nuisance unknowns [E]."""
+def simulated(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Params:
+    """Return the update simulated of a guess x [N, *shape], y [N, C] with flat nuisance unknowns [E]."""
     units, named, offset = len(evidence.unit), {}, 0
     for name, shape in evidence.nuisance.items():
         named[name] = nuisance[offset : offset + math.prod(shape)].view(shape)
         offset += math.prod(shape)
-    return evidence.discrepancy(evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)), **named))
+    return evidence.simulate(x.unflatten(0, (units, -1)), y.unflatten(0, (units, -1)), **named)
+
+
+def discrepancy(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
+    """Return the discrepancy of a guess, see `simulated`."""
+    return evidence.discrepancy(simulated(evidence, x, y, nuisance))
 
 
 def precisions(evidences: Sequence[Evidence]) -> list[Params] | None:
@@ -232,13 +217,9 @@ def _stacked(trees: Sequence[Params]) -> Params:
 
 
 def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
-    """Return D of victims whose evidence shares one `simulate`: by a chain of layers, by vmap, or one by one.
+    """Return D of V victims that share `simulate` and `params`: by a chain of layers, by vmap, or one by one.
 
-    Args:
-        evidences: V pieces of evidence with the same `simulate` and `params`.
-        plan: the public plan.
-        batch: examples N of each, over all slots of its unit.
-        dtype: of the computation.
+    batch: examples N of each, over all slots of its unit.  dtype: of the computation.
     """
     first, measure = evidences[0], evidences[0].measure
     mappable = isinstance(first.simulate, Mappable)

@@ -20,19 +20,16 @@ Label = Literal["joint", "inferred"]
 PATCH = 8
 
 LOGIT = 4.0
-"""Unit in which unknown logits are searched: they travel about ten times as far as pixels do. Saves a quarter of the
-evaluations on the LeNet of the DLG release (eight CIFAR-10 images, joint label, stop 1e-5)."""
+"""Unit in which unknown logits are searched: they travel about ten times as far as pixels do."""
 
 
 @dataclass(frozen=True)
 class Starts:
     """The unknowns of V victims: where a search begins, or where it ended.
 
-    Attributes:
-        x: images [V, N, *shape], N examples each, all slots of a unit together. Its dtype is that of the search.
-        y: fixed labels [V, N, C] (soft ones too), or logits of unknown labels when `joint`.
-        joint: whether labels are unknowns: softmax of the logits, or (C = 1) the number itself.
-        nuisance: [V, E] the evidence's nuisance unknowns, flat, in its order; None where it has none.
+    x: images [V, N, *shape], N over all slots of a unit; its dtype is that of the search.  y: fixed labels [V, N, C]
+    (soft ones too), or where `joint` logits of unknown ones: softmax of these, or (C = 1) the number itself.  nuisance:
+    [V, E] the evidence's nuisance unknowns, flat, in its order; None where it has none.
     """
 
     x: Tensor
@@ -94,10 +91,10 @@ class Victim:
         return (len(self.challenge.unit) * self.challenge.batch, *self.plan.spec.shape)
 
     def image(self, start: Start) -> Tensor:
-        """Return a start image [N, *shape] float32: "grey", "normal" N(0, 1), or "pattern".
+        """Return a start image [N, *shape] float32.
 
-        Grey is the middle of the data range plus .02 N(0, 1) of its width.
-        A pattern is one N(0, 1) patch of 8 x 8 pixels an image, tiled; inputs that are no images get "normal".
+        "grey": the middle of the data range plus .02 N(0, 1) of its width; "normal": N(0, 1); "pattern": one such patch
+        of 8 x 8 pixels an image, tiled ("normal" where inputs are no images).
         """
         if start == "pattern" and len(self.size) == 4:
             rows, columns = self.size[2:]
@@ -115,9 +112,7 @@ class Victim:
     def labels(self, label: Label) -> Tensor | None:
         """Return one-hot labels [N, C] float32 that are granted, or inferred when asked for; None: unknown.
 
-        Inferred as `ppbench.attacks.label.recovery` does: for one example the label is the only negative entry of the
-        head's bias gradient (iDLG), for a batch the classes are counted. An update that is no gradient at known weights
-        tells the label of one example under cross-entropy. The target of a regression is no class: unknown.
+        Inferred as in `label.recovery`; an update that is no gradient at known weights tells only one label.
         """
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
@@ -178,12 +173,9 @@ def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
 
 
 def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
-    """Return fresh starts for victims of one of `batches`, where their evidence lies.
+    """Return fresh starts for victims of one of `batches`, drawn on the CPU and moved to where their evidence lies.
 
-    All that a search begins with is drawn on the CPU, so that one seed has one result on every device, and moved here:
-    whatever follows lies where its starts do.
-
-    Labels are unknowns for all of them as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
+    Labels are unknown for all as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
     """
     device = next(victim.evidence.device for victim in victims if victim.evidence is not None)
     x = torch.stack([victim.image(start) for victim in victims]).to(device, dtype)

@@ -1,0 +1,74 @@
+"""A configuration resolved, once: the task, the points and the attacks that it names, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from ppbench.adversary.attack import Attack
+from ppbench.base.errors import UsageError
+from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
+from ppbench.run.choice import Point, attacks, points
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.task import Task, describe, make_task
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """An evaluation with all that its configuration names: made by `resolve`, and handed on to everything that runs.
+
+    It travels between processes as its configuration, which each of them resolves once.
+
+    Attributes:
+        config: what was asked.
+        points: the controls, then the defense over its grid.
+        applicable: the attacks that may be run on the defense, each with its parameters.
+    """
+
+    config: EvaluateConfig
+    points: tuple[Point, ...]
+    applicable: tuple[Attack, ...]
+
+    def __reduce__(self) -> tuple[Callable[[str], Experiment], tuple[str]]:
+        return _arrived, (self.config.model_dump_json(),)
+
+    @property
+    def task(self) -> Task:
+        """What is learnt. Tasks are large: a process holds the two that it used last, shared by all that agree."""
+        return make_task(self.config)
+
+    @cached_property
+    def facts(self) -> tuple[DataInfo, ModelInfo, FederationInfo]:
+        """The parts of a cell's configuration that the task determines."""
+        return describe(self.task, self.config)
+
+    @cached_property
+    def attacks(self) -> tuple[Attack, ...]:
+        """The attacks that can say something about the task's network and loss, and of the probes.
+
+        Raises UsageError: an attack that was named cannot.
+        """
+        config, found = self.config, []
+        for attack in self.applicable:
+            if attack.suits(self.task.plan) and config.probe in attack.probes:
+                found.append(attack)
+            elif attack.name in config.attacks:
+                probed = config.probe in attack.probes
+                why = f"model {config.model!r} with loss {config.loss!r}" if probed else f"--probe {config.probe}"
+                raise UsageError(f"Attack {attack.name!r} has no use for {why}; leave it out.")
+        return tuple(found)
+
+
+def resolve(config: EvaluateConfig) -> Experiment:
+    """Return the experiment that `config` describes; no data are read before its task is asked for.
+
+    Raises UsageError: an unknown defense, attack or parameter, or an attack that cannot be run on the defense.
+    """
+    return Experiment(config, tuple(points(config)), tuple(attacks(config)))
+
+
+@cache
+def _arrived(text: str) -> Experiment:
+    """Return an experiment in the process that it was sent to."""
+    return resolve(EvaluateConfig.model_validate_json(text))

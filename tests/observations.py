@@ -1,0 +1,79 @@
+"""What an adversary sees in tests of attacks on gradients, and how near a guess comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
+from ppbench.defenses.none import NoDefense
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence, Simulate, simulation
+from ppbench.federation.messages import Model, Update
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.view import View
+from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.nets.net import initial, net_spec
+from ppbench.questions.images import score_images
+
+Seen = tuple[View, Victims]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def psnr(guess: Tensor, truth: Tensor) -> float:
+    """Return dB of a clipped guess; 120 for an exact one."""
+    return float(-10 * torch.log10(((guess.clamp(0, 1).double() - truth.double()) ** 2).mean().clamp(min=1e-12)))
+
+
+def updates(simulate: Simulate, x: Tensor, y: Tensor) -> list[Params]:
+    """Return the gradient of each batch of x [V, B, *shape], y [V, B, C]."""
+    return [
+        {name: g.detach() for name, g in simulate(images[None], labels[None]).items()}
+        for images, labels in zip(x, y, strict=True)
+    ]
+
+
+def uploads(plan: Plan, params: Params, observed: Sequence[Params], public: Data | None = None) -> View:
+    """Return an undefended server's view of one upload a probe, all from client 0."""
+    mail = []
+    for probe, update in enumerate(observed):
+        mail.append(Envelope(probe, 1, 0, SERVER, 0, 0, Model(params)))
+        mail.append(Envelope(probe, 1, 0, 0, SERVER, 0, Update(update)))
+    return View("server/1", SERVER, plan, NoDefense(), tuple(mail), (), public=public)
+
+
+def ask(count: int, batch: int = 1, y: Tensor | None = None) -> list[Challenge]:
+    """Return a question about each of `count` probes; labels y [V, B, C] are granted."""
+    return [Challenge((Slot(i, 0),), batch, None if y is None else y[i][None]) for i in range(count)]
+
+
+def observation(plan: Plan, params: Params, x: Tensor, y: Tensor) -> Evidence:
+    """Return the evidence on one batch x [B, *shape], y [B, C]."""
+    simulate = simulation(plan, params)
+    return Evidence((Slot(0, 0),), updates(simulate, x[None], y[None])[0], simulate, params)
+
+
+def server_sees(digits: Data, defense: Defense, batch: int = 1, count: int = 8, first: int = 900) -> Seen:
+    """Return what a server sees of `count` digits on a fresh DLNet under a defense, and whose they are."""
+    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient", batch=batch))
+    rows = slice(first, first + 60)
+    fed = Federation(defense, plan, {0: Data(digits.x[rows].clone(), digits.y[rows].clone())}, Seeds(0))
+    fed.start(initial(plan.spec, 1))
+    victims = choose_victims(fed.shards, "server/1", batch, count, Seeds(0))
+    return fed.probe(victims.data).view("server/1"), victims
+
+
+def reached(seen: Seen, attack: Attack) -> tuple[list[float], list[Guess]]:
+    """Return the scorer's PSNR of every victim image, and the guesses."""
+    view, victims = seen
+    guesses = attack.run(view, victims.challenges(), seeded())
+    return [s.psnr or 0.0 for s in score_images(victims, guesses, {}, {}, view.plan.data_range).victims], guesses

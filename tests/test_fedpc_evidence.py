@@ -1,0 +1,221 @@
+"""What each party can tell from FedPC's messages: signs, surrogates, pilots' gradients; and what masks change of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppbench.adversary.victims import choose_victims
+from ppbench.base.errors import ProtocolError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
+from ppbench.defenses.fedpc.evidence import pilots, signs, uploads
+from ppbench.defenses.fedpc.masks import word
+from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary
+from ppbench.defenses.fedpc.protocol import FedPC
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context, Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.view import Transcript
+from ppbench.federation.wire import SERVER
+from ppbench.nets.net import initial, net_spec
+from ppbench.testing.scene import same
+
+SIZES = (60, 30, 90, 40, 75)
+Build = Callable[..., Federation]
+
+
+@pytest.fixture
+def build(deal: Callable[..., dict[int, Data]]) -> Build:
+    """Return a started federation of five clients with unequal shards."""
+
+    def made(defense: Defense) -> Federation:
+        plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), 5, Local(batch=16, opt=Opt("sgd", 0.05, 0.9)))
+        run = Federation(defense, plan, deal(SIZES), Seeds(0))
+        run.start(initial(plan.spec, 1))
+        return run
+
+    return made
+
+
+def flat(params: Params) -> Tensor:
+    return Layout.of(params).pack(params)
+
+
+def trained(transcript: Transcript) -> dict[int, Params]:
+    """Return every client's Q, which it keeps until it is told what to send."""
+    return {s.party: s.state.trained for s in transcript.states if s.party != SERVER and s.step == 1}
+
+
+def answers(transcript: Transcript, kind: type) -> dict[int, Any]:
+    return {e.sender: e.message for e in transcript.mail if isinstance(e.message, kind)}
+
+
+# -- what parties can tell -------------------------------------------------------------------------------------------
+def probed(run: Federation, kind: str = "gradient", rounds: int = 1, batch: int = 1, threat: str = "server/1"):
+    found = choose_victims(run.shards, threat, batch, 2 * batch, Seeds(3), roles=2)
+    return found, run.probe(found.data, kind, rounds)
+
+
+@pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1", "collusion/1"])
+def test_ternaries_tell_the_exact_signs_of_what_their_sender_does_not_send(build, threat):
+    run = build(FedPC())
+    run.run(2)
+    _, transcript = probed(run, "local", 2)
+    view, seen = transcript.view(threat), 0
+    for exchange in uploads(view):
+        (state,) = [
+            s.state
+            for s in transcript.states
+            if (s.probe, s.round, s.step, s.party)
+            == (exchange.slot.probe, exchange.round, exchange.step, exchange.slot.client)
+        ]
+        told = signs(view, exchange)
+        if told is None:  # a listener has not heard the broadcast before its first round
+            assert threat == "eavesdropper/1" and exchange.round == 3
+            continue
+        true = flat(state.last) - flat(state.trained)
+        known = flat(told) != 0
+        assert torch.equal(flat(told)[known], true.sign()[known])
+        seen += int(known.sum()) if isinstance(exchange.answer, Ternary) else 0
+    assert seen > 1000
+
+
+def test_in_round_1_a_ternary_tells_the_sign_itself(build):
+    run = build(FedPC(rates="1"))
+    view = run.observe().view("server/1")
+    truth = trained(run.observe())
+    start = flat(run.parties.server.params)
+    for exchange in uploads(view):
+        told, true = flat(signs(view, exchange)), start - flat(truth[exchange.slot.client])
+        assert torch.equal(told[told != 0], true.sign()[told != 0])
+        if isinstance(exchange.answer, Ternary):
+            assert torch.equal(told != 0, true.abs() > 0.05)
+
+
+def test_a_plain_attacker_holds_the_exact_gradient_of_a_pilot_whose_rate_is_public(build):
+    run = build(FedPC(rates="1"))
+    run.run(2)
+    found, transcript = probed(run)
+    roles = transcript.roles()
+    pieces = {e.unit[0]: e for e in run.defense.evidence(transcript.view("server/1"))}
+    assert set(pieces) == set(found.data) and set(roles.values()) == {"pilot", "ternary"}
+    for slot, evidence in pieces.items():
+        assert evidence.channel == roles[slot]
+        exact = at_truth(evidence, found.data[slot].x[None], found.data[slot].y[None])
+        assert exact < 1e-8 if roles[slot] == "pilot" else exact > 0.1
+    assert len({id(e.simulate) for e in pieces.values()}) == 1
+    secret = build(FedPC(rates="2"))
+    found, transcript = probed(secret)
+    wrong = [e for e in secret.defense.evidence(transcript.view("server/1")) if e.channel == "pilot"]
+    truth = [at_truth(e, found.data[e.unit[0]].x[None], found.data[e.unit[0]].y[None]) for e in wrong]
+    assert truth == pytest.approx([0.25] * len(wrong), abs=1e-4)  # (2g - g)^2 / (2g)^2: its rate is twice the plan's
+
+
+def test_a_surrogate_points_where_the_sender_went(build):
+    run = build(FedPC())
+    run.run(2)
+    _, transcript = probed(run, "local", 1, batch=8)
+    view = transcript.view("server/1")
+    states = {(s.probe, s.party): s.state for s in transcript.states if s.party != SERVER and s.step == 1}
+    pieces = [e for e in run.defense.evidence(view) if e.channel == "ternary"]
+    assert pieces
+    for evidence in pieces:
+        state = states[tuple(evidence.unit[0])]
+        true = flat(state.last) - flat(state.trained)
+        assert float(torch.cosine_similarity(flat(evidence.observed), true, dim=0)) > 0.2
+
+
+def test_a_curious_client_sees_the_pilots_update_up_to_the_correction(build):
+    run = build(FedPC(rates="1"))
+    run.run(3)
+    found = choose_victims(run.shards, "client/1", 4, 16, Seeds(3))
+    transcript = run.probe(found.data)
+    pilot, server = pilots(transcript.view("server/1"))[0, 4], run.parties.server
+    evidence = run.defense.evidence(transcript.view("client/1", 0 if pilot else 1, own=found.own))
+    (piece,) = evidence
+    assert len(piece.unit) == 4 and piece.channel == "aggregate"
+    (state,) = [s.state for s in transcript.states if (s.party, s.step) == (pilot, 1)]
+    update = (flat(server.params) - flat(state.trained)) / 0.05
+    off = (flat(piece.observed) - update).abs()
+    bound = 0.2 * (flat(server.params) - flat(server.own.before)).abs() / 0.05
+    assert bool((off <= bound + 1e-4).all())
+    assert run.defense.evidence(transcript.view("client/1", pilot, own=found.own)) == []
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------
+def test_masks_change_what_is_seen_and_nothing_of_what_is_learnt(build):
+    plain, hidden = build(FedPC()), build(FedPC(masks="ring"))
+    for run in (plain, hidden):
+        run.run(4)
+    assert same(plain.parties.server.params, hidden.parties.server.params)
+    assert same(plain.parties.server.own, hidden.parties.server.own)
+    transcript, count = hidden.observe(), hidden.plan.net.parameter_count
+    sent = answers(transcript, Masked)
+    assert len(sent) == 4 and {m.words.dtype for m in sent.values()} == {torch.int16}
+    bare = {c: hidden.defense.ternary(hidden.context("observed", 5, 1, c), _at(transcript, c)) for c in sent}
+    total = sum(SIZES[c] * t.long() for c, t in bare.items())
+    assert torch.equal(hidden.defense.votes(hidden.parties.server, sent), total)
+    for client, message in sent.items():
+        same_sign = (message.words.sign() == bare[client].sign())[bare[client] != 0].double().mean()
+        assert abs(float(same_sign) - 0.5) < 4 * 0.5 / (0.3 * count) ** 0.5
+        assert float(message.words.double().std()) > 2**16 / 12**0.5 * 0.9  # uniform over all words
+        assert signs(transcript.view("server/1"), next(e for e in uploads(transcript.view("server/1"))
+                     if e.slot.client == client)) is None  # fmt: skip
+
+
+def _at(transcript: Transcript, client: int) -> Any:
+    return next(s.state for s in transcript.states if (s.party, s.step) == (client, 1))
+
+
+def test_words_are_as_wide_as_the_sum_needs():
+    assert word(torch.tensor([2**14, 2**14 - 1])) == torch.int16
+    assert word(torch.tensor([2**14, 2**14])) == torch.int32
+    assert word(torch.tensor([2**31])) == torch.int64
+
+
+def test_masked_ternaries_are_evidence_about_all_their_senders_together(build):
+    run = build(FedPC(masks="ring"))
+    run.run(2)
+    found, transcript = probed(run)
+    pieces = run.defense.evidence(transcript.view("server/1"))
+    roles = transcript.roles()
+    for evidence in pieces:
+        assert {roles[slot] for slot in evidence.unit} == {"pilot" if evidence.channel == "pilot" else "ternary"}
+    assert sorted(len(e.unit) for e in pieces) == [1, 1, 4, 4] and len(found.data) == 10
+    assert {e.channel for e in run.defense.evidence(transcript.view("eavesdropper/1"))} <= {"pilot"}
+
+
+def test_all_other_senders_together_take_a_mask_off(build):
+    """Masks are worth nothing against N-1 colluders and the server: they hold every key that the victim's uses."""
+    run = build(FedPC(masks="ring"))
+    run.run(1)
+    transcript = run.observe()
+    sent, view = answers(transcript, Masked), transcript.view("collusion/1")
+    assert 0 in sent, "client 0 is the pilot: the test proves nothing"
+    others = [c for c in sent if c != 0]
+    rest = torch.zeros(len(sent[0].words), dtype=torch.int64)
+    for client in others:
+        (state,) = [s.state for s in view.states if (s.party, s.step) == (client, 1)]
+        ctx = Context(run.plan, 2, "observed", client, torch.Generator())
+        rest = rest + secagg.stream(state.keys, ctx, 0, "ternary", len(rest)) * (1 if client > 0 else -1)
+    bare = (sent[0].words.long() - rest).to(torch.int16)
+    assert torch.equal(
+        bare.long(), SIZES[0] * run.defense.ternary(run.context("observed", 2, 1, 0), _at(transcript, 0)).long()
+    )
+
+
+@pytest.mark.parametrize("senders", [[0, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1]])
+def test_a_client_masks_for_no_set_that_hides_nothing(build, senders):
+    run = build(FedPC(masks="ring"))
+    run.run(1)
+    me, command = _at(run.observe(), 0), Command(torch.tensor(SEND_TERNARY), torch.tensor(senders).bool())
+    with pytest.raises(ProtocolError, match="asks client 0 to mask a ternary vector for itself alone"):
+        run.defense.reply(run.context("real", 2, 1, 0), me, command, (), run.shards[0])

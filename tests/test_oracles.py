@@ -1,0 +1,235 @@
+"""What is computed, beside the same by other means: torch's optimizers, loops over examples or thresholds, counting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from ppbench.adversary.attack import Guess
+from ppbench.adversary.victims import Candidates
+from ppbench.attacks.label.recovery import LabelRecovery
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves
+from ppbench.defenses.dp import DP
+from ppbench.defenses.dp_sgd import DPSGD
+from ppbench.defenses.none import NoDefense
+from ppbench.defenses.spn import SPN
+from ppbench.federation.batching import shuffled
+from ppbench.federation.contract import Context
+from ppbench.federation.engine import Federation
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Batch, Data, Local
+from ppbench.federation.wire import Slot
+from ppbench.metrics.audit import audited, epsilon_lower
+from ppbench.metrics.membership import Half, operating_point
+from ppbench.nets.net import initial
+from ppbench.questions.membership import score_members
+from ppbench.records.figure import best
+from ppbench.run.cells import cells, groups
+from ppbench.run.config import configure
+from ppbench.run.group import run_group
+from ppbench.run.task import make_task
+from ppbench.run.train import figures_of
+from ppbench.testing.scene import installed
+
+OPTIMIZERS = {
+    "plain": (Opt(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (Opt(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
+    "adam": (Opt("adam", 0.01, betas=(0.8, 0.95)), lambda p: torch.optim.Adam(p, 0.01, betas=(0.8, 0.95))),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_servers_steps_are_those_of_torch(plan, shards, name):
+    """Over several rounds: what an optimizer remembers is kept between them."""
+    opt, make = OPTIMIZERS[name]
+    plan = replace(plan, local=Local("gradient", batch=48), server_opt=opt)
+    run = Federation(NoDefense(), plan, shards, Seeds(0))
+    run.start(initial(plan.spec, 1))
+    assert run.run(5)
+    params = {n: value.clone().requires_grad_() for n, value in initial(plan.spec, 1).items()}
+    torchs, total = make(params.values()), sum(len(shard.x) for shard in shards.values())
+    for _ in range(5):
+        torchs.zero_grad()
+        for shard in shards.values():
+            loss = plan.objective(params, shard.x, shard.y, torch.ones(len(shard.x)))
+            (loss * len(shard.x) / total).backward()
+        torchs.step()
+    for n, value in params.items():
+        torch.testing.assert_close(run.parties.server.params[n], value.detach(), rtol=1e-3, atol=2e-5)
+
+
+def test_each_example_is_clipped_by_itself_and_noise_is_added_to_their_sum(plan, digits):
+    defense, params, layout = (
+        DPSGD(noise_multiplier=1.5, clip=0.2),
+        initial(plan.spec, 0),
+        Layout.of(initial(plan.spec, 0)),
+    )
+    batch = Batch(digits.x[:6], digits.y[:6], torch.tensor([1.0, 1, 0, 1, 1, 1]))
+    noise = {n: torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) for n, p in params.items()}
+    total = 1.5 * 0.2 * layout.pack(noise)
+    for x, y, weight in zip(batch.x, batch.y, batch.w, strict=True):
+        unknown = {n: p.clone().requires_grad_() for n, p in params.items()}
+        loss = plan.example_loss(plan.net(unknown, x[None]), y[None])[0]
+        one = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(unknown.values()))])
+        assert float(one.norm()) > 0.2  # or clipping would be no matter
+        total = total + weight * one * 0.2 / one.norm()
+    found = layout.pack(defense.local_gradient(plan, params, batch, (), noise))
+    torch.testing.assert_close(found, total / plan.local.batch, rtol=1e-4, atol=1e-6)
+
+
+def test_every_epoch_takes_each_example_once():
+    data = Data(torch.arange(40.0)[:, None], torch.ones(40, 1))
+    batches = shuffled(data, Local(epochs=3, batch=16), torch.Generator().manual_seed(0))
+    assert batches.x.shape == (9, 16, 1) and float(batches.w.sum()) == 3 * 40
+    for x, w in zip(batches.x.view(3, -1), batches.w.view(3, -1), strict=True):
+        assert sorted(x[w > 0].tolist()) == data.x[:, 0].tolist()
+
+
+@pytest.mark.parametrize("defense", [DP(0.1), DP(0.1, "laplace"), DPSGD()])
+def test_every_local_step_has_noise_of_its_own(plan, defense):
+    ctx = Context(plan, 1, "real", 0, torch.Generator().manual_seed(0))
+    for leaf in leaves(defense.draw(ctx, initial(plan.spec, 0), 3)):
+        assert len({tuple(step.flatten().tolist()) for step in leaf}) == 3
+
+
+@pytest.mark.parametrize("defense", [DP(0.1), DP(0.1, "laplace"), DPSGD(2.0, clip=0.3)])
+def test_attackers_are_told_noise_of_the_size_that_is_added(plan, digits, defense):
+    plan, params, layout = (
+        replace(plan, local=Local("gradient", batch=16)),
+        initial(plan.spec, 0),
+        Layout.of(initial(plan.spec, 0)),
+    )
+    batch = Batch(digits.x[:16], digits.y[:16], torch.ones(16))
+    drawn = defense.draw(Context(plan, 1, "real", 0, torch.Generator().manual_seed(0)), params, 4)
+    none = {n: torch.zeros_like(p) for n, p in params.items()}
+    clean = layout.pack(defense.local_gradient(plan, params, batch, (), none))
+    noise = [
+        layout.pack(defense.local_gradient(plan, params, batch, (), {n: v[t] for n, v in drawn.items()})) - clean
+        for t in range(4)
+    ]
+    assert float(torch.stack(noise).detach().std()) == pytest.approx(defense.noise(plan).std, rel=0.02)
+
+
+def test_a_secret_head_is_trained_and_its_code_stays(federate):
+    run = federate(SPN(alpha2=0.1))
+    before = run.parties.clients[1]
+    assert run.run(2)
+    after = run.parties.clients[1]
+    assert torch.equal(before.code, after.code)
+    assert all(not torch.equal(before.head[n], after.head[n]) for n in before.head)
+
+
+def test_the_accountant_counts_every_local_step(plan):
+    """Nine steps in a round of training cost what nine rounds of one step do, at the same rate and noise."""
+    defense, local = DPSGD(noise_multiplier=1.0), Local("delta", epochs=1, batch=16)
+    steps, single = replace(plan, local=local), replace(plan, local=replace(local, upload="gradient"))
+    assert defense.guarantee(steps, 140, 2) == defense.guarantee(single, 140, 18)
+    assert defense.guarantee(steps, 140, 2)[0] > defense.guarantee(single, 140, 2)[0]
+
+
+def test_the_epsilon_on_record_is_of_the_weakest_client(federate, shards):
+    run = federate(DPSGD(noise_multiplier=1.0))
+    assert run.run(1)
+    each = [run.defense.guarantee(run.plan, len(shard.x), 1)[0] for shard in shards.values()]
+    task = make_task(configure(defense="dp_sgd", clients=4, train=80))
+    assert len(set(each)) > 1
+    assert figures_of(run, task, [(1, 0.5)], True, None).privacy.epsilon == max(each)
+
+
+@dataclass(frozen=True)
+class Tells(NoDefense):
+    """Notes what its masks would derive from."""
+
+    name: ClassVar[str] = "tells"
+    told: ClassVar[list[tuple[str, int]]] = []
+
+    def upload(self, ctx, me, result):
+        self.told.append((ctx.session, ctx.round))
+        return super().upload(ctx, me, result)
+
+
+def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, digits):
+    run = federate(Tells())
+    assert run.run(1)
+    Tells.told.clear()
+    before = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
+    run.probe({Slot(probe, client): Data(digits.x[:2], digits.y[:2]) for probe in (0, 1) for client in range(4)})
+    run.observe()
+    assert set(Tells.told) == {("probe-0", 2), ("probe-1", 2), ("observed", 2)}
+    after = leaves((run.parties.server, run.parties.clients))
+    assert len(before) > 4 and all(map(torch.equal, before, after))
+    assert run.run(2) and Tells.told[-1] == ("real", 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_operating_point_is_the_best_of_all_thresholds_that_keep_the_rate(seed):
+    rng = np.random.default_rng(seed)
+    member, score = np.arange(120) % 2 == 0, rng.integers(0, 30, 120).astype(float)
+    for rate in (0.02, 0.1, 0.25):
+        cuts = [(score >= cut) for cut in (*np.unique(score), np.inf)]
+        points = [(float(cut[member].mean()), float(cut[~member].mean())) for cut in cuts]
+        true, false = operating_point(Half(member, score, member), rate)
+        assert (true, false) in points and false <= rate
+        assert true == max(one for one, other in points if other <= rate)
+
+
+def test_what_an_auditor_would_have_said_in_its_silence_does_not_count():
+    member, place = np.arange(100) % 2 == 0, np.arange(100)
+    right = np.where(place < 6, ~member, member)  # 34 of the 40 guesses, and all on which none was made
+    assert audited(member, right, place < 40).value == epsilon_lower(100, 40, 34)
+
+
+def test_candidates_are_scored_by_the_answer_to_the_question_that_hid_them():
+    member, half = torch.tensor([True, False, True, False]), torch.tensor([0, 0, 1, 1])
+    candidates = Candidates(torch.zeros(4, 2), torch.zeros(4, 2), member, half)
+    answers = [Guess(score=torch.full((4,), float(h)), decision=torch.full((4,), h == 1)) for h in (0, 1)]
+    found = {score.index: score for score in score_members(candidates, answers).victims}
+    assert [(found[i].half, found[i].score, found[i].decision) for i in range(4)] == [
+        (0, 0.0, False), (0, 0.0, False), (1, 1.0, True), (1, 1.0, True)
+    ]  # fmt: skip
+
+
+def test_the_strongest_of_several_is_no_oracle(fabricate):
+    found, oracle = (fabricate("dp", 0.1, "mia_loss", "membership", share=share) for share in (0.6, 0.9))
+    attack = oracle.config.attack.model_copy(update={"oracle": True, "id": "oracle"})
+    oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
+    assert best([found, oracle], "asr") is found and best([oracle], "asr") is None
+
+
+SEEN: list[tuple[tuple[Any, ...], int]] = []
+
+
+@dataclass(frozen=True)
+class Noted(LabelRecovery):
+    """Notes what it draws from."""
+
+    name: ClassVar[str] = "noted"
+
+    def run(self, view, challenges, generator):
+        SEEN.append(((view.defense, view.threat, challenges[0].batch), generator.initial_seed()))
+        return super().run(view, challenges, generator)
+
+
+def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path):
+    """But for the control values of a defense, which are compared on the same starts."""
+    options: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "attack_batch": (1, 2)}
+    SEEN.clear()
+    with installed("attacks", Noted):
+        config = configure(
+            **options,
+            defense="none",
+            attacks=("noted",),
+            stages=("init", "final"),
+            threats=("server/1", "eavesdropper/1"),
+        )
+        task = make_task(config)
+        for group in groups(task, config):
+            run_group(config, group, tmp_path, [cell.id for cell in cells(task, config, group)])
+    views = 2 * 2 * 2  # stages, threats, batches
+    assert len(SEEN) == 2 * views and len({draws for _, draws in SEEN}) == views
+    assert len({(where[1:], draws) for where, draws in SEEN}) == views
