@@ -197,7 +197,7 @@ def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(tmp_p
             time.sleep(0.1)
         time.sleep(4)  # the workers are training by now
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130, out
