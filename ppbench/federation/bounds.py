@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from inspect import get_annotations
 from math import inf
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -27,8 +30,13 @@ Bits = Annotated[int, Bound(lambda value: 16 <= value <= 56, "from 16 to 56")]
 @cache
 def bounds_of(defense: type) -> Mapping[str, Bound]:
     """Return the bounds in the annotations of a dataclass's fields, by field."""
-    hints = get_type_hints(defense, include_extras=True)
-    found = {field.name: _bound(hints[field.name]) for field in fields(defense)}
+    names, found = {field.name for field in fields(defense)}, dict[str, Bound | None]()
+    for owner in reversed(defense.__mro__):
+        own = {name: hint for name, hint in get_annotations(owner).items() if name in names}
+        module = sys.modules.get(owner.__module__)  # None where a class outlives its script: nothing to read it by
+        if own and module is not None:
+            hints = get_type_hints(SimpleNamespace(__annotations__=own), vars(module), include_extras=True)
+            found |= {name: _bound(hint) for name, hint in hints.items()}
     return {name: bound for name, bound in found.items() if bound is not None}
 
 
