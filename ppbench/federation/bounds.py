@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -32,8 +33,9 @@ def bounds_of(plugin: type) -> Mapping[str, Bound]:
     """Return the bounds in the annotations of a dataclass's fields, by field; a subclass's own default loosens none."""
     found: dict[str, Bound] = {}
     for owner in reversed(plugin.__mro__):
-        stated = {name: _bound(hint) for name, hint in get_annotations(owner, eval_str=True).items()}
-        found |= {name: bound for name, bound in stated.items() if bound is not None}
+        if owner.__module__ in sys.modules:  # a class may outlive its script: nothing to read its annotations by
+            stated = {name: _bound(hint) for name, hint in get_annotations(owner, eval_str=True).items()}
+            found |= {name: bound for name, bound in stated.items() if bound is not None}
     return found
 
 
