@@ -69,10 +69,7 @@ def ppbench(request: pytest.FixtureRequest) -> Results:
 
 
 def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Results:
-    """Return the sweep that a marker asks for; in one session the same one is made once.
-
-    A suite's file is looked for beside the test's own, else at the root of the tests.
-    """
+    """Return the sweep that a marker asks for; in one session the same one is made once."""
     from ppbench.testing.sweeps import request_of, run
 
     if marker.args:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
@@ -86,6 +87,19 @@ def one_timed_pair() -> Iterator[None]:
         patch.setattr(cost, "BUDGET_S", 0.0)
         patch.setattr(cost, "ENOUGH_S", 0.0)
         yield
+
+
+@pytest.fixture(scope="module")
+def planted() -> Iterator[Path]:
+    """Let this process, and those that it starts, find the planted plugins; return where they are."""
+    home = Path(__file__).parent / "planted"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(home))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.syspath_prepend(str(home))
+        registry.plugins.cache_clear()
+        yield home
+    registry.plugins.cache_clear()
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def norm(evidence: Evidence) -> float:
 # -- noise without clipping ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_little_noise_does_not_hide_the_image(law: str, federate: Federate) -> None:
-    view, victims = probe(federate, DP(1e-4, law))
+    view, victims = probe(federate, DP(1e-4, law), 4)
     scores = attacked(AdaptiveDP(budget=900), view, victims)
     assert median(scores) > grey(victims) + 15
     assert all(score.label for score in scores)
@@ -130,32 +130,11 @@ def test_the_scale_search_beats_plain_matching_on_clipped_gradients(
     multiplier: float, gain: float, federate: Federate
 ) -> None:
     """Clip .3 shrinks these gradients tenfold; plain DLG takes that for a soft label, and so reads labels wrong."""
-    view, victims = probe(federate, DPSGD(multiplier, 0.3))
+    view, victims = probe(federate, DPSGD(multiplier, 0.3), 4)
     adaptive, plain = attacked(AdaptiveDP(), view, victims), attacked(DLG(), view, victims)
     assert median(adaptive) > max(20.0, median(plain) + gain)
     assert all(score.label for score in adaptive)
     assert not all(score.label for score in plain)
-
-
-def test_the_scale_search_finds_the_norms_before_clipping(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[Tensor] = []
-
-    def spy(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
-        turns.append(shrinkage(evidence, start, clip))
-        return turns[-1]
-
-    monkeypatch.setattr(module, "shrinkage", spy)
-    view, victims = probe(federate, DPSGD(1e-4, 0.3))
-    attacked(AdaptiveDP(restarts=0), view, victims)
-    truths = [victims.truth(unit) for unit in victims.units]
-    clean = {slot: e for e in view.defense.evidence(view) for slot in e.unit}
-    true = []
-    for (slot,), truth in zip(victims.units, truths, strict=True):
-        gradient = clean[slot].simulate(truth.x[None], truth.y[None])
-        true.append(float(torch.cat([v.detach().flatten() for v in gradient.values()]).norm()) / 0.3)
-    assert len(turns) == 1 + module.RESCALINGS
-    assert turns[0].tolist() != pytest.approx(true, rel=0.5)
-    assert turns[-1].tolist() == pytest.approx(true, rel=1e-3)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -192,16 +171,6 @@ def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_wh
 
 
 # -- pieces ----------------------------------------------------------------------------------------------------------
-@given(factor=st.floats(1.0, 1e3))
-@settings(max_examples=20, deadline=None)
-def test_scaled_multiplies_the_observation_and_nothing_else(factor: float, digits) -> None:
-    evidence = evidence_on(digits.x[:2], digits.y[:2])
-    result = scaled(evidence, factor)
-    assert all(torch.equal(v * factor, result.observed[n]) for n, v in evidence.observed.items())
-    assert replace(result, observed=evidence.observed) == evidence
-    assert scaled(evidence, 1.0) is evidence
-
-
 def laplace_loss(residual: Tensor, scale: float) -> Tensor:
     return residual.abs().sum() / scale
 
@@ -255,12 +224,12 @@ def test_the_visible_support_undoes_pruning(federate: Federate) -> None:
 
 
 def test_a_batch_is_rebuilt_from_its_support_too(federate: Federate) -> None:
-    view, victims = probe(federate, PPDL(0.3), 8, batch=2)
+    view, victims = probe(federate, PPDL(0.3), 4, batch=2)
     assert median(attacked(AdaptivePPDL(), view, victims)) > median(attacked(DLG(), view, victims)) + 5
 
 
 def test_the_noise_on_sent_entries_is_known(federate: Federate) -> None:
-    view, victims = probe(federate, PPDL(0.3, sigma=1e-4), 6)
+    view, victims = probe(federate, PPDL(0.3, sigma=1e-4), 4)
     adaptive = attacked(AdaptivePPDL(), view, victims)
     assert {e.noise for e in AdaptivePPDL().evidence(view)} == {Noise("gaussian", 1e-4)}
     assert median(adaptive) > max(20.0, median(attacked(DLG(), view, victims)) + 8)
@@ -279,17 +248,6 @@ def test_the_mask_says_what_the_message_says(theta: float, federate: Federate) -
             assert bool(mask[evidence.observed[name] != 0].all())
         total = sum(v.numel() for v in evidence.observed.values())
         assert sum(int(mask.sum()) for mask in evidence.weight.values()) == len(message.value) == round(theta * total)
-
-
-def test_unsent_entries_do_not_move_the_search(federate: Federate) -> None:
-    """What stands at entries of weight 0 is nobody's observation: junk there changes nothing."""
-    view, _ = probe(federate, PPDL(0.3), 2)
-    for evidence in AdaptivePPDL().evidence(view):
-        junk = {n: v + 1e3 * (1 - evidence.weight[n]) for n, v in evidence.observed.items()}
-        simulated = {n: torch.full_like(v, 0.1) for n, v in evidence.observed.items()}
-        spoiled = replace(evidence, observed=junk)
-        assert torch.equal(spoiled.discrepancy(simulated), evidence.discrepancy(simulated))
-        assert torch.equal(spoiled.scale(), evidence.scale())
 
 
 def test_a_client_sees_no_masks_and_other_defenses_have_none(federate: Federate) -> None:

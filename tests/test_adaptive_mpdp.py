@@ -8,14 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.attacks.adaptive.euler import noiseless_moments
-from ppbench.attacks.adaptive.gauge import canonical_scales
-from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, rebuilt
+from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.autodiff import gradient
@@ -24,7 +21,6 @@ from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
 from ppbench.defenses.mpdp.expansion import expanded, fold
 from ppbench.defenses.mpdp.hardened import MPDPH
-from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.evidence import exchanges
@@ -39,6 +35,7 @@ from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
 from ppbench.questions.images import score_images
 from ppbench.questions.labels import score_labels
+from ppbench.testing.scene import digits
 
 CLIENTS = 4
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})
@@ -63,9 +60,7 @@ def probed(
     threat: str = "server/1",
     clients: int = CLIENTS,
 ) -> tuple[View, Victims]:
-    raw = load_digits()
-    x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16
-    y = torch.nn.functional.one_hot(torch.tensor(raw.target), 10).float()
+    x, y = digits().x, digits().y
     data = {c: Data(x[64 * c : 64 * c + 64].clone(), y[64 * c : 64 * c + 64].clone()) for c in range(clients)}
     fed = Federation(defense, Plan(spec, clients, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
@@ -153,7 +148,7 @@ def test_the_rebuilt_gradient_owes_nothing_to_the_noisy_one() -> None:
 @pytest.mark.parametrize("defense", UNMASKED, ids=IDS)
 def test_every_image_and_label_of_one_example_is_read(defense: Defense, threat: str) -> None:
     """Spec: 309 to 312 dB whatever epsilon; the scorer stops at 100. The noisy gradient alone gives little."""
-    view, victims = probed(defense, threat=threat)
+    view, victims = probed(defense, count=4, threat=threat)
     attack = AdaptiveMPDP()
     found = scored(victims, attack.run(view, victims.challenges(), seeded()))
     assert all(psnr > 99 and label for psnr, label in found)
@@ -162,7 +157,7 @@ def test_every_image_and_label_of_one_example_is_read(defense: Defense, threat: 
         assert at_truth(one, truth.x[None], truth.y[None]) < 1e-18
     if defense.noise_variance(view.plan, None):
         plain = scored(victims, AnalyticInversion().run(view, victims.challenges(), seeded()))
-        assert sorted(psnr for psnr, _ in plain)[4] < 20
+        assert sorted(psnr for psnr, _ in plain)[2] < 20
 
 
 def test_batches_are_matched_with_what_carries_no_noise() -> None:
@@ -184,8 +179,8 @@ def test_null_noise_instead_of_surrogates_gives_no_image() -> None:
         return tree_map(lambda t: t.std() * torch.randn(t.shape, generator=g, dtype=t.dtype), message)
 
     for batch in (1, 2):
-        view, victims = probed(MPDP(), batch=batch)
-        found = scored(victims, AdaptiveMPDP(budget=200).run(silence(view, drown), victims.challenges(), seeded()))
+        view, victims = probed(MPDP(), batch=batch, count=4)
+        found = scored(victims, AdaptiveMPDP(budget=60).run(silence(view, drown), victims.challenges(), seeded()))
         assert max(psnr for psnr, _ in found) < 15
         guesses = MPDPHistogram().run(silence(view, drown), victims.challenges(), seeded())
         assert hits(victims, guesses) < 0.7
@@ -277,26 +272,3 @@ def test_folded_and_unmasked_weights_have_the_true_canonical_form(spec: NetSpec)
     assert distance({n: units[n] * v for n, v in folded.items()}, {n: true[n] * v for n, v in params.items()}) < 1e-12
     x = torch.rand(3, *spec.shape, generator=seeded(4), dtype=torch.float64)
     torch.testing.assert_close(build(spec)(folded, x), build(spec)(params, x), rtol=1e-9, atol=1e-11)
-
-
-# -- manners ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 0.0, 1e30])
-@pytest.mark.parametrize("defense", [MPDP(), MPDP(gamma="scalar"), MPDPH()], ids=["mpdp", "scalar", "mpdp_h"])
-def test_broken_letters_are_failed_guesses(poison: float, defense: ModelPerturbation) -> None:
-    def write(tensor: Tensor) -> Tensor:
-        return torch.full_like(tensor, poison) if tensor.is_floating_point() else torch.zeros_like(tensor)
-
-    for threat, batch in (("server/1", 1), ("eavesdropper/1", 2)):
-        view, victims = probed(defense, batch=batch, threat=threat)
-        broadcasts = tuple(
-            replace(e, message=tree_map(write, e.message)) if e.sender == SERVER else e for e in view.mail
-        )
-        for seen in (
-            silence(view, lambda m: tree_map(write, m)),
-            replace(view, mail=broadcasts),
-            replace(view, mail=()),
-        ):
-            guesses = AdaptiveMPDP(budget=20).run(seen, victims.challenges(), seeded())
-            assert all(g.x.shape[1:] == (1, 8, 8) for g in guesses)
-            labels = MPDPHistogram().run(seen, victims.challenges(), seeded())
-            assert all(0 <= int(g.y.min()) <= int(g.y.max()) < 10 for g in labels)

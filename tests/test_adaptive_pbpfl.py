@@ -8,16 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.attacks.adaptive.gauge import canonical_scales
+from ppbench.attacks.adaptive.mpdp import canonical_scales
 from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differences, differences, joined, split
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, tree_map
+from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.evidence import exchanges
 from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import multiply, surrogates
@@ -25,13 +24,14 @@ from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Slot
+from ppbench.federation.wire import Slot
 from ppbench.nets.channels import Channels
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
 from ppbench.questions.images import score_images
+from ppbench.testing.scene import dealt, digits
 
 CLIENTS = 4
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
@@ -44,15 +44,8 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def shards(sizes: Sequence[int] = (48, 48, 48, 30)) -> dict[int, Data]:
-    raw = load_digits()
-    x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16
-    y = torch.nn.functional.one_hot(torch.tensor(raw.target), 10).float()
-    return {c: Data(x[48 * c : 48 * c + n].clone(), y[48 * c : 48 * c + n].clone()) for c, n in enumerate(sizes)}
-
-
 def probed(defense: Defense, spec: NetSpec, batch: int = 1, count: int = 8) -> tuple[View, Victims]:
-    data = shards()
+    data = dealt(digits(), (48, 48, 48, 30))
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=16), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
     victims = choose_victims(data, "server/1", batch, count, Seeds(0), sums=defense.sums)
@@ -225,7 +218,7 @@ def test_a_masked_message_alone_gives_nothing() -> None:
 def test_a_network_without_a_linear_layer_is_searched() -> None:
     """Labels are exact; pixels come as far as an undefended gradient's do (measured 14 and 11 dB; grey is 7)."""
     view, victims = probed(SHARED, CNN, count=4)
-    found = scored(victims, AdaptivePBPFLExt(budget=600).run(view, victims.challenges(), seeded()))
+    found = scored(victims, AdaptivePBPFLExt(budget=300).run(view, victims.challenges(), seeded()))
     assert all(label for _, label in found)
     middle = sorted(psnr for psnr, _ in found)[len(found) // 2]
     grey = sorted(decibels(torch.full_like(d.x, 0.5), d.x) for d in victims.data.values())
@@ -254,22 +247,3 @@ def test_labels_that_are_granted_are_kept() -> None:
     assert whole.confidence == 0.2
     assert whole.evaluations == 6
     assert joined([whole, Guess(x=torch.zeros(2, 1))]).confidence is None
-
-
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 0.0, 1e30])
-def test_broken_letters_are_failed_guesses(poison: float) -> None:
-    def write(tensor: Tensor) -> Tensor:
-        return torch.full_like(tensor, poison) if tensor.is_floating_point() else torch.zeros_like(tensor)
-
-    for spec in (BIASED, CNN):
-        view, victims = probed(SHARED, spec, count=4)
-        views = [replace(view, mail=())]
-        for by_server in (True, False):
-            changed = (
-                e if (e.sender == SERVER) is not by_server else replace(e, message=tree_map(write, e.message))
-                for e in view.mail
-            )
-            views.append(replace(view, mail=tuple(changed)))
-        for seen in views:
-            guesses = AdaptivePBPFLExt(budget=20).run(seen, victims.challenges(), seeded())
-            assert [g.x.shape for g in guesses] == [(4, 1, 8, 8)]

@@ -12,10 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.adaptive.feature_inversion import invert_features, total_variation
 from ppbench.attacks.adaptive.head_features import System, class_starts, recover_features
@@ -27,6 +26,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
+from ppbench.testing.scene import digits
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10)
 PLAN = Plan(SPEC, 8, Local("gradient"))
@@ -38,11 +38,10 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def some(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return `count` digits [count, 1, 8, 8] in [0, 1] and their labels."""
-    data = load_digits()
-    chosen = torch.randperm(len(data.images), generator=generator(seed))[:count]
-    return torch.tensor(data.images, dtype=torch.float32)[chosen][:, None] / 16, torch.tensor(data.target)[chosen]
+    chosen = torch.randperm(len(digits().x), generator=generator(seed))[:count]
+    return digits().x[chosen], digits().y.argmax(1)[chosen]
 
 
 def spn_gradient(
@@ -82,7 +81,7 @@ def world_of(plan: Plan, params: Params, batches: list[tuple[Tensor, Tensor]], a
 
 
 def world(victims: int, batch: int, alpha2: float, seed: int = 0) -> World:
-    batches = [digits(batch, 100 * seed + client) for client in range(victims)]
+    batches = [some(batch, 100 * seed + client) for client in range(victims)]
     return world_of(PLAN, initial(SPEC, seed), batches, alpha2)
 
 
@@ -111,7 +110,7 @@ def median(values: list[float]) -> float:
 @pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
 def test_one_example_gives_its_features_exactly(alpha2: float, dtype: torch.dtype, tolerance: float) -> None:
     for seed in range(5):
-        params, (x, y) = initial(SPEC, seed), digits(1, seed)
+        params, (x, y) = initial(SPEC, seed), some(1, seed)
         grads, phi = spn_gradient(PLAN, params, x, y, alpha2, seed, dtype)
         found = recover_features(params, grads["head.weight"], grads["head.bias"], y, generator(0))
         assert found.exact and float((found.value - phi).norm() / phi.norm()) < tolerance
@@ -131,7 +130,7 @@ def test_a_batch_of_distinct_labels_gives_every_feature(batch: int) -> None:
 
 
 def test_the_head_gradient_does_not_depend_on_the_defense() -> None:
-    params, (x, y) = initial(SPEC, 0), digits(4, 0)
+    params, (x, y) = initial(SPEC, 0), some(4, 0)
     reference, _ = spn_gradient(PLAN, params, x, y, 0.0, 0)
     for alpha2 in (1e-4, 0.1, 0.5):
         grads, _ = spn_gradient(PLAN, params, x, y, alpha2, 7)
@@ -140,7 +139,7 @@ def test_the_head_gradient_does_not_depend_on_the_defense() -> None:
 
 
 def test_batches_too_large_or_noisy_fall_back_to_the_class_means() -> None:
-    params, (x, y) = initial(SPEC, 0), digits(12, 0)
+    params, (x, y) = initial(SPEC, 0), some(12, 0)
     grads, _ = spn_gradient(PLAN, params, x, y, 0.1, 0)
     weight, bias = grads["head.weight"], grads["head.bias"]
     large = recover_features(params, weight, bias, y, generator(0))
@@ -182,7 +181,7 @@ def test_fast_objective_equals_double_backward(
 
 
 def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
-    params, (x, _) = initial(SPEC, 0), digits(3, 0)
+    params, (x, _) = initial(SPEC, 0), some(3, 0)
     weights = {n: v.double() for n, v in params.items()}
     phi = PLAN.net.features(weights, x.double())
     w = torch.randn(phi.shape, generator=generator(0), dtype=torch.float64)
@@ -216,7 +215,7 @@ def test_total_variation_and_its_gradient() -> None:
 
 
 def test_feature_inversion_beats_grey_and_keeps_victims_apart() -> None:
-    params, (x, _) = initial(SPEC, 0), digits(4, 0)
+    params, (x, _) = initial(SPEC, 0), some(4, 0)
     phi = PLAN.net.features(params, x).detach()
     found = invert_features(PLAN, params, phi.view(2, 2, -1), generator(0), budget=200, smoothness=0.003)
     assert found.x.shape == (2, 2, 1, 8, 8) and found.loss.shape == (2,)
@@ -237,7 +236,7 @@ def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2: float) -> No
 
 def test_a_network_without_a_fast_form_is_broken_too() -> None:
     plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"}), 2, Local("gradient"))
-    scene = world_of(plan, initial(plan.spec, 0), [digits(1, 3)], 0.1)
+    scene = world_of(plan, initial(plan.spec, 0), [some(1, 3)], 0.1)
     (guess,) = QUICK.run(scene.view, scene.challenges, generator(0))
     assert psnr(guess.x, scene.x[0])[0] > 30
 
@@ -260,37 +259,11 @@ def test_null_pure_noise_gives_no_image_and_no_confidence() -> None:
     assert all(guess.confidence > 1e-3 for guess in guesses)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
-def test_useless_observations_give_finite_guesses(value: float, batch: int) -> None:
-    scene = world(2, batch, 0.1)
-    spoilt = changed(scene, lambda v: torch.full_like(v, value))
-    for guess in QUICK.run(spoilt, scene.challenges, generator(0)):
-        assert guess.x.shape == (batch, 1, 8, 8) and bool(guess.x.isfinite().all()) and guess.y.shape == (batch,)
-
-
 def test_a_zero_backbone_gradient_leaves_the_image_from_the_features() -> None:
     scene = world(1, 1, 0.1)
     headless = changed(scene, lambda v: v if v.shape[0] == 10 else torch.zeros_like(v))
     (guess,) = QUICK.run(headless, scene.challenges, generator(0))
     assert bool(guess.x.isfinite().all()) and psnr(guess.x, scene.x[0])[0] > 9
-
-
-def test_one_broken_upload_does_not_spoil_the_others_and_unseen_slots_are_answered() -> None:
-    scene = world(3, 1, 0.1)
-    mail = list(scene.view.mail)
-    mail[3] = replace(mail[3], message=Update({n: v * torch.nan for n, v in mail[3].message.params.items()}))
-    view = View("server/1", SERVER, PLAN, NoDefense(), tuple(mail), ())
-    guesses: list[Guess] = QUICK.run(view, [*scene.challenges, Challenge((Slot(5, 0),), 2)], generator(0))
-    assert psnr(guesses[0].x, scene.x[0])[0] > 30 and psnr(guesses[2].x, scene.x[2])[0] > 30
-    assert guesses[1].confidence is None and guesses[3].x.shape == (2, 1, 8, 8)
-
-
-def test_same_generator_same_guess() -> None:
-    scene = world(2, 2, 0.5)
-    attack = AdaptiveSPN(inversion_budget=40, joint_budget=40)
-    first, again = (attack.run(scene.view, scene.challenges, generator(4)) for _ in range(2))
-    assert all(torch.equal(a.x, b.x) and a.confidence == b.confidence for a, b in zip(first, again, strict=True))
 
 
 def test_cifar_victims_fall_at_the_strength_of_the_paper() -> None:
@@ -303,11 +276,11 @@ def test_cifar_victims_fall_at_the_strength_of_the_paper() -> None:
     import pyarrow.parquet as pq
     from PIL import Image
 
-    rows = next(pq.ParquetFile(path).iter_batches(batch_size=3)).to_pylist()
+    rows = next(pq.ParquetFile(path).iter_batches(batch_size=2)).to_pylist()
     pixels = [np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")) for row in rows]
     images = [torch.tensor(image).permute(2, 0, 1)[None].float() / 255 for image in pixels]
     batches = [(x, torch.tensor([row["label"]])) for x, row in zip(images, rows, strict=True)]
-    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 3, Local("gradient"))
+    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 2, Local("gradient"))
     scene = world_of(plan, initial(plan.spec, 0), batches, 0.1)
-    guesses = AdaptiveSPN(joint_budget=1000).run(scene.view, scene.challenges, generator(0))
+    guesses = AdaptiveSPN(joint_budget=500).run(scene.view, scene.challenges, generator(0))
     assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, images, strict=True)]) > 25

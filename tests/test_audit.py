@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,15 +19,17 @@ from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.report.verify import verify
+from ppbench.run.audit import runs
 from ppbench.run.audit.canaries import AVERAGE, FAMILIES, canaries
 from ppbench.run.audit.population import levelled, needs_level, populate
 from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import Audit, Refused
+from ppbench.run.audit.runs import Audit, Refused, Target
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
 from ppbench.run.task import make_task
+from ppbench.run.train import untrained
 
 SMALL = dict(
     defense="none", model="mlp", model_options={"hidden": 8}, train=200, public=0.5, clients=4, rounds=2, canaries=10,
@@ -194,18 +199,15 @@ def test_canaries_of_tables_lie_within_the_range_of_each_column(tmp_path):
         ({"public": 0.002, "train": 1400}, "larger --public"),
         ({"public": 0.99}, "that are not public"),
         ({"public": 0.999, "train": None}, "partitioned over 4 clients"),
+        (
+            {"attacks": ("ig",), "model": "dlnet", "model_options": {}, "tuning": 500, "stages": ("init",)},
+            r"tuning=500.*360 test examples",
+        ),
     ],
 )
 def test_bad_numbers_are_one_sentence_before_anything_is_written(options, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):
         evaluate(config(**options), out=tmp_path / "o", workers=1)
-    assert not (tmp_path / "o").exists()
-
-
-def test_tuning_images_beyond_the_test_part_are_refused_before_anything_is_trained(tmp_path):
-    options = dict(defense="none", attacks=("ig",), tuning=500, stages=("init",), attack_batch=(8,))
-    with pytest.raises(UsageError, match=r"tuning=500.*360 test examples"):
-        evaluate(configure(**options), out=tmp_path / "o", workers=1)
     assert not (tmp_path / "o").exists()
 
 
@@ -343,3 +345,17 @@ def test_a_refused_or_diverged_audit_leaves_cells_that_say_so(tmp_path, monkeypa
     )  # fmt: skip
     result = evaluate(**options, out=tmp_path / "o", workers=1)
     assert not result.reliable
+
+
+def test_an_audit_that_another_process_finished_first_is_no_error(tmp_path, monkeypatch):
+    """The audit had its own copy of this code, without the branch for two writers."""
+    trained = untrained(10, 1, "it diverged").model_copy(update={"diverged": True})
+    audit = SimpleNamespace(home=tmp_path, target_folder=tmp_path / "target")
+    recorder = SimpleNamespace(federation=SimpleNamespace(save=lambda draft: (draft / "figures").touch()))
+
+    def taken(self, target):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr(Path, "rename", taken)
+    runs._keep(audit, recorder, Target(trained=trained, at_once=1, rounds=()))
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -66,16 +65,6 @@ def test_known_values() -> None:
     assert epsilon_lower(100, 100, 50) == 0
     assert epsilon_lower(100, 100, 0) == 0
     assert epsilon_lower(7, 0, 0) == 0
-
-
-def test_the_bound_grows_with_hits_and_falls_with_delta_and_confidence() -> None:
-    by_hits = [epsilon_lower(200, 100, v) for v in range(50, 101)]
-    assert all(a <= b for a, b in pairwise(by_hits))
-    assert by_hits[-1] > by_hits[20] > by_hits[0] == 0
-    by_delta = [epsilon_lower(200, 100, 90, delta) for delta in (0, 1e-6, 1e-4, 1e-3, 1e-2)]
-    assert all(a >= b for a, b in pairwise(by_delta))
-    assert by_delta[0] > by_delta[-1]
-    assert epsilon_lower(200, 100, 80, confidence=0.9) > epsilon_lower(200, 100, 80, confidence=0.99)
 
 
 def test_randomized_response_is_bounded_below_its_epsilon_in_nineteen_of_twenty_runs() -> None:
@@ -239,5 +228,5 @@ def test_references_and_uploads_are_used_where_there_are_any() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.1, math.nan])
 def test_bad_options_of_the_attack_are_refused(share: float) -> None:
-    with pytest.raises(UsageError, match="'audit_one_run' refuses share="):
+    with pytest.raises(UsageError, match="'audit_one_run': share="):
         make_attack("audit_one_run", {"share": share})

@@ -1,4 +1,4 @@
-"""BAFFLE's estimator: one stream of directions, exact differences, unbiased estimates, forward passes alone."""
+"""BAFFLE's estimator: one stream of directions, exact differences, forward passes alone; and its figures' networks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle import estimator as baffle_estimator
 from ppbench.defenses.baffle.estimator import (
     Scheme,
     chunks,
@@ -26,7 +26,8 @@ from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.contract import Job
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Local, Plan
-from ppbench.nets.net import Net, Option, initial, net_spec
+from ppbench.nets.net import Net, Option, build, initial, net_spec
+from ppbench.run.choice import make_defense
 from ppbench.run.cost import peak_bytes
 
 SEED = 20_231
@@ -63,8 +64,6 @@ def slopes_of(plan: Plan, params: Params, batch: Batch, count: int, scheme: Sche
 
 
 # -- directions --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("entries", [5, 1001])  # torch draws fewer than 16 numbers by another path
 @pytest.mark.parametrize("size", [3, 64])
 def test_every_chunking_gives_the_same_directions_bit_for_bit(entries: int, size: int) -> None:
@@ -94,18 +93,6 @@ def test_seeds_of_steps_are_public_distinct_and_begin_with_the_rounds() -> None:
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
-
-
-def test_central_differences_are_odd_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    params, batch = weights_of(MLP), batch_of(MLP)
-    there = differences(MLP, params, batch, SEED, 10, 1e-2, "central", 4)
-    monkeypatch.setattr(baffle_estimator, "chunks", lambda *a: (-z for z in chunks(*a)))
-    assert torch.equal(differences(MLP, params, batch, SEED, 10, 1e-2, "central", 4), -there)
-    forward = differences(MLP, params, batch, SEED, 10, 1e-2, "twice", 4)
-    monkeypatch.undo()
-    assert not torch.equal(differences(MLP, params, batch, SEED, 10, 1e-2, "twice", 4), -forward)
-
-
 def test_of_a_quadratic_loss_central_differences_are_exact_and_forward_ones_are_not() -> None:
     plan = plan_of(loss="squared", hidden="")
     params, batch = weights_of(plan, torch.float64), batch_of(plan, dtype=torch.float64)
@@ -150,19 +137,7 @@ def test_padded_examples_do_not_count() -> None:
     assert float(mean_loss(MLP, params, padded)) != pytest.approx(float(mean_loss(MLP, params, batch)), rel=1e-3)
 
 
-def test_float32_is_enough_at_the_papers_sigma_and_not_far_below() -> None:
-    single, double = batch_of(LENET, 32), batch_of(LENET, 32, torch.float64)
-    errors = {}
-    for sigma in (1e-4, 1e-6):
-        low = differences(LENET, weights_of(LENET), single, SEED, 16, sigma, "central", 1)
-        high = differences(LENET, weights_of(LENET, torch.float64), double, SEED, 16, sigma, "central", 1)
-        errors[sigma] = float((low - high).norm() / high.norm())
-    assert errors[1e-4] < 0.02 < errors[1e-6]
-
-
 # -- estimates ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["central", "twice"])
 def test_the_estimate_is_unbiased_and_as_noisy_as_theory_says(scheme: Scheme) -> None:
     params, batch, k = weights_of(MLP), batch_of(MLP), 2000
@@ -173,31 +148,7 @@ def test_the_estimate_is_unbiased_and_as_noisy_as_theory_says(scheme: Scheme) ->
     assert float((estimate - g).norm() / g.norm()) == pytest.approx(math.sqrt((len(g) + 1) / k), rel=0.2)
 
 
-def test_twice_as_many_forward_differences_are_better_by_root_two() -> None:
-    """Of the same 100 forward passes (the paper's guideline 1); cosines over ten seeds."""
-    params, batch = weights_of(MLP), batch_of(MLP)
-    g = flat_gradient(MLP, params, batch)
-
-    def cosine(scheme: Scheme, count: int) -> float:
-        found = [stein(s, slopes_of(MLP, params, batch, count, scheme, s), len(g)) for s in range(10)]
-        return sum(float(torch.cosine_similarity(f, g, 0)) for f in found) / len(found)
-
-    assert 1.2 < cosine("twice", 100) / cosine("central", 50) < 1.65
-
-
-def test_the_estimate_of_the_mean_is_the_mean_of_estimates() -> None:
-    """Eq. 7: the server may add the clients' numbers and need not see any of them."""
-    slopes = torch.randn(3, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shares = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
-    together = stein(SEED, shares @ slopes, 700)
-    apart = sum(w * stein(SEED, s, 700) for w, s in zip(shares, slopes, strict=True))
-    torch.testing.assert_close(together, apart, rtol=1e-10, atol=1e-12)
-    assert float((together - stein(SEED + 1, shares @ slopes, 700)).norm() / together.norm()) > 1
-
-
 # -- a client --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("scheme", "passes"), [("central", 14), ("twice", 15)])
 def test_forward_passes_are_counted(scheme: Scheme, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
@@ -253,3 +204,64 @@ def test_memory_of_an_estimate_does_not_grow_with_the_number_of_directions() -> 
         s = slope(differences(LENET, weights_of(LENET), batch, SEED, 40, 1e-4, "central", 1), 1e-4, "central")
         stein(SEED, s, LENET.net.parameter_count)
     assert max(sizes) == LENET.net.parameter_count
+
+
+# -- the papers' networks ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "options", "parameters", "features"),
+    [
+        ("lenet_baffle", (1, 28, 28), 10, {}, 27_242, 60),
+        ("lenet_baffle", (1, 32, 32), 10, {}, 27_242, 60),
+        ("lenet_baffle", (3, 32, 32), 10, {}, 27_542, 60),
+        ("lenet_baffle", (3, 32, 32), 100, {}, 33_032, 60),
+        ("lenet_baffle", (3, 32, 32), 10, {"norm": "gn"}, 27_542 + 2 * (6 + 16), 60),
+        ("lenet_baffle", (1, 12, 12), 10, {"activation": "relu"}, 156 + 2416 + 17 * 60 + 610, 60),
+        ("wrn_10_2", (3, 32, 32), 10, {}, 303_706, 128),
+        ("wrn_10_2", (3, 32, 32), 100, {}, 315_316, 128),
+        ("wrn_10_2", (1, 28, 28), 10, {"activation": "selu"}, 303_706 - 2 * 16 * 9, 128),
+        ("wrn_10_2", (3, 32, 32), 10, {"norm": "none"}, 303_706 - 2 * (16 + 32 + 32 + 64 + 64 + 128 + 128), 128),
+    ],
+)
+def test_sizes(
+    model: str, shape: tuple[int, ...], classes: int, options: dict[str, Option], parameters: int, features: int
+) -> None:
+    spec = net_spec(model, shape, classes, options)
+    net, params = build(spec), initial(spec, 0)
+    assert (net.parameter_count, net.feature_count) == (parameters, features)
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    y = torch.eye(classes)[:2]
+    plan = Plan(spec, 1)
+    logits = plan.net(params, x)
+    assert logits.shape == (2, classes) and bool(logits.isfinite().all())
+    found = gradient(lambda p: plan.objective(p, x, y, torch.ones(2)), params)
+    assert all(bool((g != 0).any()) for g in found.values()), "a layer that the loss does not reach"
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options", "words"),
+    [
+        ("lenet_baffle", (3, 32, 32), {"activation": "tanh"}, "hardswish, relu, selu"),
+        ("lenet_baffle", (3, 32, 32), {"norm": "bn"}, "none, gn"),
+        ("lenet_baffle", (1, 11, 32), {}, "at least 12x12"),
+        ("lenet_baffle", (43,), {}, "takes images"),
+        ("wrn_10_2", (3, 32, 32), {"norm": "bn"}, "gn, none"),
+        ("wrn_10_2", (3, 32, 32), {"activation": "elu"}, "hardswish, relu, selu"),
+        ("wrn_10_2", (43,), {}, "takes images"),
+    ],
+)
+def test_what_is_not_offered_is_refused(
+    model: str, shape: tuple[int, ...], options: dict[str, Option], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(net_spec(model, shape, 10, options))
+
+
+def test_claims_name_parameters_and_networks_that_exist() -> None:
+    found = Baffle.claimed
+    accuracies = [c for c in found if c.metric.startswith("accuracy") and c.value is not None]
+    assert len(accuracies) == 6 * 7 + 4 * 3 + 5
+    for claim in found:
+        make_defense("baffle", dict(claim.when))
+        if claim.model in ("lenet_baffle", "wrn_10_2"):
+            build(net_spec(claim.model, (3, 32, 32), 10, dict(claim.options)))
+    assert all(0 < (c.value or 0) < (c.undefended or 0) < 1 for c in accuracies)

@@ -14,10 +14,10 @@ from ppbench.records.store import Images
 from ppbench.report.cap import caps
 from ppbench.report.frame import Key, frame_of, key_of
 from ppbench.report.page import drawings
-from ppbench.report.page.badges import adaptive, knowing
 from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import PLAIN
 from ppbench.report.page.costs import relative_costs
+from ppbench.report.page.entries import adaptive, knowing
 from ppbench.report.page.evaluations import judged
 from ppbench.report.page.html import Page
 from ppbench.report.page.ppc import ppcs

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import combine, mask, multiply, outputs, surrogates, unscale
 from ppbench.federation.plan import Batch
@@ -38,7 +39,7 @@ class Called(nn.Module):
             else:
                 setattr(self, name, part)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, verbose: bool = False) -> Tensor:
         return self.function(self, x)
 
 
@@ -82,21 +83,16 @@ def fixup_with_scalar_biases() -> tuple[Net, Params]:
 
 
 def viewing() -> tuple[Net, Params]:
-    """Flattened by a view whose sizes are computed in the forward pass."""
+    """Flattened by a view whose sizes are computed in the forward pass; a dropout of nothing is no obstacle."""
     torch.manual_seed(0)
-    return wrapped(Called(lambda m, x: m.conv(x).relu().view(x.size(0), -1), conv=nn.Conv2d(3, 4, 3)))
+    parts = {"conv": nn.Conv2d(3, 4, 3), "drop": nn.Dropout(0.0)}
+    return wrapped(Called(lambda m, x: m.drop(m.conv(x)).relu().view(x.size(0), -1), **parts))
 
 
 ZOO: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms, int]] = {
     # name: (network, norms, number of free scales)
     "mlp": (lambda: registered("mlp", hidden="16,12"), "refuse", 16 + 12),
-    "mlp of one layer": (lambda: registered("mlp", hidden=""), "refuse", 0),
     "cnn, max pool": (lambda: registered("cnn", widths="6,4", hidden="7"), "refuse", 6 + 4 + 7),
-    "cnn, leaky, average": (
-        lambda: registered("cnn", widths="6", pool="avg", activation="leaky_relu", bias=False),
-        "refuse",
-        6,
-    ),
     "densenet": (lambda: registered("densenet", growth=3, blocks=2, layers=2), "refuse", 3 * (2 + 4)),
     # 64 along the stream (channels that option A copies keep their scale), 3 * (16 + 32 + 64) inside the blocks
     "resnet20 A": (lambda: registered("resnet20"), "refuse", 64 + 336),
@@ -136,9 +132,6 @@ class Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.kept[n.name] = super().run_node(n)
         return self.kept[n.name]
-
-
-# -- Lemma 1 ---------------------------------------------------------------------------------------------------------
 
 
 @each_net
@@ -193,8 +186,6 @@ def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name: str) ->
 
 
 # -- where scales enter ----------------------------------------------------------------------------------------------
-
-
 def test_multipliers_of_a_perceptron_are_those_of_the_paper() -> None:
     """Eq. 6-8: rows by r of this layer, columns by 1/r of the last; biases by r; the head by 1/r alone."""
     net, params = registered("mlp", hidden="4,3")
@@ -208,37 +199,7 @@ def test_multipliers_of_a_perceptron_are_those_of_the_paper() -> None:
     assert "head.bias" not in multiplier
 
 
-def test_a_linear_layer_behind_a_convolution_has_every_channels_scale_once_a_pixel() -> None:
-    """Eq. 14, in the order channel, row, column."""
-    net, _ = registered("cnn", widths="2", hidden="3")
-    found = walk(net)
-    assert found.factors["features.4.weight"].inp.tolist() == [1] * 16 + [2] * 16
-    assert found.factors["features.0.weight"].inp.tolist() == [0, 0, 0]
-
-
-def test_concatenation_keeps_the_order_of_the_data() -> None:
-    """Eq. 13: the second layer sees the stem's two channels, then the first layer's."""
-    net, _ = registered("densenet", growth=1, blocks=1, layers=2)
-    factors = walk(net).factors
-    convs = [n for n in factors if n.startswith("features") and n.endswith("weight")]
-    assert [factors[n].inp.tolist() for n in convs] == [[0, 0, 0], [1, 2], [1, 2, 3]]
-    assert factors["head.weight"].inp.tolist() == [1, 2, 3, 4]
-
-
-def test_a_bias_for_all_channels_travels_as_one_a_channel_and_returns_as_one() -> None:
-    net, params = fixup_with_scalar_biases()
-    perturbed, _, multiplier = scaled(params, walk(net))
-    assert params["features.b1"].shape == () and params["features.b2"].shape == (1,)
-    assert perturbed["features.b1"].shape == perturbed["features.b2"].shape == (6, 1, 1)
-    assert bool((multiplier["features.s1"] == 1).all()), "a multiplier travels in the clear"
-    back = unscale({n: torch.ones_like(p) for n, p in perturbed.items()}, multiplier, params)
-    assert {n: p.shape for n, p in back.items()} == {n: p.shape for n, p in params.items()}
-    assert float(back["features.b1"]) == pytest.approx(float(multiplier["features.b1"].sum()))
-
-
 # -- random chains ---------------------------------------------------------------------------------------------------
-
-
 class Chain(nn.Module):
     """A list of steps that commute with scales, drawn by hypothesis, from convolutions to a flat output."""
 
@@ -336,27 +297,104 @@ def test_random_chains_of_commuting_steps_are_exact(steps: list[tuple[str, int]]
     torch.testing.assert_close(again, logits, rtol=1e-11, atol=1e-11 * float(logits.abs().max() + 1))
 
 
-def test_what_is_refused_would_have_been_wrong() -> None:
-    """The refusals are needed: taken for a layer that commutes, tanh gives other outputs."""
-    net, params = wrapped(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU()))
-    bent, _ = wrapped(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Tanh()))
-    perturbed, _, _ = scaled(params, walk(net))
-    x = rand(4, *IMAGE)
-    torch.testing.assert_close(net(perturbed, x), net(params, x))
-    assert float((bent(perturbed, x) - bent(params, x)).abs().max()) > 1e-2
+# -- refusals --------------------------------------------------------------------------------------------------------
+def layers(*parts: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *parts, nn.Flatten())
 
 
-def test_an_optional_argument_of_forward_and_dropout_of_nothing_are_no_obstacle() -> None:
-    class Optional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.drop = nn.Linear(6, 4), nn.Dropout(0.0)
+def called(function: Callable[[Any, Tensor], Tensor], **parts: nn.Module | Tensor) -> nn.Module:
+    return Called(lambda m, x: function(m, x).flatten(1), conv=nn.Conv2d(3, 3, 3, padding=1), **parts)
 
-        def forward(self, x: Tensor, verbose: bool = False) -> Tensor:
-            return self.drop(self.linear(x)).relu()
 
-    net, params = wrapped(Optional(), (6,))
-    found = walk(net)
-    perturbed, _, _ = scaled(params, found)
-    assert found.count == 4
-    torch.testing.assert_close(net(perturbed, rand(3, 6)), net(params, rand(3, 6)), rtol=1e-12, atol=1e-14)
+def conv() -> nn.Module:
+    return nn.Conv2d(3, 3, 3, padding=1)
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.ones(shape))
+
+
+TWICE = "'features.b' is used more than once"
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    # name: (features, what the sentence names, what it advises)
+    "tanh": (lambda: layers(nn.Tanh()), r"'features.1' \(Tanh\)", "use ReLU or LeakyReLU"),
+    "torch.tanh": (lambda: called(lambda m, x: torch.tanh(m.conv(x))), "calls tanh", "use ReLU, LeakyReLU"),
+    "batch norm": (lambda: layers(nn.BatchNorm2d(4)), r"'features.1' \(BatchNorm2d\) cancels", "norms=affine"),
+    "affine, running statistics": (lambda: layers(nn.BatchNorm2d(4)), "running stat", "track_running_stats=False"),
+    "affine, no affine part": (lambda: layers(nn.GroupNorm(2, 4, affine=False)), "no affine part", "affine=True"),
+    "affine, layer norm": (lambda: layers(nn.Flatten(), nn.LayerNorm(256)), r"\(LayerNorm\)", "without it"),
+    "dropout": (lambda: layers(nn.Dropout(0.5)), r"\(Dropout\)", "use no dropout"),
+    "grouped": (lambda: layers(nn.Conv2d(4, 4, 3, groups=2)), "grouped convolution", "groups=1"),
+    "raw residual": (lambda: called(lambda m, x: m.conv(x) + x), "unscaled input", "layer on the shortcut"),
+    "product": (
+        lambda: called(lambda m, x: m.conv(x) * m.other(x), other=conv()),
+        "'mul' multiplies two activations",
+        "use additions or concatenation",
+    ),
+    "padding by 1": (
+        lambda: called(lambda m, x: F.pad(m.conv(x), (1, 1, 1, 1), value=1.0)), r"'pad' pads with 1\.0", "zero padding"
+    ),
+    "reflected channels": (
+        lambda: called(lambda m, x: F.pad(m.conv(x).mean(2), (1, 1, 1, 1), mode="reflect")),
+        "pads channels in mode 'reflect'",
+        "zero padding",
+    ),
+    "padded batch": (
+        lambda: called(lambda m, x: F.pad(m.conv(x), (*[0] * 7, 1))), "pads the batch", "padding of channels and space"
+    ),
+    "a layer twice": (
+        lambda: called(lambda m, x: m.conv(F.relu(m.conv(x)))),
+        "'features.conv.weight' is used more than once",
+        "a layer of its own for each use",
+    ),
+    "a bias twice": (lambda: called(lambda m, x: (m.conv(x) + m.b).relu() + m.b, b=parameter(3, 1, 1)), TWICE, "own"),
+    "mean over channels": (
+        lambda: called(lambda m, x: m.conv(x).mean(1)), "'mean' averages over examples or channels", "means over space"
+    ),
+    "constant": (lambda: called(lambda m, x: m.conv(x) + 0.5), "adds a constant", "use a bias parameter"),
+    "buffer": (lambda: called(lambda m, x: m.conv(x) + m.b, b=torch.ones(1)), "'features.b' is a buf", "own"),
+    "weight norm": (
+        lambda: layers(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3))),
+        r"'features.1.weight' is a buffer, a constant, or a weight made of others",
+        "parameter of its own",
+    ),
+    "bias a pixel": (
+        lambda: called(lambda m, x: m.conv(x) + m.b, b=parameter(8, 8)), r"\(8, 8\) is not one", r"shape \(3, 1, 1\)"
+    ),
+    "pool over channels": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.MaxPool1d(3, 1, 1)),
+        r"'features.3' \(MaxPool1d\) is applied to activations of shape \(8,\)",
+        "use it on 1d maps",
+    ),
+    "two outputs": (
+        lambda: called(lambda m, x: m.pool(m.conv(x))[0], pool=nn.MaxPool2d(2, return_indices=True)),
+        "'pool' does not keep its channels on axis 1",
+        r"\[B, C, ...\]",
+    ),
+    "other axis": (lambda: called(lambda m, x: torch.cat([m.conv(x)] * 2, 2)), "axis 2", "axis 1"),
+    "parameter joined": (
+        lambda: called(lambda m, x: torch.cat([m.conv(x), m.p], 1), p=parameter(2, 1, 8, 8)),
+        "concatenates a parameter",
+        "torch.cat of activations",
+    ),
+    "by keyword": (lambda: called(lambda m, x: m.conv(input=x)), "'features.conv' is called on", "use layer"),
+    "by other keyword": (lambda: called(lambda m, x: torch.add(m.conv(x), other=x)), "names its operands", "position"),
+    "control flow": (
+        lambda: called(lambda m, x: m.conv(x) if x.sum() > 0 else x),
+        "'test' cannot be traced by torch.fx",
+        "without control flow on tensors",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_commute_is_refused_in_one_sentence_that_names_it_and_a_way_out(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make, named, advice = REFUSED[name]
+    with pytest.raises(UsageError, match=rf"(?s)(?=.*{named}).*{advice}") as caught:
+        walk(wrapped(make())[0], "affine" if name.startswith("affine") else "refuse")
+    sentence = str(caught.value)
+    assert sentence.endswith(".") and ". " not in sentence and "\n" not in sentence, sentence
+    assert "cannot be perturbed" in sentence
+    assert capfd.readouterr() == ("", ""), "a refusal prints nothing by itself"

@@ -177,9 +177,7 @@ def test_restarts_share_the_budget_and_keep_the_best_mismatch(digits: Data, monk
 @pytest.mark.parametrize("attack", [DLG, IDLG])
 def test_options_that_do_not_exist_are_named(attack: type[DLG], wrong: dict[str, object]) -> None:
     ((field, value),) = wrong.items()
-    with pytest.raises(
-        UsageError, match=f"^Attack '{attack.name}': {field}={value!r} cannot be used: input should be "
-    ):
+    with pytest.raises(UsageError, match=f"^Attack '{attack.name}': {field}={value!r} cannot be used; it must be "):
         attack(**wrong).run(view([]), [], seeded())  # type: ignore[arg-type]
 
 

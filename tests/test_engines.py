@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppbench.base import registry
 from ppbench.base.errors import Unwritable, UsageError
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
@@ -24,25 +23,13 @@ from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.jobs import Job, work
 from ppbench.run.schedule import missing, wanted
 
-PLANTED = Path(__file__).parent / "planted"
 SMALL: dict[str, Any] = {
     **{"defense": "ppdl", "grid": (0.1,), "attacks": ("label_recovery", "planted_slow"), "attack_batch": (1, 3, 2)},
     **{"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)},
     "settings": {"planted_slow.seconds": 0.0},
 }
 TRAININGS, GROUPS, CELLS = 3, 9, 18
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planted() -> Iterator[None]:
-    """Let this process, and those that it starts, find the planted plugins."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(PLANTED))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.syspath_prepend(str(PLANTED))
-        registry.plugins.cache_clear()
-        yield
-    registry.plugins.cache_clear()
+pytestmark = pytest.mark.usefixtures("planted")
 
 
 class Watched(InlineExecutor):

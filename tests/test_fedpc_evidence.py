@@ -1,4 +1,4 @@
-"""What each party can tell from FedPC's messages: signs, surrogates, pilots' gradients; and what masks change of it."""
+"""What parties can tell from FedPC's messages, and what masks change of it; weight transmission and pooled data too."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
+from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc.evidence import pilots, signs, uploads
 from ppbench.defenses.fedpc.masks import word
 from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary
 from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.federation import secagg
-from ppbench.federation.contract import Context, Defense
+from ppbench.defenses.phong import Phong
+from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
+from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript
@@ -29,16 +31,17 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.testing.scene import same
 
 SIZES = (60, 30, 90, 40, 75)
+SGD = Opt("sgd", 0.05, 0.9)
 Build = Callable[..., Federation]
 
 
 @pytest.fixture
 def build(deal: Callable[..., dict[int, Data]]) -> Build:
-    """Return a started federation of five clients with unequal shards."""
+    """Return a started federation of clients with unequal shards."""
 
-    def made(defense: Defense) -> Federation:
-        plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), 5, Local(batch=16, opt=Opt("sgd", 0.05, 0.9)))
-        run = Federation(defense, plan, deal(SIZES), Seeds(0))
+    def made(defense: Defense, clients: int = 5, local: Local | None = None) -> Federation:
+        plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), clients, local or Local(batch=16, opt=SGD))
+        run = Federation(defense, plan, deal(SIZES[:clients]), Seeds(0))
         run.start(initial(plan.spec, 1))
         return run
 
@@ -109,28 +112,16 @@ def test_a_plain_attacker_holds_the_exact_gradient_of_a_pilot_whose_rate_is_publ
     assert set(pieces) == set(found.data) and set(roles.values()) == {"pilot", "ternary"}
     for slot, evidence in pieces.items():
         assert evidence.channel == roles[slot]
-        exact = at_truth(evidence, found.data[slot].x[None], found.data[slot].y[None])
+        x, y = found.data[slot].x[None], found.data[slot].y[None]
+        exact, true = at_truth(evidence, x, y), flat(evidence.simulate(x, y)).detach()
         assert exact < 1e-8 if roles[slot] == "pilot" else exact > 0.1
+        assert float(torch.cosine_similarity(flat(evidence.observed), true, dim=0)) > 0.2, "it points the other way"
     assert len({id(e.simulate) for e in pieces.values()}) == 1
     secret = build(FedPC(rates="2"))
     found, transcript = probed(secret)
     wrong = [e for e in secret.defense.evidence(transcript.view("server/1")) if e.channel == "pilot"]
     truth = [at_truth(e, found.data[e.unit[0]].x[None], found.data[e.unit[0]].y[None]) for e in wrong]
     assert truth == pytest.approx([0.25] * len(wrong), abs=1e-4)  # (2g - g)^2 / (2g)^2: its rate is twice the plan's
-
-
-def test_a_surrogate_points_where_the_sender_went(build):
-    run = build(FedPC())
-    run.run(2)
-    _, transcript = probed(run, "local", 1, batch=8)
-    view = transcript.view("server/1")
-    states = {(s.probe, s.party): s.state for s in transcript.states if s.party != SERVER and s.step == 1}
-    pieces = [e for e in run.defense.evidence(view) if e.channel == "ternary"]
-    assert pieces
-    for evidence in pieces:
-        state = states[tuple(evidence.unit[0])]
-        true = flat(state.last) - flat(state.trained)
-        assert float(torch.cosine_similarity(flat(evidence.observed), true, dim=0)) > 0.2
 
 
 def test_a_curious_client_sees_the_pilots_update_up_to_the_correction(build):
@@ -198,18 +189,10 @@ def test_all_other_senders_together_take_a_mask_off(build):
     run = build(FedPC(masks="ring"))
     run.run(1)
     transcript = run.observe()
-    sent, view = answers(transcript, Masked), transcript.view("collusion/1")
-    assert 0 in sent, "client 0 is the pilot: the test proves nothing"
-    others = [c for c in sent if c != 0]
-    rest = torch.zeros(len(sent[0].words), dtype=torch.int64)
-    for client in others:
-        (state,) = [s.state for s in view.states if (s.party, s.step) == (client, 1)]
-        ctx = Context(run.plan, 2, "observed", client, torch.Generator())
-        rest = rest + secagg.stream(state.keys, ctx, 0, "ternary", len(rest)) * (1 if client > 0 else -1)
-    bare = (sent[0].words.long() - rest).to(torch.int16)
-    assert torch.equal(
-        bare.long(), SIZES[0] * run.defense.ternary(run.context("observed", 2, 1, 0), _at(transcript, 0)).long()
-    )
+    assert 0 in answers(transcript, Masked), "client 0 is the pilot: the test proves nothing"
+    bare = next(e.answer for e in uploads(transcript.view("collusion/1")) if e.slot.client == 0)
+    trits = flat(run.defense.decode(bare, run.parties.server.params)).to(torch.int8)
+    assert torch.equal(trits, run.defense.ternary(run.context("observed", 2, 1, 0), _at(transcript, 0)))
 
 
 @pytest.mark.parametrize("senders", [[0, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1]])
@@ -219,3 +202,65 @@ def test_a_client_masks_for_no_set_that_hides_nothing(build, senders):
     me, command = _at(run.observe(), 0), Command(torch.tensor(SEND_TERNARY), torch.tensor(senders).bool())
     with pytest.raises(ProtocolError, match="asks client 0 to mask a ternary vector for itself alone"):
         run.defense.reply(run.context("real", 2, 1, 0), me, command, (), run.shards[0])
+
+
+# -- the paper's baselines --------------------------------------------------------------------------------------------
+def assert_exact(run: Federation, error: float) -> None:
+    """The server's plain evidence of single examples explains them."""
+    found = choose_victims(run.shards, "server/1", 1, 5, Seeds(3))
+    for evidence in run.defense.evidence(run.probe(found.data).view("server/1")):
+        data = found.data[evidence.unit[0]]
+        assert at_truth(evidence, data.x[None], data.y[None]) < error
+
+
+def test_weight_transmission_hands_each_client_the_model_of_the_one_before(build):
+    run = build(Phong())
+    run.run(2)
+    assert run.wire.up - run.setup_up == run.wire.down - run.setup_down == 2 * 5 * 4 * run.plan.net.parameter_count
+    transcript = run.observe()
+    models = {e.receiver: e.message.params for e in transcript.mail if e.sender == SERVER}
+    sent = {e.sender: e.message.params for e in transcript.mail if e.receiver == SERVER}
+    assert [e.sender for e in transcript.mail if e.receiver == SERVER] == list(range(5))
+    for client in range(4):
+        handed = {n: models[client][n] - sent[client][n] for n in sent[client]}
+        assert same(handed, models[client + 1])
+    assert_exact(run, 1e-8)
+
+
+def test_a_curious_client_sees_what_the_others_made_of_the_model_that_it_handed_on(build):
+    """Exactly the other one's update of two clients; of more the sum of steps taken one after another."""
+    for clients, error in ((2, 1e-6), (4, 0.02)):
+        run = build(Phong(), clients, local=Local(batch=16, opt=Opt("sgd", 0.01)))
+        found = choose_victims(run.shards, "client/1", 1, clients - 1, Seeds(0))
+        view = run.probe(found.data, "local").view("client/1", 0, own=found.own)
+        (evidence,) = run.defense.evidence(view)
+        assert evidence.unit == found.units[0]
+        truth = found.truth(evidence.unit)
+        assert at_truth(evidence, truth.x[:, None], truth.y[:, None]) < error
+
+
+def test_centralized_training_is_training_on_the_pool_with_one_optimizer(build):
+    local = Local(batch=600, opt=SGD)  # the whole pool is one batch: no order matters
+    run = build(Central(), local=local)
+    params = run.parties.server.params
+    layout = Layout.of(params)
+    weight, moment = flat(params).double(), torch.zeros(len(flat(params))).double()
+    x, y = (torch.cat([getattr(s, k) for s in run.shards.values()]) for k in ("x", "y"))
+    for _ in range(3):
+        leaf = weight.clone().requires_grad_()
+        loss = run.plan.objective(layout.unpack(leaf), x.double(), y.double(), torch.ones(len(x)).double())
+        (step,) = torch.autograd.grad(loss, leaf)
+        moment = 0.9 * moment + step
+        weight = weight - 0.05 * moment
+    run.run(3)
+    torch.testing.assert_close(flat(run.parties.server.params).double(), weight, rtol=1e-4, atol=1e-5)
+    assert run.wire.up - run.setup_up == 3 * sum(SIZES) * 4 * (64 + 10)
+    assert_exact(run, 1e-10)
+    found = choose_victims(run.shards, "client/1", 1, 4, Seeds(3))
+    assert run.defense.evidence(run.probe(found.data).view("client/1", 0, own=found.own)) == []
+
+
+def test_centralized_training_refuses_what_is_no_examples(build):
+    run = build(Central())
+    with pytest.raises(ProtocolError, match="Client 1 sent no examples"):
+        run.defense.aggregate(run.context("real", 1, 0, SERVER), run.parties.server, {1: Hello()})

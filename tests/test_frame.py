@@ -243,6 +243,7 @@ def test_names_of_attacks_are_never_parsed(fabricate: Make) -> None:
 def test_a_cell_without_a_figure_is_undecided_and_never_hidden(fabricate: Make) -> None:
     failed = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", status="failed")
     assert fate(None) == fate(failed) == "undecided"
+    assert together(["hidden", "falls", "undecided"]) == "falls" and together(["hidden", "hidden"]) == "hidden"
 
 
 @pytest.mark.parametrize("level", [9.0, 35.0])
@@ -281,8 +282,3 @@ def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabrica
     assert local["figure"]["name"] == "psnr_median" and local["figure"]["value"] == 32.0
     assert local["cell_id"] in {r.cell_id for r in records if r.config.probe == "local"}
     assert local["settings"][0]["value"] == 0.1 and json.loads(json.dumps(local)) == local
-
-
-def test_what_falls_anywhere_has_fallen_and_only_what_is_hidden_everywhere_is_hidden() -> None:
-    assert together(["hidden", "falls", "undecided"]) == "falls" and together(["hidden", "hidden"]) == "hidden"
-    assert together(["hidden", "undecided"]) == together([]) == "undecided"

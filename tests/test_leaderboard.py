@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
-from ppbench.records.schema import Played, Record
+from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import boards
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import about, concluded, judged
-from ppbench.report.page.played import role_counts
-from ppbench.report.page.table import csv_text, no_claims, rows, text, write_csv
+from ppbench.report.page.table import csv_text, no_claims, rows, text
 
 Make = Callable[..., Record]
 
@@ -83,21 +81,11 @@ def test_csv_gives_one_cap_to_every_row_of_a_series_and_none_to_a_defense_withou
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1+1"])
-def test_csv_neutralizes_formulas_of_spreadsheets(fabricate: Make, name: str) -> None:
+def test_csv_neutralizes_formulas_of_spreadsheets_and_nothing_else(fabricate: Make, name: str) -> None:
+    assert text(-0.5) == "-0.5" and text("dp_sgd") == "dp_sgd" and text(True) == "true" and text(None) == ""
     assert text(name).startswith("'")
     row = next(csv.DictReader(io.StringIO(csv_text([fabricate(name, 1.0, "dlg", "reconstruction")]), newline="")))
     assert row["defense"] == f"'{name}".replace("\r", " ") and row["control"] == "kappa"
-
-
-def test_csv_leaves_negative_numbers_and_plain_names_alone() -> None:
-    assert text(-0.5) == "-0.5" and text("dp_sgd") == "dp_sgd" and text(True) == "true" and text(None) == ""
-
-
-def test_csv_is_written_whole_and_says_so_where_it_cannot_be(records: list[Record], tmp_path: Path) -> None:
-    write_csv(records[:1], tmp_path / "leaderboard.csv")
-    assert [p.name for p in tmp_path.iterdir()] == ["leaderboard.csv"]
-    with pytest.raises(UsageError, match="cannot be written"):
-        write_csv([], tmp_path / "missing" / "leaderboard.csv")
 
 
 def test_csv_has_outputs_errors_and_costs_over_those_of_the_undefended(fabricate: Make) -> None:
@@ -249,15 +237,6 @@ def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate: Make, monke
     assert claimed(fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")) == ""
     outputs = partial(fabricate, "pbpfl", 3.0, "query", "extraction", 0.5, stage="iterate")
     assert (claimed(outputs()), claimed(outputs(batch=2))) == ("CAP 0.70 (Table 5)", "")
-
-
-def test_roles_are_counted_by_training_but_for_the_last(fabricate: Make) -> None:
-    played = Played(roles=["pilot", "ternary"], rounds=[[5, 0, 1], [1, 6, 5]], examples=[30, 90, 60])
-    fedpc = [fabricate("fedpc", beta, "dlg", "reconstruction", control="beta") for beta in (0.8, 0.2)]
-    some = [r.model_copy(update={"played": played}) for r in fedpc]
-    (counted,) = role_counts([*some, fabricate("none", None, "dlg", "reconstruction")])
-    assert (counted.role, counted.labels) == ("pilot", ("beta=0.2", "beta=0.8"))
-    assert counted.counts == ((5, 0, 1), (5, 0, 1)) and counted.examples == (30, 90, 60)
 
 
 # -- the folder -------------------------------------------------------------------------------------------------------

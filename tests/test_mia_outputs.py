@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -21,18 +20,18 @@ from ppbench.attacks.membership.base import MembershipAttack, best_threshold, la
 from ppbench.attacks.membership.entropy import ModifiedEntropy, log_complement, modified_entropy
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.attacks.membership.network import OutputClassifier, signals
-from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.messages import Hello, Model, Update
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.losses import LossName
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_attack
+from ppbench.testing.records import trained
+from ppbench.testing.scene import digits
 
 COUNT = 120
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})
@@ -46,29 +45,15 @@ each_loss = pytest.mark.parametrize("loss", PLANS)
 def candidates(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, one-hot labels (drawn, so that only memory helps) and membership of 2 * COUNT digits."""
     g = torch.Generator().manual_seed(seed)
-    digits = load_digits()
-    some = torch.randperm(len(digits.images), generator=g)[: 2 * COUNT]
-    x = torch.tensor(digits.images, dtype=torch.float32)[some, None] / 16
+    x = digits().x[torch.randperm(len(digits().x), generator=g)[: 2 * COUNT]]
     labels = torch.randint(0, 10, (2 * COUNT,), generator=g)
     return x, torch.nn.functional.one_hot(labels, 10).float(), torch.randperm(2 * COUNT, generator=g) < COUNT
-
-
-def trained(plan: Plan, x: Tensor, y: Tensor, steps: int = 200) -> Params:
-    """Return weights after full-batch Adam on (x, y)."""
-    params, opt = initial(plan.spec, 0), Opt("adam", lr=0.01)
-    layout = Layout.of(params)
-    flat, w = layout.pack(params), torch.ones(len(x))
-    state = opt.init(flat)
-    for _ in range(steps):
-        g = gradient(lambda p: plan.objective(p, x, y, w), layout.unpack(flat))
-        flat, state = opt.step(flat, layout.pack(g), state, torch.tensor(opt.lr))
-    return {name: value.detach() for name, value in layout.unpack(flat).items()}
 
 
 @pytest.fixture(scope="module")
 def overfit() -> dict[str, Params]:
     x, y, member = candidates()
-    return {loss: trained(plan, x[member], y[member]) for loss, plan in PLANS.items()}
+    return {loss: trained(plan, Data(x[member], y[member]), 0.01, 200) for loss, plan in PLANS.items()}
 
 
 def view(plan: Plan, params: Params) -> View:
@@ -270,7 +255,7 @@ def test_regression_with_one_output(attack: type[MembershipAttack]) -> None:
     x, _, member = candidates()
     plan = Plan(net_spec("mlp", (1, 8, 8), 1, {"hidden": "64"}), 2, loss="squared")
     y = torch.randn(len(x), 1, generator=torch.Generator().manual_seed(2))
-    params = trained(plan, x[member], y[member], 400)
+    params = trained(plan, Data(x[member], y[member]), 0.01, 400)
     known = half(member)
     challenge = Challenge((), 1, x=x, labels=y, known=known)
     (guess,) = attack().run(view(plan, params), [challenge], torch.Generator())
@@ -358,7 +343,7 @@ def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs: list[tup
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(UsageError, match="'mia_nn' refuses seeds=2"):
+    with pytest.raises(UsageError, match="'mia_nn': seeds=2"):
         make_attack("mia_nn", {"seeds": 2})
 
 

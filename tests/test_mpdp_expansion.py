@@ -155,17 +155,6 @@ class Calls(nn.Module):
         return h.relu().mean((2, 3))
 
 
-class Raw(nn.Module):
-    """A shortcut from the input itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x)
-
-
 def wrapped(features: nn.Module, width: int, bias: bool = False) -> Net:
     torch.manual_seed(0)
     return Net(NetSpec("handmade", (3, 8, 8), 5), Classifier(features, nn.Linear(width, 5, bias=bias)))
@@ -206,7 +195,6 @@ def conv() -> nn.Module:
         (lambda: chain(nn.Flatten(), nn.Linear(192, 4, bias=False), nn.Linear(4, 4, bias=False)), 4, "activation"),
         (nn.Flatten, 192, "a hidden layer before it"),
         (lambda: chain(nn.Flatten(), nn.Linear(192, 4), nn.ReLU()), 4, "features.1.bias.*model.bias=false"),
-        (lambda: chain(Raw(), nn.ReLU()), 192, "adds the unscaled input"),
         (lambda: chain(conv(), nn.Tanh()), 144, "Tanh.*use ReLU"),
         (lambda: chain(conv(), nn.BatchNorm2d(4), nn.ReLU()), 144, "features.1.*BatchNorm2d.*without norms"),
     ],

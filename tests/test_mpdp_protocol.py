@@ -15,7 +15,7 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, leaves, nbytes
+from ppbench.base.tree import Params, leaves
 from ppbench.defenses.mpdp.accounting import Sigmas, exact_theta
 from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
 from ppbench.defenses.mpdp.expansion import expanded
@@ -37,7 +37,6 @@ VARIANTS = [MPDP, MPDPNaive, MPCDP, MPDPH]
 MLP5 = net_spec("mlp", (1, 8, 8), 10, {"hidden": 32, "layers": 5, "bias": False})
 TINY = net_spec("mlp", (4,), 2, {"hidden": "3,3", "bias": False})
 CNN = net_spec("cnn", (3, 8, 8), 10, {"widths": "6,8", "hidden": "12", "bias": False})
-RESNET = net_spec("resnet20", (3, 32, 32), 10, {"head_bias": False})
 CLIENTS = 4
 
 
@@ -131,19 +130,6 @@ def test_recovery_is_exact_without_noise(gamma, kappa, precision):
     assert error < unit * kappa**2
 
 
-@pytest.mark.parametrize(("kappa", "precision"), [(1.0, "float64"), (100.0, "float64"), (10.0, "float32")])
-def test_recovery_is_exact_on_resnet20_and_bytes_are_the_papers(kappa, precision):
-    plan, params, data = plan_of(RESNET), weights(RESNET), examples(RESNET, 2)
-    defense = MPCDP(kappa=kappa, precision=precision)
-    server, message = served(defense, plan, params)
-    upload = defense.upload(context(plan, 0), (), computed(defense, plan, message, data))
-    size = 2 if precision == "float64" else 1
-    assert nbytes(message) == size * 1_077_248
-    assert nbytes(upload) == size * 12_880_128
-    error = relative(defense.recover(plan, server, upload), true_gradient(plan, params, data))
-    assert error < (2e-14 if precision == "float64" else 2e-6) * kappa**2
-
-
 def no_neighbors() -> secagg.Keys:
     none = torch.zeros(0, dtype=torch.uint8)
     return secagg.Keys(none, none, torch.zeros(CLIENTS, CLIENTS, dtype=torch.bool), none.long())
@@ -180,13 +166,6 @@ def test_masked_logits_are_the_logits_plus_alpha_r_and_delivery_is_exact():
     assert relative({n: released.params[n] for n in params}, params) > 0.1
 
 
-def test_gamma_is_positive_and_negative_by_class():
-    plan, params = plan_of(), weights(MLP5)
-    signs = torch.stack([served(MPDP(), plan, params, seed)[0].own.mask.sign() for seed in range(40)])
-    assert 0.2 < float((signs > 0).double().mean()) < 0.8
-    assert float(signs.std(0).min()) > 0.3
-
-
 # -- noise -------------------------------------------------------------------------------------------------------
 def agreed(graph: Tensor, plan: Plan) -> list[secagg.Keys]:
     """Return every client's keys after set-up on `graph`."""
@@ -196,12 +175,8 @@ def agreed(graph: Tensor, plan: Plan) -> list[secagg.Keys]:
     return [secagg.agree(k, c, roster) for c, k in enumerate(keys)]
 
 
-def test_noise_of_pairs_alone_leaves_the_mean_as_it_is(run):
+def test_noise_of_pairs_alone_leaves_the_mean_as_it_is():
     """U4, at 1e-12: with sigma_eta = 0 the step is that of a noiseless round, while each upload is drowned."""
-    quiet, noisy = run(Fixed(gamma="scalar")), run(Fixed(gamma="scalar", pairs=5.0))
-    for federation in (quiet, noisy):
-        federation.run(2)
-    assert relative(noisy.parties.server.params, quiet.parties.server.params) < 1e-6  # weights are float32
     plan, params, data = plan_of(), weights(MLP5), examples(MLP5, 8)
     keys = agreed(~torch.eye(CLIENTS, dtype=torch.bool), plan)
     steps = []

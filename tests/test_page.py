@@ -23,9 +23,11 @@ from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
 from ppbench.report.page.assets import VENDOR, assets, digest
+from ppbench.report.page.curves import LINES, Budget, BudgetLine, RocLine, Rocs
 from ppbench.report.page.evaluations import Said, concluded, judged, said
 from ppbench.report.page.figures import Picture, svg_of
 from ppbench.report.page.html import Page
+from ppbench.report.page.played import role_counts
 from ppbench.report.page.ppc import Line, Ppc
 from ppbench.report.page.profiles import anchors
 from ppbench.report.page.sprites import sprite
@@ -205,7 +207,11 @@ def test_anchors_are_words_and_no_two_names_share_one() -> None:
 
 def test_the_page_shows_who_played_which_role_how_often(fabricate: Make, page: str) -> None:
     played = Played(roles=["pilot", "ternary"], rounds=[[5, 0, 1], [1, 6, 5]], examples=[30, 90, 60])
-    own = Page([fabricate("fedpc", 0.2, "dlg", "reconstruction").model_copy(update={"played": played})]).html()
+    fedpc = [fabricate("fedpc", beta, "dlg", "reconstruction", control="beta") for beta in (0.8, 0.2)]
+    some = [r.model_copy(update={"played": played}) for r in fedpc]
+    (counted,) = role_counts([*some, fabricate("none", None, "dlg", "reconstruction")])
+    assert (counted.role, counted.labels, counted.counts) == ("pilot", ("beta=0.2", "beta=0.8"), ((5, 0, 1),) * 2)
+    own = Page(some).html()
     assert "Who played which role" in own and "rounds as pilot" in own and "Who played which role" not in page
     assert own.index("(90)") < own.index("(60)") < own.index("(30)"), "most examples first"
 
@@ -261,14 +267,31 @@ def points(ratios: bool) -> tuple[PpcPoint, ...]:
     )
 
 
-@pytest.mark.parametrize("ratios", [True, False])
-def test_figures_are_the_same_bytes_twice_and_survive_any_name(ratios: bool) -> None:
-    ppc = Ppc("$\\frac{ <script> & $", "a_$^", "recon/1", (Line("dlg $x$", False, points(ratios)),))
-    svg, again = svg_of(ppc, inline=True), Picture(ppc)
-    assert svg == svg_of(ppc, inline=True) and Picture(ppc).png() == again.png() and Picture(ppc).svg == again.svg
-    assert "<script>" not in svg and "http" not in svg and svg.startswith("<svg role")
-    assert ("gradient / perturbation" in svg) is ratios
-    assert ("#2ca25f" in svg and "#de2d26" in svg) is ratios
+LINE = RocLine(EVIL := "$\\frac{ <script> & $", (0.0, 0.0, 0.5, 1.0), (0.0, 0.2, 0.2, 1.0), 10, 20)
+PLOTS = {
+    "ratios": Ppc(EVIL, "a_$^", "recon/1", (Line(EVIL, False, points(True)),)),
+    "no ratios": Ppc(EVIL, "a_$^", "recon/1", (Line(EVIL, False, points(False)),)),
+    "budget": Budget(EVIL, ((EVIL, (BudgetLine(EVIL, (1, 10), (0.0, 1.0), (3.0, 30.0)),)),)),
+    "roc": Rocs(EVIL, (LINE,), ()),
+    "rocs": Rocs(EVIL, (LINE,) * LINES, (LINE,)),
+}
+SAID = {
+    "ratios": ("gradient / perturbation", "#2ca25f", "#de2d26"),
+    "budget": ("10 evaluations, 100.0% above 20 dB</title>",),
+    "roc": ("n = 10 + 20", "chance", "TPR 20.0% at 1%, 20.0% at 10%, 20.0% at 50% FPR</title>"),
+}
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_figures_are_the_same_bytes_twice_survive_any_name_and_tell_values(name: str) -> None:
+    plot = PLOTS[name]
+    svg, one, other = svg_of(plot, inline=True), Picture(plot), Picture(plot)
+    assert one.svg == other.svg and one.png() == other.png() and svg == svg_of(plot, inline=True)
+    assert "<script>" not in svg and "http" not in svg and svg.startswith("<svg role=") and "mathdefault" not in svg
+    assert svg_of(plot).startswith("<?xml") and "max-width" not in svg_of(plot)
+    for key, words in SAID.items():
+        assert key != name or all(word in svg for word in words), key
+    assert name != "no ratios" or not any(word in svg for word in SAID["ratios"])
 
 
 def test_pointing_at_a_mark_of_a_figure_tells_its_values() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppbench.adversary.victims import choose_victims
 from ppbench.base.autodiff import gradient
-from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves, tree_map
 from ppbench.defenses.pbpfl.extended import PBPFLExt
@@ -88,8 +88,6 @@ def flat(params: Params) -> Tensor:
 
 
 # -- sums --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("families", ["independent", "shared"])
 @pytest.mark.parametrize("kappa", [1.0, 100.0])
 def test_the_sum_of_uploads_is_the_sum_of_what_they_hide_and_recovers_the_mean(
@@ -161,21 +159,7 @@ def test_masks_of_any_one_family_that_do_not_cancel_spoil_the_mean(family: str, 
     assert relative(defense.recover(run.plan, server, total), true_mean(run, data)) < 1e-10
 
 
-def test_one_client_with_masks_of_another_session_spoils_everything(digits: Data) -> None:
-    """A real ring mask that does not cancel leaves no trace of the gradient at all."""
-    run = federation(digits)
-    data = batches(run, 2)
-    transcript = run.probe(data)
-    first, second = uploads(transcript, 0), uploads(transcript, 1)
-    mixed = run.defense.total([first[0], first[1], second[2], first[3]])  # type: ignore[attr-defined]
-    assert float(flat(mixed.g).abs().median()) > 1e3
-    again = run.defense.total([second[c] for c in (3, 1, 0, 2)])  # type: ignore[attr-defined]
-    assert float(flat(again.g).abs().max()) < 1e3, "in any order of the clients"
-
-
 # -- one upload --------------------------------------------------------------------------------------------------------
-
-
 def test_one_upload_is_uniform_noise_and_so_is_a_difference_of_its_families(digits: Data) -> None:
     run = federation(digits, PBPFLExt(families="independent"))
     sent = uploads(run.probe(batches(run)))[0]
@@ -206,8 +190,6 @@ def test_a_mask_shared_by_the_families_leaves_their_differences_bare(digits: Dat
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sizes", [SIZES, (50, 50, 50)])
 def test_evidence_is_about_whole_cohorts_and_exact(sizes: tuple[int, ...], digits: Data) -> None:
     run = federation(digits, sizes=sizes)
@@ -236,18 +218,10 @@ def test_a_cohort_that_is_not_whole_and_a_listener_are_given_nothing(digits: Dat
 
 
 # -- the protocol ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("missing", [[3], [0, 1]])
-def test_a_missing_client_ends_the_round(missing: list[int], digits: Data) -> None:
+def test_a_missing_client_ends_the_round(digits: Data) -> None:
     run = federation(digits)
-    sent = {c: u for c, u in uploads(run.probe(batches(run))).items() if c not in missing}
-    ctx = Context(run.plan, 1, "real", SERVER, Seeds(0).generator("unused"))
-    sentence = rf"^{4 - len(missing)} of 4 clients sent an upload; masks cancel only in everybody's sum\.$"
-    with pytest.raises(ProtocolError, match=sentence):
-        run.defense.aggregate(ctx, run.parties.server, sent)
-    with pytest.raises(ProtocolError, match=sentence):
-        run.probe({slot: d for slot, d in batches(run).items() if slot.client not in missing})
+    with pytest.raises(ProtocolError, match=r"^2 of 4 clients sent an upload; masks cancel only in everybody's sum\.$"):
+        run.probe({slot: d for slot, d in batches(run).items() if slot.client > 1})
 
 
 def test_values_beyond_the_fixed_point_end_the_round(digits: Data) -> None:
@@ -258,37 +232,3 @@ def test_values_beyond_the_fixed_point_end_the_round(digits: Data) -> None:
         run.probe(data)
     run = federation(digits, PBPFLExt(fraction_bits=24))
     run.probe(data)
-
-
-def test_values_that_only_many_clients_together_push_to_the_end_of_the_range_survive(digits: Data) -> None:
-    """Every upload near the largest value: the sum is still read right, which it was not when shares were checked."""
-    run = federation(digits)
-    like = bare(run, run.probe(batches(run)), 0, run.shards[0])
-    huge = tree_map(lambda t: torch.full_like(t, 2.0**14 - 1).double(), like)
-    sent = []
-    for client in range(4):
-        ctx = Context(run.plan, 1, "real", client, Seeds(0).generator("unused"))
-        sent.append(run.defense.upload(ctx, run.parties.clients[client], huge))
-    total = run.defense.total(sent)  # type: ignore[attr-defined]
-    for leaf in leaves(total):
-        torch.testing.assert_close(leaf, torch.full_like(leaf, 2.0**14 - 1), rtol=1e-12, atol=0)
-
-
-def test_bytes_are_those_of_64_bit_words_and_one_key_exchange(digits: Data) -> None:
-    run = federation(digits)
-    params = run.plan.net.parameter_count
-    assert run.setup_up == 4 * (8 + 32)
-    assert run.setup_down == 4 * (4 * (8 + 32) + 16)
-    run.run(2)
-    assert run.wire.up - run.setup_up == 2 * 4 * 3 * 8 * params
-    assert run.wire.down - run.setup_down == 2 * 4 * 8 * (params + 10)
-
-
-def test_plans_without_a_sum_are_refused(digits: Data) -> None:
-    plan = federation(digits).plan
-    with pytest.raises(UsageError, match="at least 2 clients"):
-        PBPFLExt().check(replace(plan, clients=1))
-    with pytest.raises(UsageError, match=r"use --schedule parallel, not 'round_robin'\.$") as caught:
-        PBPFLExt().check(replace(plan, schedule="round_robin"))
-    assert ". " not in str(caught.value)
-    PBPFL().check(replace(plan, clients=1, schedule="round_robin"))

@@ -115,9 +115,5 @@ def test_scores_that_answer_another_question_are_refused(fabricate: Callable[...
     data["victims"] = [{"kind": "label", "index": 0, "probe": 0, "client": 0}]
     with pytest.raises(ValueError, match="label"):
         Record.model_validate_json(json.dumps(data))
-
-
-def test_nothing_is_computed_of_scores_that_nobody_knows() -> None:
     with pytest.raises(Exception, match="not installed"):
         aggregate([OtherScore(kind="attribute", index=0)], classes=2, seed=0)
-    assert aggregate([], classes=2, seed=0) == []

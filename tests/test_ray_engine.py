@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ppbench import __version__
-from ppbench.base import registry
 from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
 from ppbench.records.store import MARKER, Store
@@ -29,30 +28,18 @@ from ppbench.run.experiment import resolve
 from ppbench.run.jobs import Failure, Job
 from ppbench.run.schedule import missing, wanted
 
-PLANTED = Path(__file__).parent / "planted"
 SMALL: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)}
 CELLS: dict[str, Any] = {
     **SMALL,
     **{"defense": "ppdl", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": (1, 2, 3, 4)},
     "settings": {"planted_slow.seconds": 0.2},
 }
+pytestmark = pytest.mark.usefixtures("planted")
 FAST_DEATH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def planted() -> Iterator[None]:
-    """Let this process, and those that it starts, find the planted plugins."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(PLANTED))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.syspath_prepend(str(PLANTED))
-        registry.plugins.cache_clear()
-        yield
-    registry.plugins.cache_clear()
-
-
 @pytest.fixture(scope="module")
-def cluster(planted: None) -> Iterator[Any]:
+def cluster(planted: Path) -> Iterator[Any]:
     """Two nodes of one CPU each on this machine."""
     pytest.importorskip("ray", reason="the package ray is not installed (ppbench[ray])")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import Unwritable, UsageError
 from ppbench.questions.membership import MemberScore
 from ppbench.records import files
+from ppbench.records.files import publish_folder
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store, canonical
 from ppbench.report.verify import record_problems
@@ -187,6 +189,40 @@ def test_leftovers_of_killed_runs_are_ignored_and_swept_only_if_ours(store: Stor
     store.prepare()
     assert not mine.exists() and alive.exists() and elsewhere.exists() and foreign.exists()
     assert not list(store.out.glob(f"{MARKER}~*"))
+
+
+def fill(draft: Path) -> None:
+    (draft / "figures").write_text("second")
+
+
+def test_the_first_of_two_writers_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, remove = tmp_path / "made", shutil.rmtree
+
+    def late(path: Path, **options: bool) -> None:  # the other process lands just after the look for a damaged one
+        remove(path, **options)
+        if path == home:
+            home.mkdir()
+            (home / "figures").write_text("first")
+
+    monkeypatch.setattr(shutil, "rmtree", late)
+    publish_folder(home, ".draft-", fill)
+    assert (home / "figures").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_damaged_one_is_replaced_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "deep" / "made"
+    home.mkdir(parents=True)
+    (home / "half").touch()
+    publish_folder(home, ".draft-", fill)
+    assert [path.name for path in home.iterdir()] == ["figures"]
+
+    def full(draft: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(Unwritable, match="No space is left"):
+        publish_folder(tmp_path / "other", ".draft-", full)
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
 def save_and_die(store: Store, record: Record, count: int) -> None:

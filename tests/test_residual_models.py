@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,28 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 
-from ppbench.base import registry
-from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.nets.models.cnn import cnn
-from ppbench.nets.models.densenet import densenet
 from ppbench.nets.models.mlp import mlp
-from ppbench.nets.models.resnet import Block, FixupBlock, PaddedShortcut, resnet20, resnet32, resnet56
+from ppbench.nets.models.resnet import Block, FixupBlock, PaddedShortcut, resnet20, resnet56
 from ppbench.nets.net import Net, Option, build, initial, net_spec
 
-FACTORIES = {
-    "cnn": cnn,
-    "densenet": densenet,
-    "mlp": mlp,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet56": resnet56,
-}
 CIFAR = (3, 32, 32)
 NORMS = ("none", "bn", "gn", "fixup")
 Options = dict[str, Option]
 
 VARIANTS: list[tuple[str, tuple[int, ...], Options]] = [
+    ("dlnet", (3, 16, 16), {}),
+    ("alexnet", (3, 8, 8), {}),
     ("mlp", (3, 4, 4), {"bias": False}),
     ("mlp", (7,), {"layers": 5, "hidden": 8}),
     ("cnn", (3, 9, 11), {}),
@@ -44,16 +33,6 @@ VARIANTS: list[tuple[str, tuple[int, ...], Options]] = [
     ("resnet32", (1, 8, 8), {"head_bias": False}),
 ]
 each_variant = pytest.mark.parametrize(("model", "shape", "options"), VARIANTS)
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the names stand for this tree's factories, whether or not the installed package registers them."""
-
-    def load(group: registry.Group, name: str) -> Any:
-        return FACTORIES.get(name) or registry.load(group, name)
-
-    monkeypatch.setattr("ppbench.nets.net.load", load)
 
 
 def made(model: str, shape: tuple[int, ...], options: Options | None = None, classes: int = 10) -> tuple[Net, Params]:
@@ -69,43 +48,6 @@ def made(model: str, shape: tuple[int, ...], options: Options | None = None, cla
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-# -- sizes -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "classes", "options", "parameters", "features"),
-    [
-        ("resnet20", 10, {}, 268_346, 64),
-        ("resnet20", 10, {"head_bias": False}, 268_336, 64),
-        ("resnet32", 10, {}, 461_882, 64),
-        ("resnet56", 10, {"head_bias": False}, 848_944, 64),
-        ("resnet56", 100, {"head_bias": False}, 854_704, 64),
-        ("resnet20", 10, {"shortcut": "B"}, 268_346 + 16 * 32 + 32 * 64, 64),
-        ("resnet20", 10, {"norm": "bn"}, 268_346 + 2 * (16 + 6 * (16 + 32 + 64)), 64),
-        ("resnet20", 10, {"norm": "gn", "shortcut": "B"}, 268_346 + 2560 + 2 * (16 + 6 * 112 + 32 + 64), 64),
-        # stem 16, after the pool 64; a block: its input, thrice its output, one multiplier
-        ("resnet20", 10, {"norm": "fixup"}, 268_346 + 80 + (3 * 16 + 16 + 2 * 32 + 32 + 2 * 64) + 9 * 112 + 9, 64),
-        ("cnn", 10, {}, 896 + 9_248 + 20_490, 2048),
-        ("cnn", 10, {"bias": False}, 864 + 9_216 + 20_480, 2048),
-        ("cnn", 1, {"widths": 8, "hidden": "20"}, 224 + (2048 + 1) * 20 + 21, 20),
-        ("densenet", 10, {}, 119_146, 168),
-        ("densenet", 10, {"bias": False}, 119_146 - 24 - 12 * 12 - 10, 168),
-    ],
-)
-def test_parameters_and_features(model: str, classes: int, options: Options, parameters: int, features: int) -> None:
-    net = build(net_spec(model, CIFAR, classes, options))
-    assert (net.parameter_count, net.feature_count) == (parameters, features)
-    assert net.head_bias == ("head.bias" in net.names)
-    assert not any("bias" in name for name in net.names) or options.get("bias") is not False
-    assert all(p.is_meta for p in net.module.parameters())
-
-
-@pytest.mark.parametrize(("depth", "model"), [(20, resnet20), (32, resnet32), (56, resnet56)])
-def test_depth_is_the_number_of_weighted_layers(depth: int, model: Callable[..., nn.Module]) -> None:
-    layers = [m for m in model(CIFAR, 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    assert len(layers) == depth
 
 
 # -- what channel scales ask of a network ----------------------------------------------------------------------------
@@ -272,7 +214,7 @@ def test_fixup_starts_as_its_paper_says_and_wakes_up_layer_by_layer() -> None:
     assert any(isinstance(m, FixupBlock) for m in net.module.modules())
 
 
-@pytest.mark.parametrize(("model", "shape", "options"), [*VARIANTS[2:6:2], VARIANTS[6]])
+@each_variant
 def test_initial_parameters_are_a_function_of_the_seed_alone(
     model: str, shape: tuple[int, ...], options: Options
 ) -> None:
@@ -283,58 +225,6 @@ def test_initial_parameters_are_a_function_of_the_seed_alone(
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
-
-
-# -- refusals --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "smallest", "smaller"),
-    [
-        ("cnn", (1, 4, 4), (1, 4, 3)),
-        ("densenet", (1, 4, 4), (1, 3, 4)),
-        ("resnet20", (1, 1, 1), (0, 8, 8)),
-        ("resnet56", (2, 1, 3), (1, 0, 8)),
-    ],
-)
-def test_smallest_input_works_and_a_smaller_one_is_refused(
-    model: str, smallest: tuple[int, ...], smaller: tuple[int, ...]
-) -> None:
-    spec = net_spec(model, smallest, 2)
-    assert build(spec)(initial(spec, 0), torch.zeros(1, *smallest)).shape == (1, 2)
-    for shape in (smaller, (43,)):
-        with pytest.raises(UsageError, match=f"Model '{model}' cannot be built for inputs .*: it takes images"):
-            build(net_spec(model, shape, 2))
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "words"),
-    [
-        ("cnn", {"widths": ""}, "one block at least"),
-        ("cnn", {"widths": "8,x"}, "widths must be widths > 0"),
-        ("cnn", {"hidden": "0"}, "hidden must be widths > 0"),
-        ("cnn", {"pool": "min"}, "pool must be one of max, avg"),
-        ("cnn", {"activation": "sigmoid"}, "activation must be one of relu, leaky_relu, tanh"),
-        ("cnn", {"bias": "no"}, "bias must be true or false, not 'no'"),
-        ("densenet", {"growth": 0}, "growth must be a whole number of at least 1"),
-        ("densenet", {"blocks": 1.5}, "blocks must be a whole number"),
-        ("densenet", {"layers": True}, "layers must be a whole number"),
-        ("densenet", {"bias": 1}, "bias must be true or false"),
-        ("resnet20", {"norm": "ln"}, "norm must be one of none, bn, gn, fixup"),
-        ("resnet32", {"shortcut": "C"}, "shortcut must be one of A, B"),
-        ("resnet56", {"head_bias": "no"}, "head_bias must be true or false"),
-        ("resnet20", {"norm": "gn", "groups": 32}, "groups must divide 16"),
-        ("resnet20", {"depth": 3}, "depth"),
-        ("mlp", {"layers": -1}, "layers must be a whole number of at least 0"),
-        ("mlp", {"layers": 5, "hidden": "64,32"}, "one width, such as 64, where layers=5"),
-        ("mlp", {"layers": 1, "hidden": ""}, "one width"),
-        ("mlp", {"bias": "false"}, "bias must be true or false"),
-    ],
-)
-def test_bad_options_are_refused(model: str, options: Options, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
-        build(net_spec(model, CIFAR, 10, options))
-    assert "\n" not in str(caught.value)
 
 
 def test_layers_count_linear_layers() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import nbytes
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.messages import Hello
@@ -58,8 +57,6 @@ def sparse(clients: int, seed: int) -> Tensor:
 
 
 # -- masks cancel ----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     clients=st.integers(2, 7),
@@ -111,8 +108,6 @@ def test_session_round_and_purpose_each_change_the_stream_and_nothing_else_does(
 
 
 # -- a stream looks like nothing -------------------------------------------------------------------------------------
-
-
 def uniform(words: Tensor) -> float:
     """The p-value of a chi-square test that the bytes of int64 `words` are uniform."""
     data = words.contiguous().view(torch.uint8).to(torch.int64)
@@ -133,20 +128,6 @@ def test_streams_and_masks_are_uniform_bytes() -> None:
     assert uniform(torch.arange(50_000)) < 1e-6, "the test sees what is not uniform"
 
 
-@pytest.mark.parametrize("size", [1e-9, 16_000.0])
-def test_masked_values_tell_nothing_of_their_size(size: float) -> None:
-    """Two unlike inputs give uploads that a Kolmogorov-Smirnov test cannot tell apart, nor from uniform."""
-    keys, _ = agreed(complete(3))
-    words = 20_000
-    zeros = secagg.to_ring(torch.zeros(words), 48) + secagg.zero_sum(keys[0], context(0, 1), "g", words)
-    values = size * torch.ones(words).double()
-    masked = secagg.to_ring(values, 48) + secagg.zero_sum(keys[0], context(0, 2), "g", words)
-    assert stats.ks_2samp(zeros.double().numpy(), masked.double().numpy()).pvalue > 1e-3
-    assert stats.kstest(masked.double().numpy() / 2**64 + 0.5, "uniform").pvalue > 1e-3
-    assert uniform(masked) > 1e-3
-    assert stats.ks_2samp(zeros.double().numpy(), secagg.to_ring(values, 48).double().numpy()).pvalue < 1e-6
-
-
 def test_noise_of_a_pair_is_bitwise_opposite_at_its_ends() -> None:
     first, second = agreed(complete(2))[0]
     a, b = secagg.pair_noise(first, context(0), "delta", 50_000), secagg.pair_noise(second, context(1), "delta", 50_000)
@@ -158,8 +139,6 @@ def test_noise_of_a_pair_is_bitwise_opposite_at_its_ends() -> None:
 
 
 # -- fixed point -----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     values=st.lists(st.floats(-60, 60, allow_nan=False), min_size=1, max_size=20),
@@ -201,19 +180,6 @@ def test_what_does_not_fit_is_refused_in_one_sentence(bad: float, share: float) 
 
 
 # -- set-up ----------------------------------------------------------------------------------------------------------
-
-
-def test_bytes_of_a_set_up_and_what_the_roster_tells() -> None:
-    keys, roster = agreed(ring(6))
-    assert nbytes(secagg.announce(keys[0].private, 7)) == 8 + 32
-    assert nbytes(roster) == 6 * (8 + 32) + 36
-    assert len({tuple(p.tolist()) for p in roster.public}) == 6
-    private = [tuple(k.private.tolist()) for k in keys]
-    shared = [tuple(s.tolist()) for k in keys for s in k.shared if bool(s.any())]
-    assert not ({*private, *shared} & {tuple(p.tolist()) for p in roster.public})
-    assert len(set(private)) == 6 and len(set(shared)) == 6, "one secret a pair, known to both"
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -254,10 +220,3 @@ def test_a_set_up_without_everybodys_key_is_refused_by_name() -> None:
         ProtocolError, match=r"^Client 0 sent a public key as torch.uint8 of shape \(31,\), not uint8 of"
     ):
         answered({**good, 0: replace(good[0], public=torch.zeros(31, dtype=torch.uint8))})
-
-
-def test_keys_follow_the_generator_so_that_a_benchmark_can_be_repeated() -> None:
-    first, again = agreed(complete(3), 4)[0], agreed(complete(3), 4)[0]
-    assert all(torch.equal(a.shared, b.shared) for a, b in zip(first, again, strict=True))
-    other = agreed(complete(3), 5)[0]
-    assert not torch.equal(first[0].shared[1], other[0].shared[1])

@@ -14,7 +14,7 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, tree_map
-from ppbench.defenses.dp import DP, laplace
+from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed, pack_bits, unpack_bits
@@ -63,20 +63,6 @@ def test_backbone_gradient_is_cross_entropy_plus_alpha2_times_polarization(plan,
         torch.testing.assert_close(half[name] - clean[name], 0.5 * (one[name] - clean[name]), rtol=1e-10, atol=1e-14)
 
 
-def test_gradient_to_perturbation_ratio_is_inversely_proportional_to_alpha2(plan, digits):
-    data = batch_of(digits, 1)
-    clean = spn_gradient(plan, data, 0.0)
-
-    def ratio(alpha2: float) -> float:
-        noisy = spn_gradient(plan, data, alpha2)
-        names = [n for n in clean if n.startswith("features") and n.endswith("bias")]
-        a, b = (torch.cat([v[n] for n in names]) for v in (clean, {n: noisy[n] - clean[n] for n in names}))
-        return (a.norm() / b.norm()).item()
-
-    products = [a * ratio(a) for a in (0.01, 0.1, 0.5)]
-    assert products == pytest.approx([products[0]] * 3, rel=1e-9)
-
-
 @given(
     st.lists(st.floats(-50, 50, allow_nan=False), min_size=8, max_size=8),
     st.lists(st.sampled_from([-1.0, 1.0]), min_size=8, max_size=8),
@@ -109,21 +95,14 @@ def test_phi_tap_reads_what_the_convolutions_hand_over(digits):
     assert SPN().init_client(ctx, params).head["weight"].shape == (64, 256)
 
 
-def test_the_server_mean_ignores_order_and_one_client_moves_it_by_its_update(federate, plan):
-    run = federate(SPN())
-    server, defense = run.parties.server, run.defense
-    ctx = context(run.plan, party=-1)
-    generator = torch.Generator().manual_seed(0)
-    ups = {
-        c: Update({n: torch.randn(p.shape, generator=generator) for n, p in server.params.items()}) for c in range(4)
-    }
-    one = defense.aggregate(ctx, server, ups)
-    other = defense.aggregate(ctx, server, dict(reversed(ups.items())))
-    for name, value in one.params.items():
-        torch.testing.assert_close(value, other.params[name], rtol=1e-5, atol=1e-6)
-    alone = defense.aggregate(ctx, server, {2: ups[2]})
+def test_the_server_takes_the_unweighted_mean(federate, plan):
+    """Alg. 2, though client 3 has fewer examples."""
+    run, rng = federate(SPN()), torch.Generator().manual_seed(0)
+    server = run.parties.server
+    ups = {c: Update({n: torch.randn(p.shape, generator=rng) for n, p in server.params.items()}) for c in (0, 3)}
+    after = run.defense.aggregate(context(run.plan, party=-1), server, ups)
     for name, value in server.params.items():
-        torch.testing.assert_close(alone.params[name], value - ups[2].params[name])
+        torch.testing.assert_close(after.params[name], value - (ups[0].params[name] + ups[3].params[name]) / 2)
 
 
 def test_plain_evidence_is_exact_for_none_and_not_for_spn(federate):
@@ -151,7 +130,6 @@ def test_a_client_rebuilds_the_others_mean_from_two_broadcasts(federate, plan, s
     assert residual < 1e-6  # the difference of two float32 models
 
 
-# -- DP ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("law", "factor"), [("gaussian", 1.0), ("laplace", math.sqrt(2))])
 def test_dp_noise_has_the_stated_scale(federate, law, factor):
     victims = {}
@@ -168,13 +146,6 @@ def test_dp_noise_has_the_stated_scale(federate, law, factor):
     assert defense.noise(replace(run.plan, local=Local("gradient"))).std == pytest.approx(0.05 * factor)
 
 
-def test_laplace_draws_are_finite_and_symmetric():
-    draws = laplace((200_000,), torch.Generator().manual_seed(0))
-    assert bool(draws.isfinite().all()) and abs(float(draws.median())) < 0.01
-    assert float(draws.abs().mean()) == pytest.approx(1, rel=0.01)
-
-
-# -- DP-SGD ------------------------------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=15)
 @given(n=st.integers(2, 6), clip=st.floats(0.01, 5), drop=st.integers(0, 5))
 def test_clipped_sum_moves_by_at_most_clip_when_an_example_leaves(n, clip, drop):
@@ -232,7 +203,6 @@ def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
     assert exact <= epsilon <= 2.5 * exact
 
 
-# -- PPDL --------------------------------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=30)
 @given(theta=st.floats(0.001, 1), seed=st.integers(0, 5), size=st.integers(1, 300))
 def test_ppdl_keeps_exactly_k_largest_entries_unchanged(theta, seed, size):

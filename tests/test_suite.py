@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ppbench.run.task as task_module
 from ppbench.base.errors import UsageError
-from ppbench.base.toml_lines import Source
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan
 from ppbench.suites import shipped, titles, tomllib
@@ -163,19 +160,6 @@ def test_what_is_no_toml_is_told_with_its_line(tmp_path: Path) -> None:
         load_suite(tmp_path / "mine.toml")
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
-def test_shipped_suites_load_with_all_their_presets(name: str) -> None:
-    assert titles()[name]
-    whole = load_suite(name)
-    assert whole.id == name and whole.configs
-    digests = {whole.digest}
-    for preset in ("two-cores",) if "two-cores" in titles()[name] else ():
-        small = load_suite(name, preset)
-        assert small.id == f"{name}@{preset}"
-        digests.add(small.digest)
-    assert len(digests) == 1 + ("two-cores" in titles()[name])
-
-
 def test_a_defense_may_be_added_and_data_lie_elsewhere(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD)
     suite = load_suite(path, add=("spn", "dp"), dataset="imagefolder:here")
@@ -218,6 +202,7 @@ def test_shipped_suites_can_be_swept(name: str, preset: str, tmp_path: Path, mon
     monkeypatch.setattr(task_module, "_dataset", lambda name, seed: standing_in(name))
     task_module._task.cache_clear()
     suite = load_suite(name, preset)
+    assert suite.id == (f"{name}@{preset}" if preset else name) and preset in titles()[name]
     first = suite.configs[0].seed
     kept = [(experiment, place) for experiment, place in suite.places.items() if experiment.config.seed == first]
     if name == "fedpc-cifar10":  # a ResNet50 each
@@ -248,22 +233,3 @@ def test_the_data_folder_is_filled_in(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PPBENCH_DATA", "/somewhere")
     path = written(tmp_path, GOOD.replace('"digits"', '"parquet:{data}/mnist"'))
     assert load_suite(path).configs[0].dataset == "parquet:/somewhere/mnist"
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=8))
-def test_lines_of_tables_and_arrays_of_tables(parts: list[tuple[str, bool]]) -> None:
-    """Every key of a file with tables, and arrays of tables, in any order, is found on its own line."""
-    lines, expected, count = [], {}, {"d": 0}
-    for n, (name, many) in enumerate(parts):
-        if many:
-            lines.append("[[d]]")
-            place: tuple[str | int, ...] = ("d", count["d"])
-            count["d"] += 1
-        else:
-            lines.append(f"[t.{name}{n}]")
-            place = ("t", f"{name}{n}")
-        lines.append(f"  {name} = {n} # x = 1")
-        expected[(*place, name)] = len(lines)
-    source = Source(Path("f"), "\n".join(lines), {"d": [], "t": {}})
-    for place, line in expected.items():
-        assert source._lines[place] == line

@@ -7,19 +7,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from ppbench.base import registry
 from ppbench.records.store import Store
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan, sweep
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
-PLANTED = Path(__file__).parent / "planted"
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc"),
+    pytest.mark.usefixtures("planted"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +32,6 @@ def kill() -> ModuleType:
     sys.modules["kill_sweep"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def planted() -> Iterator[None]:
-    """Let this process find the planted plugins, as the commands do that it starts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PLANTED))
-        registry.plugins.cache_clear()
-        yield
-    registry.plugins.cache_clear()
 
 
 def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(kill, forked, tmp_path, monkeypatch):
@@ -76,16 +66,3 @@ def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(kill
     begun, late = kill.starts_of(log, Store(out).load_all(), out)
     assert late == 0 and begun > 0, "no cell is begun that is finished"
     assert plan(load_suite(suite), out).todo == ()
-
-
-def test_a_sweep_with_failures_gives_all_the_rest_and_names_them(kill, tmp_path):
-    """A defense that raises in training: the others are there, with a board; the next sweep tries it again."""
-    suite, out = tmp_path / "kill.toml", tmp_path / "out"
-    text = kill.SUITE.format(seeds="[0]", seconds="0.0", grid="[0.1]").replace('"init", "final"', '"init"')
-    suite.write_text(text + '\n[[defense]]\nid = "planted_sore"\n')
-    swept = sweep(suite, out=out, engine="inline")
-    assert {r.config.defense.id for r in swept.failed} == {"planted_sore"} and len(swept.failed) == 4
-    assert {r.reason for r in swept.failed} == {"its training: SoreError: planted in training (7)"}
-    assert sum(r.status == "complete" for r in swept.records) == 12
-    assert "planted_sore" in (out / "leaderboard.csv").read_text()
-    assert sweep(suite, out=out, engine="inline").computed == 4

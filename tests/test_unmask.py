@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -22,7 +19,6 @@ from ppbench.attacks.adaptive.mask_estimators import by_projection, by_regressio
 from ppbench.attacks.adaptive.perturbed_extraction import ExtractProjection, ExtractRegression, ExtractUpload
 from ppbench.attacks.extraction.query import Query
 from ppbench.attacks.membership.loss import LossThreshold
-from ppbench.base.autodiff import gradient
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
@@ -34,7 +30,7 @@ from ppbench.defenses.pbpfl.perturbation import mask, multiply, outputs, surroga
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
@@ -42,6 +38,8 @@ from ppbench.nets.net import NetSpec, initial, net_spec
 from ppbench.nets.walk import channels
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import score_members
+from ppbench.testing.records import trained
+from ppbench.testing.scene import digits
 
 CLIENTS, EACH = 5, 60
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
@@ -72,31 +70,17 @@ def plan_of(spec: NetSpec, clients: int = CLIENTS, batch: int = EACH) -> Plan:
     return Plan(spec, clients, Local("gradient", batch=batch), loss="squared", server_opt=Opt("adam", 5e-3))
 
 
-def trained(spec: NetSpec, data: Data, steps: int) -> Params:
-    """Return weights after full-batch Adam on the squared loss."""
-    params, opt, plan = initial(spec, 0), Opt("adam", lr=5e-3), plan_of(spec)
-    layout, w = Layout.of(params), torch.ones(len(data.x))
-    flat = layout.pack(params)
-    state = opt.init(flat)
-    for _ in range(steps):
-        g = gradient(lambda p: plan.objective(p, data.x, data.y, w), layout.unpack(flat))
-        flat, state = opt.step(flat, layout.pack(g), state, opt.lr)
-    return layout.unpack(flat)
-
-
 @pytest.fixture(scope="module")
 def digits_split() -> tuple[Data, Data]:
     """Members and others, 300 each, drawn alike."""
-    raw, order = load_digits(), torch.randperm(1797, generator=seeded(0))[: 2 * CLIENTS * EACH]
-    x = torch.tensor(raw.images, dtype=torch.float32)[order, None] / 16
-    y = torch.nn.functional.one_hot(torch.tensor(raw.target)[order], 10).float()
-    return Data(x[: CLIENTS * EACH], y[: CLIENTS * EACH]), Data(x[CLIENTS * EACH :], y[CLIENTS * EACH :])
+    members, others = torch.randperm(1797, generator=seeded(0))[: 2 * CLIENTS * EACH].view(2, -1)
+    return Data(digits().x[members], digits().y[members]), Data(digits().x[others], digits().y[others])
 
 
 @pytest.fixture(scope="module")
 def iterates(digits_split: tuple[Data, Data]) -> dict[NetSpec, Params]:
     """Trained iterates: all members are recognized, 96 % of the others."""
-    return {spec: trained(spec, digits_split[0], 100) for spec in (BIASED, BARE)}
+    return {spec: trained(plan_of(spec), digits_split[0], 5e-3, 100) for spec in (BIASED, BARE)}
 
 
 def start(defense: Defense, params: Params, members: Data, spec: NetSpec, clients: int = CLIENTS) -> Federation:
@@ -387,43 +371,16 @@ def test_a_single_output_is_unmasked_too(defense: Defense) -> None:
     g = seeded(7)
     x = torch.rand(400, 8, generator=g)
     data = Data(x, x[:, :3].sum(1, keepdim=True) - x[:, 3:4])
-    fed = start(defense, trained(spec, Data(data.x[:300], data.y[:300]), 200), Data(data.x[:300], data.y[:300]), spec)
+    fed = start(
+        defense,
+        trained(plan_of(spec), Data(data.x[:300], data.y[:300]), 5e-3, 200),
+        Data(data.x[:300], data.y[:300]),
+        spec,
+    )
     view, true = seen(fed), fed.outputs(data.x[300:])
     _, raw = agreement(Query(), view, data.x[300:], true)
     _, error = agreement(ExtractRegression(), view, data.x[300:], true)
     assert raw > 30
     assert error < 0.02
     if defense.name == "pbpfl":
-        assert unmask.unmasked(view, data.x[300:], unmask.projection).isnan().all()
-
-
-# -- real images -----------------------------------------------------------------------------------------------------
-@pytest.mark.skipif(
-    not (Path(os.environ.get("PPBENCH_TEST_DATA", "")) / "mnist" / "test.parquet").is_file(),
-    reason="PPBENCH_TEST_DATA names no folder with mnist/test.parquet",
-)
-def test_t9_and_u11_on_mnist() -> None:
-    """An MLP 784-128-64-10 on 600 images, kappa 100: as the reference measurements, on another data set."""
-    import io
-
-    import numpy as np
-    from PIL import Image
-    from pyarrow.parquet import ParquetFile
-
-    file = ParquetFile(Path(os.environ["PPBENCH_TEST_DATA"]) / "mnist" / "test.parquet")
-    rows = next(file.iter_batches(batch_size=1200)).to_pylist()
-    images = [np.asarray(Image.open(io.BytesIO(row["image"]["bytes"]))) for row in rows]
-    x = torch.tensor(np.stack(images), dtype=torch.float32)[:, None] / 255
-    y = torch.nn.functional.one_hot(torch.tensor([row["label"] for row in rows]), 10).float()
-    members, others = Data(x[:600], y[:600]), Data(x[600:], y[600:])
-    for defense, bias, level in ((PBPFL(kappa=100.0), True, 0.99), (MPDP(kappa=100.0), False, 0.98)):
-        spec = net_spec("mlp", tuple(members.x.shape[1:]), 10, {"hidden": "128,64", "bias": bias})
-        fed = start(defense, trained(spec, members, 80), members, spec, clients=6)
-        view, true = seen(fed), fed.outputs(others.x)
-        for attack in (ExtractRegression, EXTRACTION[2]):
-            assert agreement(attack(), view, others.x, true)[0] >= level
-        candidates = choose_candidates(fed.shards, others, 400, Seeds(0))
-        delivered = fed.release().view("client/1", own=((-1, fed.shards[0]),))
-        plain = area(LossThreshold(), delivered, candidates)
-        for attack in MEMBERSHIP:
-            assert abs(area(attack(), view, candidates) - plain) <= 0.02
+        assert unmask.unmasked(view, x[300:], unmask.projection).isnan().all()

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from scipy import stats
-from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Envelope, Slot, Wire
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_attack, make_defense
+from ppbench.testing.scene import digits
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -82,10 +82,9 @@ def world(
     defense: Defense, upload: str = "delta", rounds: int = 12, seed: int = 0, none_in: bool = False, loss: str = ""
 ) -> World:
     """Train on digits; each candidate is in its owner's shard by coin. Single gradients are stepped on with Adam."""
-    g, digits = torch.Generator().manual_seed(seed), load_digits()
-    order = torch.randperm(len(digits.target), generator=g)
-    x = torch.tensor(digits.images, dtype=torch.float32)[order, None] / 16
-    y = torch.tensor(digits.target)[order]
+    g = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(digits().x), generator=g)
+    x, y = digits().x[order], digits().y.argmax(1)[order]
     base, asked = CLIENTS * BASE, slice(CLIENTS * BASE, CLIENTS * BASE + COUNT)
     y[asked] += torch.randint(1, 10, (COUNT,), generator=g)
     y = torch.nn.functional.one_hot(y % 10, 10).float()
@@ -337,7 +336,7 @@ def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None
     ("name", "ridge"), [("mia_update_cosine", 0.0), ("tracing_cosine", -1.0), ("tracing_cosine", math.inf)]
 )
 def test_bad_options_are_refused(name: str, ridge: float) -> None:
-    with pytest.raises(UsageError, match=f"'{name}' refuses ridge="):
+    with pytest.raises(UsageError, match=f"'{name}': ridge="):
         make_attack(name, {"ridge": ridge})
 
 

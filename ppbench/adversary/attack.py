@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from inspect import get_annotations
-from typing import Annotated, Any, ClassVar, Literal, get_origin
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.tree import moved, node
+from ppbench.federation.bounds import bounds_of
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -22,12 +21,6 @@ from ppbench.records.scores import Scalar
 
 Kind = str
 """The name of a question (`ppbench.questions`)."""
-
-# Bounds of parameters, for the fields of attacks: `Attack.check` refuses what lies outside.
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @node
@@ -149,15 +142,12 @@ class Attack:
     def check(self) -> None:
         """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence).
 
-        Default: those outside the bounds, or the `Literal`, that their fields are annotated with.
+        Default: those outside the bounds that their fields are annotated with.
         """
-        for name, bound in _bounds(type(self)).items():
+        for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
-            try:
-                bound.validate_python(value)
-            except ValidationError as error:
-                right = error.errors()[0]["msg"].lower()
-                raise UsageError(f"Attack {self.name!r}: {name}={value!r} cannot be used: {right}.") from error
+            if not bound.holds(value):
+                raise UsageError(f"Attack {self.name!r}: {name}={value!r} cannot be used; it must be {bound.right}.")
 
     def parameters(self) -> dict[str, Scalar]:
         """Return what determines the answers, for records: the fields; a file is named by what it holds, not where."""
@@ -194,13 +184,3 @@ class Attack:
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge, in order. Must not fail on NaN observations: that is a failed guess."""
         raise NotImplementedError
-
-
-def _bounds(attack: type) -> dict[str, TypeAdapter[Any]]:
-    """Return what checks each bounded field by name; a subclass's own default loosens no bound."""
-    found: dict[str, TypeAdapter[Any]] = {}
-    bounded: Any = (Annotated, Literal)
-    for owner in reversed(attack.__mro__):
-        hints = get_annotations(owner, eval_str=True)
-        found |= {name: TypeAdapter(hint) for name, hint in hints.items() if get_origin(hint) in bounded}
-    return found

@@ -50,10 +50,7 @@ def plugins(group: Group) -> dict[str, Plugin]:
 
 
 def load(group: Group, name: str) -> Any:
-    """Return what the plugin points to.
-
-    Raises UsageError: the name is unknown, or the plugin's own code fails on import (it is named, with the cause).
-    """
+    """Return what the plugin points to; UsageError for an unknown name, or a plugin that fails on import."""
     known = plugins(group)
     if name not in known:
         raise unknown(group[:-1], name, known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +29,14 @@ class Source:
     def error(self, loc: Loc, message: str) -> UsageError:
         """Return the error about the value at `loc` (keys and indices from the top): file, line, key, what is wrong."""
         return UsageError(f"{self.place(loc)}: {message}")
+
+    @contextmanager
+    def at(self, loc: Loc) -> Iterator[None]:
+        """Say of a UsageError in the body that the value at `loc` is wrong."""
+        try:
+            yield
+        except UsageError as cause:
+            raise self.error(loc, str(cause)) from cause
 
     def place(self, loc: Loc) -> str:
         """Return where the value at `loc` stands: "FILE, line 12, key defense.2"."""

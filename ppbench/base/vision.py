@@ -1,8 +1,7 @@
 """The one door to torchvision and lpips: they are imported on first use, and made importable where they are not.
 
-The torchvision of PyPI is built for CUDA. On a CPU-only torch its C++ library does not load, and importing it ends
-in "operator torchvision::nms does not exist", although data sets, transforms and models need no such operator.
-Declaring the missing schemas lets the import through; calling the operators still fails, as it should.
+The torchvision of PyPI is built for CUDA: on a CPU-only torch importing it ends in "operator torchvision::nms does not
+exist". Declaring the missing schemas lets the import through; calling the operators still fails, as it should.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def torchvision() -> ModuleType:
 
 
 def lpips() -> ModuleType:
-    """Return the module lpips, imported on the first call, behind a torchvision that can be imported.
-
-    Raises ImportError: lpips or torchvision is not installed.
-    """
+    """Return the module lpips, imported on the first call, behind a torchvision that can be imported."""
     torchvision()
     return importlib.import_module("lpips")
 

@@ -44,7 +44,7 @@ def swept_report(swept: Swept) -> None:
     """Print a line a defense, what the controls say, what was found, what failed, and where the board is."""
     to = console()
     to.print(defenses(swept.records))
-    say_verdict(to, swept.checks, "" if swept.reliable else "is drawn there", swept.verdict)
+    say_verdict(to, swept, swept.verdict, " there")
     for reason, count in Counter(r.reason or "" for r in swept.failed).items():
         to.print(f"[red]failed, {count} cells:[/] {escape(reason)}", highlight=False)
     cells, found = len(swept.records), len(swept.records) - swept.computed

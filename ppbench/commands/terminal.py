@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -14,11 +14,14 @@ from rich.table import Table
 from ppbench.questions.image_metrics import NEAR
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
-from ppbench.report.controls import CONTROLS, Check, is_image
+from ppbench.report.controls import CONTROLS, is_image
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.verdict.lines import Row, audits, extraction_metric_of, held, lines, probed
 from ppbench.report.worst import Measured, attack_of
-from ppbench.run.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from ppbench.run.evaluation import Evaluation
+    from ppbench.run.sweep import Swept
 
 WIDTH = 120  # of what is not a terminal
 HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
@@ -47,20 +50,21 @@ def report(result: Evaluation) -> None:
         to.print(table)
     if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
         to.print(escape(said), highlight=False)
-    say_verdict(to, result.checks, "" if result.reliable else "is drawn", result.verdict if result.reliable else ())
+    say_verdict(to, result, result.verdict if result.reliable else ())
     for reason in dict.fromkeys(r.reason or "" for r in result.records if r.status == "failed"):
         to.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
     found = len(result.records) - result.computed
     to.print(f"{len(result.records)} cells ({found} found finished) in {result.out / 'leaderboard.html'}")
 
 
-def say_verdict(to: Console, checks: Iterable[Check], unreliable: str, sentences: Iterable[str]) -> None:
-    """Print what the controls say, that no conclusion `unreliable` ("is drawn") where one fails, and what was found."""
-    for check in checks:
+def say_verdict(to: Console, result: Evaluation | Swept, sentences: Iterable[str], where: str = "") -> None:
+    """Print what the controls say, that nothing is concluded where one fails, and what was found."""
+    for check in result.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         to.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
-    if unreliable:
-        to.print(f"[bold red]EVALUATION UNRELIABLE[/]: a control failed or did not run; no conclusion {unreliable}.")
+    if not result.reliable:
+        bad = "a control failed or did not run; no conclusion is drawn"
+        to.print(f"[bold red]EVALUATION UNRELIABLE[/]: {bad}{where}.")
     for sentence in sentences:
         to.print(f"• {escape(sentence)}", highlight=False)
 

@@ -49,7 +49,7 @@ def unpack_bits(bits: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PPDL(Defense):
-    """Uploads the round(theta P) largest entries over all layers, with Gaussian noise `sigma` (paper: .05, .30)."""
+    """Uploads the round(theta P) largest entries (paper: theta .05 and .30), with Gaussian noise `sigma` on them."""
 
     theta: Annotated[float, Bound(lambda value: 0 < value <= 1, "in (0, 1]")] = 0.3
     sigma: NonNegative = 0.0

@@ -41,10 +41,7 @@ class Server:
 
 @node
 class Job:
-    """Inputs of `compute`. start: what the client decoded; lr: scalar; own, noise: trees, `()` for nothing.
-
-    batches and noise have a leading axis T, the local steps.
-    """
+    """Inputs of `compute`. start: what was decoded; own, noise: trees; batches, noise: [T, ...], the local steps."""
 
     start: Tree
     batches: Batch

@@ -205,7 +205,7 @@ def from_ring(total: Tensor, bits: int) -> Tensor:
     return total.double() / 2.0**bits
 
 
-def hidden(me: Keys, ctx: Context, purpose: str, values: Params, bits: int, share: float) -> Params:
+def hide(me: Keys, ctx: Context, purpose: str, values: Params, bits: int, share: float) -> Params:
     """Return `share` times `values` in fixed point plus this client's mask of `purpose`, int64 (Overflow)."""
     layout = Layout.of(values)
     flat = layout.pack(values)
@@ -213,8 +213,8 @@ def hidden(me: Keys, ctx: Context, purpose: str, values: Params, bits: int, shar
     return layout.unpack(ring.to(flat.device))
 
 
-def sum_of_hidden(parts: Sequence[Params], bits: int) -> Params:
-    """Return the sum of what all clients have hidden, float64: their masks cancel."""
+def sum_of_masked(parts: Sequence[Params], bits: int) -> Params:
+    """Return the sum of what all clients have masked, float64: their masks cancel."""
     return {name: from_ring(torch.stack([part[name] for part in parts]).sum(0), bits) for name in parts[0]}
 
 

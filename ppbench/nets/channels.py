@@ -1,12 +1,10 @@
 """Per-channel scales through a network, found by walking its graph (torch.fx), not by a table of model names.
 
 A positively homogeneous network commutes with positive scales of its channels: multiply the rows of one layer by r,
-divide the columns of the next by r, and the function is the same. `channels` finds which scales are free, which are
-tied (both summands of a residual connection must have the same) and where each enters (PBPFL, Eq. 12-15, extended to
-biases, residual additions and normalization layers).
-
-Every channel of every activation carries the number of a scale variable; number 0 is the fixed scale 1 of the inputs.
-Ties are unions of numbers, so that concatenation, flattening, padding and additions need no case of their own.
+divide the columns of the next by r, and the function is the same (PBPFL, Eq. 12-15, extended to biases, residual
+additions and normalization layers). Every channel of every activation carries the number of a scale; 0 is the fixed
+scale 1 of the inputs. Ties are unions of numbers, so that concatenation, flattening and padding need no case of their
+own.
 """
 
 from __future__ import annotations

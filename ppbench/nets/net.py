@@ -106,10 +106,7 @@ class Net:
         return functional_call(part, inner, (x,))  # type: ignore[no-any-return]
 
     def flat_features(self, params: Params, x: Tensor) -> Tensor:
-        """Return the output [B, F] of the first Flatten layer: what the convolutions hand to the linear layers.
-
-        Raises UsageError: the model's features are no Sequential with a Flatten in it.
-        """
+        """Return the output [B, F] of the first Flatten layer, behind the convolutions; UsageError without one."""
         layers = self.module.features
         index = [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
         if True not in index:
@@ -144,10 +141,7 @@ def _construct(spec: NetSpec) -> Classifier:
 
 @lru_cache
 def build(spec: NetSpec) -> Net:
-    """Return the network that `spec` names.
-
-    Raises UsageError: unknown model, or one that refuses the shape or an option.
-    """
+    """Return the network that `spec` names; UsageError for an unknown model, or one that refuses shape or options."""
     with torch.random.fork_rng(devices=[]):
         return Net(spec, _construct(spec))
 

@@ -30,10 +30,7 @@ from ppbench.nets.net import Net, NetSpec, build
 
 
 def traced(net: Net) -> fx.GraphModule:
-    """Return the graph of the net's features, with shapes for a batch of two in `node.meta`.
-
-    Raises UsageError: the model's forward cannot be traced.
-    """
+    """Return the graph of the net's features, shapes of a batch of two in `node.meta`; UsageError if it has none."""
     try:
         graph = fx.symbolic_trace(net.module.features)
         with contextlib.redirect_stderr(io.StringIO()):  # ShapeProp prints the traceback of what it raises
@@ -48,13 +45,11 @@ def traced(net: Net) -> fx.GraphModule:
 
 
 def walk(net: Net, norms: Norms = "refuse") -> Channels:
-    """Return where channel scales enter `net`.
+    """Return where channel scales enter `net`, whose features torch.fx must be able to trace.
 
-    Args:
-        net: the network; its features must be traceable by torch.fx.
-        norms: "refuse" normalization layers, or perturb only their affine part ("affine"): the convolution before
-            keeps its output scale, weight and bias of the norm are multiplied by the new one. Exact for any eps and
-            mode, at a price: the activations before a norm are the true ones.
+    norms: "refuse" normalization layers, or perturb only their affine part ("affine"): the convolution before keeps its
+    output scale, weight and bias of the norm are multiplied by the new one. Exact for any eps and mode, at a price: the
+    activations before a norm are the true ones.
 
     Raises UsageError: a layer that does not commute with scales, by name, with what to use instead.
     """

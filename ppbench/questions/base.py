@@ -219,8 +219,7 @@ class Missing(Question):
 def question_of(name: str) -> Question:
     """Return the question called `name`, as records name it; `Missing` where it is not installed.
 
-    Raises:
-        UsageError: its package is broken.
+    Raises UsageError: its package is broken.
     """
     if name not in plugins("questions"):
         return Missing(name)

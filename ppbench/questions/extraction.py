@@ -98,8 +98,7 @@ class Extraction(Question):
 def score_outputs(true: Tensor, guess: Guess) -> Scored:
     """Score guessed outputs against the true model's [Q, C].
 
-    Raises:
-        ValueError: the answer has no finite outputs for every query.
+    Raises ValueError: the answer has no finite outputs for every query.
     """
     found = guess.outputs
     if found is None or found.shape != true.shape or not bool(found.isfinite().all()):

@@ -60,14 +60,9 @@ def score_images(
         ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
         made = _unit_scores(guess, found, truth, data_range, mean)
         for index, score in enumerate(made):
-            slot, place = unit[index // victims.batch], index % victims.batch
-            about: dict[str, Any] = {
-                "probe": slot.probe,
-                "client": slot.client,
-                "index": place,
-                "cohort": len(unit) > 1,
-            }
-            scores.append(ImageScore(**about, at_truth=residual, ratio=ratio, **score))
+            slot = unit[index // victims.batch]
+            score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
+            scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
         pairs.append((found, truth.x))
     images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
     flags = _inexact(scores)

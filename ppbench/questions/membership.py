@@ -92,8 +92,25 @@ class Membership(Question):
         return Inquiry(challenges, lambda guesses: score_members(candidates, guesses), candidates.digest())
 
     def metrics(self, scores: Sequence[MemberScore], terms: Terms) -> list[Metric]:
-        """Return the metrics of `members_metrics`."""
-        return members_metrics(scores, terms.seed, terms.delta)
+        """Return the metrics of a membership cell.
+
+        asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only
+        canaries. Of canaries: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over all families together,
+        and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the canaries, whose membership is
+        by independent coins, and no asr, which needs a decision on everyone.
+        """
+        average = [score for score in scores if not score.canary]
+        canaries = [score for score in scores if score.canary]
+        found = _figures(average or canaries, terms.seed, "", pooled=bool(canaries))
+        if canaries:
+            found += _figures(canaries, terms.seed, "canary_", pooled=True)
+            for family in sorted({score.family for score in canaries}):
+                some = halves([s for s in canaries if s.family == family])
+                found.append(_auc(f"auc_{family}", some, terms.seed))
+        if any(score.decision is None for score in scores):
+            bound = _bound(canaries, DELTA if terms.delta is None else terms.delta)
+            found.append(metric_of("epsilon_lower", bound, False))
+        return found
 
     def headline(self, config: CellConfig) -> str:
         """Return the AUC, in audits that of the canaries."""
@@ -117,8 +134,7 @@ class Membership(Question):
 def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
     """Score membership decisions: each half by the answer to the question in which it was unknown.
 
-    Raises:
-        ValueError: an answer lacks scores or decisions, or a score is not finite.
+    Raises ValueError: an answer lacks scores or decisions, or a score is not finite.
     """
     scores = []
     families = candidates.family
@@ -138,27 +154,6 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
                 )
             )
     return Scored(scores)
-
-
-def members_metrics(scores: Sequence[MemberScore], seed: int, delta: float | None = None) -> list[Metric]:
-    """Return the metrics of a membership cell; delta: of the guarantee that is tested; None: the audit's own.
-
-    asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only canaries.
-    Where canaries were among them: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over the canaries of
-    all families together, and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the
-    canaries, whose membership is by independent coins, and no asr, which needs a decision on everyone.
-    """
-    average = [score for score in scores if not score.canary]
-    canaries = [score for score in scores if score.canary]
-    found = _figures(average or canaries, seed, "", pooled=bool(canaries))
-    if canaries:
-        found += _figures(canaries, seed, "canary_", pooled=True)
-        for family in sorted({score.family for score in canaries}):
-            name = f"auc_{family}"
-            found.append(_auc(name, halves([s for s in canaries if s.family == family]), seed))
-    if any(score.decision is None for score in scores):
-        found.append(metric_of("epsilon_lower", _bound(canaries, DELTA if delta is None else delta), False))
-    return found
 
 
 def halves(scores: Sequence[Any]) -> list[Half]:
@@ -190,13 +185,10 @@ def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
 
 
 def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
-    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves.
-
-    The quarter with the highest scores of all, of both halves together, is called in, the quarter with the lowest out;
-    equal scores by their places, which tell nothing. Without canaries nobody's membership is by independent coins.
-    """
+    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves."""
     if not canaries:
         return refused(0, "no canaries, whose membership alone is by independent coins", 0.0)
+    # The quarter with the highest scores is called in, that with the lowest out; equal ones by their places.
     order = sorted(range(len(canaries)), key=lambda place: (canaries[place].score, canaries[place].index))
     quarter = len(order) // 4
     decision, guessed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)

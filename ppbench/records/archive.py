@@ -151,13 +151,9 @@ def files_of(path: Path) -> Files:
 
 
 def pack(folder: Path, target: Path) -> list[str]:
-    """Write the archive of a results folder to `target`, whole or not at all.
+    """Write the archive of a results folder to `target`, whole or not at all; return the names of what was left out.
 
-    Returns:
-        The names of what was left out: what is drawn from the records, caches, files that are not ppbench's.
-
-    Raises:
-        UsageError: `target` is there, or a file cannot be read or written.
+    Raises UsageError where `target` is there, or a file cannot be read or written.
     """
     if target.exists():
         raise UsageError(f"{target} is there already; give another name for the archive.")
@@ -181,8 +177,7 @@ def pack(folder: Path, target: Path) -> list[str]:
 def unpack(archive: Path, folder: Path) -> list[str]:
     """Write the files of an archive into a new or empty folder; return a sentence for each that is damaged.
 
-    Raises:
-        UsageError: the archive is refused, the folder holds something or cannot be written.
+    Raises UsageError where the archive is refused, or the folder holds something or cannot be written.
     """
     files = Archive(archive)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

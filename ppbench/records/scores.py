@@ -51,11 +51,9 @@ class Score(Strict):
 
 
 class ProbedScore(Score):
-    """A victim of a probe.
+    """A victim of a probe. probe, client: its slot; index: the place in the slot's batch.
 
-    Attributes:
-        probe, client: its slot; index: the place in the slot's batch.
-        cohort: whether one observation mixed all clients of the probe; then the probe is the independent unit.
+    cohort: whether one observation mixed all clients of the probe; then the probe is the independent unit.
     """
 
     probe: int

@@ -154,14 +154,9 @@ class Store:
     ) -> Record:
         """Write a cell, its record last; return the record as written, with its artifacts.
 
-        Args:
-            record: the cell; its artifacts are replaced by what is written here.
-            seconds: how long the attack took.
-            tensors: "guess" and "truth", matched images [n, *shape] on the CPU, kept as float32.
-
-        Raises:
-            UsageError: the disk is full or cannot be written; then a cell that was not there leaves nothing.
-            ValueError: guess and truth are missing or differ in shape.
+        seconds: how long the attack took; tensors: "guess" and "truth", matched images [n, *shape] on the CPU, kept as
+        float32. Raises UsageError where the disk is full or cannot be written; then a cell that was not there leaves
+        nothing. Raises ValueError where guess and truth are missing or differ in shape.
         """
         self.prepare()
         new = not self.has(record.cell_id)

@@ -55,8 +55,7 @@ def records_digest(records: Sequence[Record]) -> str:
 def history(out: Path) -> list[Accepted]:
     """Return the lines of a baseline's accepted.jsonl, oldest first; none where `out` is no baseline.
 
-    Raises:
-        UsageError: the file cannot be read, or a line is not one that `ppbench baseline accept` wrote.
+    Raises UsageError: the file cannot be read, or a line is not one that `ppbench baseline accept` wrote.
     """
     files = files_of(out)
     path = files.path / HISTORY

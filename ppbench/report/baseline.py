@@ -100,12 +100,8 @@ def _check_target(new: Path, baseline: Path) -> None:
 
 
 def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) -> None:
-    """Refuse results that nothing can be judged by, whatever the reason (UsageError).
-
-    A cell that diverged is a result; one that failed would never be compared again, and without controls that hold no
-    figure means anything.
-    """
-    failed = [record for record in records if record.status == "failed"]
+    """Refuse results that nothing can be judged by, whatever the reason (UsageError)."""
+    failed = [record for record in records if record.status == "failed"]  # one that diverged is a result
     if failed:
         first = failed[0].config
         raise UsageError(
@@ -134,16 +130,13 @@ def _fill(folder: Path, records: list[Record], outcome: Soundness | None, lines:
 
 @contextmanager
 def _replaced(target: Path) -> Iterator[Path]:
-    """Give an empty folder beside `target` that takes its place in the end, whole or not at all (or UsageError).
-
-    Two renames: were the machine to stop between them, the old folder is beside, under the name that ends in .old.
-    """
+    """Give an empty folder beside `target` that takes its place in the end, whole or not at all (or UsageError)."""
     fresh, old = (target.with_name(f".{target.name}~{os.getpid()}.{end}") for end in ("new", "old"))
     try:
         fresh.mkdir()
         try:
             yield fresh
-            if target.exists():
+            if target.exists():  # between the two renames the old folder lies beside, under the name ending in .old
                 target.rename(old)
             try:
                 fresh.rename(target)

@@ -18,15 +18,12 @@ from ppbench.report.controls import value
 from ppbench.report.frame import EVALUATION, GRID, SERIES, SETTING, Key, frame_of
 from ppbench.report.worst import Measured
 
-DistanceName = str
-"""The name of a distance with its version, as questions define them: "recon/1"."""
-
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an attack stayed from its goal; larger is safer. low, high: 95 % interval, or None."""
+    """How far an attack stayed from its goal; larger is safer. name: as "recon/1"; low, high: 95 % interval."""
 
-    name: DistanceName
+    name: str
     value: float
     low: float | None
     high: float | None
@@ -60,7 +57,7 @@ class Cap:
     corrected: with accuracy replaced by `corrected_accuracy`; None without an undefended accuracy above chance.
     """
 
-    distance: DistanceName
+    distance: str
     n: int
     value: float | None = None
     low: float | None = None
@@ -92,14 +89,14 @@ def distance_of(metric: Metric, law: DistanceLaw) -> Distance | None:
     return Distance(law.name, float(law.of(metric.value)), low, high)
 
 
-def record_distance(record: Figured, name: DistanceName | None = None) -> Distance | None:
+def record_distance(record: Figured, name: str | None = None) -> Distance | None:
     """Return a record's distance, by default the main one of its question; None where it has none."""
     law = question_for(record).distance(name)
     metric = None if law is None else record.metric(law.metric)
     return None if law is None or metric is None else distance_of(metric, law)
 
 
-def ppc_point(record: Figured, name: DistanceName | None = None) -> PpcPoint | None:
+def ppc_point(record: Figured, name: str | None = None) -> PpcPoint | None:
     """Return a record's point of the PPC, or None where control, accuracy or distance is missing."""
     control, distance, utility = record.config.defense.control, record_distance(record, name), record.utility
     if record.status != "complete" or control is None or distance is None or utility.accuracy is None:
@@ -108,7 +105,7 @@ def ppc_point(record: Figured, name: DistanceName | None = None) -> PpcPoint | N
     return PpcPoint(control.value, ratio, utility.accuracy, utility.low, utility.high, distance)
 
 
-def series_cap(records: Sequence[Figured], undefended: float | None, name: DistanceName | None = None) -> Cap:
+def series_cap(records: Sequence[Figured], undefended: float | None, name: str | None = None) -> Cap:
     """Return the CAP of one series: cells that differ in the control value alone.
 
     A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes the

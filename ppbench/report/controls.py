@@ -108,20 +108,16 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     attacked = attacked or [r for r in records if not question_for(r).chapter]
     scenes: dict[tuple[str, str, int], list[Record]] = {}
     for record in attacked:
-        scenes.setdefault(_scene(record), []).append(record)
+        about = record.config.threat_model.id, record.config.probe, record.config.probe_rounds
+        scenes.setdefault(about, []).append(record)  # another adversary's success vouches for nothing there
     probed = len({scene[1:] for scene in scenes}) > 1
     found = []
     for (threat, probe, rounds), some in sorted(scenes.items(), key=lambda pair: pair[0]):
-        about = f"[{threat}, {probe_words(probe, rounds)}] " if probed else f"[{threat}] "
+        head = f"[{threat}, {probe_words(probe, rounds)}] " if probed else f"[{threat}] "
         check = _none(some)
-        found.append(replace(check, sentence=about + check.sentence) if len(scenes) > 1 else check)
+        found.append(replace(check, sentence=head + check.sentence) if len(scenes) > 1 else check)
     weakest = next((check for check in found if check.ok is not True), None)
     return [weakest or (found[0] if found else _none([])), _full_noise(noise)]
-
-
-def _scene(record: Record) -> tuple[str, str, int]:
-    """Return to whom a cell's victims were open, and what of theirs: another's success vouches for nothing there."""
-    return record.config.threat_model.id, record.config.probe, record.config.probe_rounds
 
 
 def _none(records: Sequence[Record]) -> Check:
@@ -135,10 +131,8 @@ def _none(records: Sequence[Record]) -> Check:
         return _members(undefended)
     if images:
         what = "images above 20 dB" if is_image(images[0]) else "rows within a tenth of their size"
-        shares = [
-            (sum(rebuilt(v, is_image(r)) for v in r.victims) / max(1, len(r.victims)), r.config.attack.id)
-            for r in images
-        ]
+        hits = ([rebuilt(victim, is_image(r)) for victim in r.victims] for r in images)
+        shares = [(sum(some) / max(1, len(some)), r.config.attack.id) for some, r in zip(hits, images, strict=True)]
         share, attack = max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
     else:
         what, strongest = "labels", best(read, "label_accuracy")

@@ -35,8 +35,7 @@ def verify(out: Path, claims: Claims | None = None) -> list[str]:
     records. A damaged record is named and the rest checked; the tables are checked where all records are sound, since
     they would only repeat what is wrong with one. claims: what stands in the column `claimed`; None: it is unchecked.
 
-    Raises:
-        UsageError: `out` is not a results folder of this ppbench.
+    Raises UsageError: `out` is not a results folder of this ppbench.
     """
     store = Store(out)
     if not store.files.holds(MARKER):

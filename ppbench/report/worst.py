@@ -15,8 +15,7 @@ from typing import Any
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
 from ppbench.records.figure import best
-from ppbench.records.outcome import Privacy, Utility
-from ppbench.records.schema import CellConfig, Metric, Record, Score
+from ppbench.records.schema import CellConfig, Metric, Privacy, Record, Score, Utility
 from ppbench.report.controls import rebuilding
 
 OF_ONE_ATTACK = (

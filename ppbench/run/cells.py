@@ -23,7 +23,7 @@ RECORDS_BATCH = 1
 class Group:
     """Cells that share a view: one point, stage, threat model and batch size, and victims who played one role.
 
-    records: asks about records through the model that a client holds (membership, extraction), not about probes.
+    records: asks about records through the model that a client holds, not about probes.
     """
 
     point: int

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,6 +19,7 @@ from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig
 
+T = TypeVar("T")
 WHOLE = ("standard", "all")
 """Words that stand for many attacks."""
 
@@ -47,8 +48,9 @@ def _adapter(factory: type) -> TypeAdapter[Any]:
     return TypeAdapter(factory)
 
 
-def _instance(kind: str, factory: Any, name: str, parameters: Mapping[str, Scalar]) -> Any:
-    """Build a plugin's dataclass from `parameters`, with their types checked and converted."""
+def _instance(group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, Scalar]) -> T:
+    """Build a plugin's dataclass, a kind of `base`, from `parameters`, with their types checked and converted."""
+    kind, factory = group[:-1], load(group, name)
     if not (isinstance(factory, type) and dataclasses.is_dataclass(factory)):
         raise UsageError(f"The {kind} {name!r} is no dataclass of its parameters; make it one.")
     known = [field.name for field in dataclasses.fields(factory)]
@@ -56,27 +58,25 @@ def _instance(kind: str, factory: Any, name: str, parameters: Mapping[str, Scala
         if key not in known:
             raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
     try:
-        return _adapter(factory).validate_python(dict(parameters))
+        made = _adapter(factory).validate_python(dict(parameters))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].lower()
         raise UsageError(f"The {kind} {name!r} refuses {where}={first['input']!r}: {message}.") from error
+    if not isinstance(made, base):
+        raise UsageError(f"The plugin {name!r} is no {base.__name__}; subclass ppbench.{base.__name__}.")
+    return made
 
 
 def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> Defense:
     """Return the defense called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
-    made = _instance("defense", load("defenses", name), name, parameters or {})
-    if not isinstance(made, Defense):
-        raise UsageError(f"The plugin {name!r} is no Defense; subclass ppbench.Defense.")
-    return made
+    return _instance("defenses", Defense, name, parameters or {})
 
 
 def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> Attack:
     """Return the attack called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
-    attack = _instance("attack", load("attacks", name), name, parameters or {})
-    if not isinstance(attack, Attack):
-        raise UsageError(f"The plugin {name!r} is no Attack; subclass ppbench.Attack.")
+    attack = _instance("attacks", Attack, name, parameters or {})
     if attack.kind not in plugins("questions"):
         raise unknown(f"question of attack {name!r}", attack.kind, plugins("questions"))
     attack.check()
@@ -89,10 +89,7 @@ def built_for(attack: Attack, defense: str) -> bool:
 
 
 def points(config: EvaluateConfig) -> list[Point]:
-    """Return the points of an evaluation: the controls first, then the defense over its grid.
-
-    Raises UsageError: unknown defense or parameter, a grid for a defense without control parameter, or none given.
-    """
+    """Return the controls, then the defense over its grid; UsageError for what is unknown or has no such grid."""
     own = {key: value for key, value in config.settings.items() if "." not in key}
     base = make_defense(config.defense, own)
     if base.control is None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PositiveInt, ValidationError
 
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load
@@ -19,44 +19,36 @@ Stage = Literal["init", "iterate", "final", "audit"]
 
 
 class EvaluateConfig(Strict):
-    """One evaluation, as `ppbench evaluate` or `ppbench.evaluate` is told it.
+    """One evaluation, as `ppbench evaluate` or `ppbench.evaluate` is told it; names are those of `ppbench list`.
 
     Attributes:
-        defense: a name in `ppbench list defenses`.
-        dataset: NAME or NAME:ARGUMENT, see `ppbench list datasets`.
-        model, model_options: a name in `ppbench list models` and its options.
+        dataset: NAME or NAME:ARGUMENT.
         attacks: names, or "standard" (the quick portfolio) or "all", of the attacks that apply to the defense.
         grid: "quick" or "paper" (the defense's own grids), or values of its control parameter.
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
         train: training examples that the clients share, drawn by seed; None for all. Few are easily memorized.
         public: share of the training part that is set apart first: no client holds it, every adversary may use it.
-        clients, rounds, local_epochs, batch_size: the federation.
         schedule: "round_robin" (the SPN paper's for DLNet) or "parallel".
         loss: "cross_entropy", "squared" (half the squared distance to one-hot labels or numbers) or "bce" (masks).
         upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
-        optimizer, lr, momentum, beta2, decay_at, decay: of who steps: every client ("delta") or the server
-            ("gradient"); the rate is multiplied by `decay` at those rounds.
+        optimizer to decay: of who steps: every client ("delta") or the server ("gradient"); the rate is multiplied by
+            `decay` at the rounds `decay_at`.
         partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
-        attack_batch: sizes of the victims' batches.
-        victims: victim images a cell (rounded up to whole batches); candidates: members and non-members of each kind.
-        tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; 0: an
-            attack's own settings are taken.
+        victims: victim images a cell (rounded up to whole batches of the sizes `attack_batch`); candidates: members and
+            non-members of each kind.
+        tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; or 0.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
         references: reference runs of an audit, which its membership attacks may learn from.
         canaries: canaries of each family in an audit; a coin decides for each whether it is a member.
         probe: what a probed client does with the victim's batch: "gradient" (uploads one gradient of it) or "local"
-            (its local part of a round, as in training).
-        probe_rounds: rounds that a probed client holds the batch, all seen by the adversary.
-        stages: "init" (random weights), "final" (after training; membership: the delivered model) and "iterate" (what
-            clients train on in the next round, where that is not the delivered model; only membership and extraction
-            are asked there) and "audit" (membership in trainings of their own: canaries, reference runs, all rounds).
+            (its local part of a round, as in training), for `probe_rounds` rounds, all seen by the adversary.
+        stages: "init" (random weights), "final" (the delivered model), "iterate" (what clients train on in the next
+            round, where that is another; asked about records only) and "audit" (trainings of their own, with canaries).
         threats: threat models of reconstruction, label and tracing attacks.
         weights: file of AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, else the cache of
             torchvision, else these figures are null.
-        seed: master seed.
         device: as torch names it, "cpu", "cuda", "cuda:1"; backend: "auto", "loop" or "vmap".
-        suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share; a single
-            evaluation has no digest.
+        suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share.
     """
 
     defense: str
@@ -82,7 +74,7 @@ class EvaluateConfig(Strict):
     decay_at: tuple[int, ...] = (20, 32)
     decay: float = Field(default=0.5, gt=0, le=1)
     partition: str = "iid"
-    attack_batch: tuple[int, ...] = Field(default=(1, 4, 8), min_length=1)
+    attack_batch: tuple[PositiveInt, ...] = Field(default=(1, 4, 8), min_length=1)
     probe: Literal["gradient", "local"] = "gradient"
     probe_rounds: int = Field(default=1, ge=1, le=100)
     victims: int = Field(default=20, ge=1)
@@ -126,10 +118,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
-    """Return the configuration of `preset` with `options` laid over it.
-
-    Raises UsageError: an unknown preset, option, threat model or stage, or a value out of range.
-    """
+    """Return the configuration of `preset` with `options` laid over it; UsageError for what cannot be used."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     base = {**PRESETS[preset], **_setting(preset, options)}
@@ -150,8 +139,6 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
             raise unknown("threat model", threat, THREATS)
     if not config.attacks:
         raise UsageError("No attack was named; give names, as --attack dlg,tracing, or all.")
-    if any(size < 1 for size in config.attack_batch):
-        raise UsageError(f"Option attack_batch={config.attack_batch} cannot be used: a batch has at least 1 image.")
     return config
 
 

@@ -38,14 +38,9 @@ from ppbench.run.tuning import tuning_victims
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation gave.
+    """What an evaluation gave: its cells, what the controls and the self-test say, and what was found, by question.
 
-    Attributes:
-        config, records: what was asked; its cells, controls included.
-        checks: what the controls and the harness's self-test say; the result is unreliable unless all hold.
-        verdicts: what was found, question by question.
-        out: folder with records, leaderboard.csv, leaderboard.html and figures.
-        computed: how many cells were run now; the others were found finished.
+    out: folder with records, leaderboard.csv, leaderboard.html and figures; computed: how many cells were run now.
     """
 
     config: EvaluateConfig
@@ -107,10 +102,7 @@ def evaluate(
 
 
 def check(experiment: Experiment) -> None:
-    """Ask for everything that can be refused, before anything is written.
-
-    Raises UsageError: something that is asked for cannot be used.
-    """
+    """Raise UsageError at anything that is asked for and cannot be used: before anything is written."""
     config = experiment.config
     check_device(config.device)
     task = experiment.task

@@ -18,12 +18,9 @@ from ppbench.run.task import Task, describe, make_task
 class Experiment:
     """An evaluation with all that its configuration names: made by `resolve`, and handed on to everything that runs.
 
-    It travels between processes as its configuration, which each of them resolves once.
+    Between processes it travels as its configuration, which each of them resolves once.
 
-    Attributes:
-        config: what was asked.
-        points: the controls, then the defense over its grid.
-        applicable: the attacks that may be run on the defense, each with its parameters.
+    points: the controls, then the defense over its grid; applicable: the attacks that may be run on the defense.
     """
 
     config: EvaluateConfig

@@ -46,10 +46,7 @@ class Bench:
     trained: Trained
 
     def run(self, fed: Federation, missing: list[Cell]) -> None:
-        """Probe, attack, score and keep each of `missing`; an attack that fails leaves a record that says so.
-
-        So does a round that leaves the range of what clients can send, though the training before it did not.
-        """
+        """Probe, attack, score and keep each of `missing`; what fails, or leaves the range of uploads, says so."""
         answer, reason = self._records if self.group.records else self._probed, self.trained.utility.reason
         if not self.trained.diverged or self.group.stage == "init":
             try:

@@ -1,7 +1,7 @@
 """Jobs: the pieces in which work is handed to an executor, what a worker does with one, and how one ends.
 
-A job is small and whole in itself: it names its evaluation, and what it makes lands in the output folder by rename,
-under names that are hashes. So a job may run anywhere that sees the folder, and may be run again.
+What a job makes lands in the output folder by rename, under names that are hashes: so it may run anywhere that sees the
+folder, and may be run again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Job:
 def work(job: Job, tell: Tell | None = None) -> None:
     """Do a job; whatever of it lies finished in the folder is not done again.
 
-    Raises Refused: a defense refuses the audit. UsageError: the folder cannot be written or a file in it is damaged.
-    Exception: whatever a defense's own code raises in training; attacks fail by themselves, see `Bench`.
+    Raises Refused: a defense refuses the audit; UsageError: the folder; whatever a defense's own code raises in
+    training.
     """
     if job.group is not None:
         run_group(job.experiment, job.group, job.out, job.cells)

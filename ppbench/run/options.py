@@ -43,10 +43,7 @@ def scalar(text: str) -> Scalar:
 
 
 def assignments(words: Sequence[str]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-    """Return settings of defense and attacks, and options of the model, from name=value words.
-
-    Raises UsageError: a word without a name or without "=".
-    """
+    """Return settings, and options of the model, from name=value words; UsageError for a word of another form."""
     settings: dict[str, Scalar] = {}
     model: dict[str, Scalar] = {}
     for word in words:

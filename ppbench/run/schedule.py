@@ -138,10 +138,7 @@ class Schedule:
     _running: int = 0
 
     def run(self, asked: Sequence[Strand]) -> None:
-        """Do everything that is asked for.
-
-        Raises UsageError: nothing can be written; if `strict`, whatever a training raised, or that a worker died.
-        """
+        """Do all that is asked for. Raises UsageError: nothing can be written; if `strict`, what a training raised."""
         self.progress.expect("attacking", sum(len(w.cells) for strand in asked for w in strand.asked))
         with self.executor as executor:
             for strand in asked:

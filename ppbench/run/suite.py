@@ -4,11 +4,9 @@
     [task] [federation] [questions] fields of `EvaluateConfig`; what is left out is the base preset's
     [attack.NAME]                   parameters of an attack
     [[defense]]                     id, grid, set (its parameters), and own [task], [federation], [questions]
-    [preset.NAME]                   changes to all of it, entries too; the suite is then called ID@NAME, so that none
-                                    mistakes them
+    [preset.NAME]                   changes to all of it, entries too; the suite is then called ID@NAME
 
-A suite expands to one evaluation a defense and seed, so a cell of a suite is what `ppbench evaluate` would compute,
-under another name.
+A suite expands to one evaluation a defense and seed: its cells are those of `ppbench evaluate` under another name.
 """
 
 from __future__ import annotations
@@ -198,16 +196,14 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
             options["grid"] = changes.grids.get(part.id, part.grid)
             if "attacks" in said and "attacks" not in part.said():
                 options["attacks"] = _meant(source, said["attacks"], part.id)
-            if isinstance(place := options.get("dataset"), str):
-                options["dataset"] = place.replace("{data}", str(default_root()))
+            if isinstance(dataset := options.get("dataset"), str):
+                options["dataset"] = dataset.replace("{data}", str(default_root()))
+            place = source.place(loc) if loc else f"Option --add {part.id} cannot be used"
             try:
                 config = configure(file.base, defense=part.id, settings={**settings, **part.set}, **options)
-                experiment = resolve(config)
+                places[resolve(config)] = place
             except UsageError as cause:
-                if not loc:
-                    raise UsageError(f"Option --add {part.id} cannot be used: {cause}") from cause
-                raise source.error(loc, str(cause)) from cause
-            places[experiment] = source.place(loc) if loc else f"Option --add {part.id}"
+                raise UsageError(f"{place}: {cause}") from cause
     return Suite(id_, file.version, file.title, digest, places)
 
 
@@ -215,10 +211,8 @@ def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...
     """Return those of the suite's attacks that are not built for other defenses."""
     if not names:
         raise source.error(("questions", "attacks"), 'No attack is named; give names, or ["standard"].')
-    try:
+    with source.at(("questions", "attacks")):
         return tuple(name for name in names if name in WHOLE or built_for(make_attack(name), defense))
-    except UsageError as cause:
-        raise source.error(("questions", "attacks"), str(cause)) from cause
 
 
 def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str) -> dict[str, Scalar]:
@@ -226,10 +220,8 @@ def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str)
     found: dict[str, Scalar] = {}
     for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
         for name, values in told.items():
-            try:
+            with source.at((*at, name)):
                 make_attack(name, values)
-            except UsageError as cause:
-                raise source.error((*at, name), str(cause)) from cause
             found |= {f"{name}.{key}": value for key, value in values.items()}
     return found
 

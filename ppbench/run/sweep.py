@@ -40,14 +40,9 @@ FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep gave.
+    """What a sweep gave: the suite's cells that were asked for, what controls and self-test say, and what was found.
 
-    Attributes:
-        suite, out: what was swept, and the folder with records, tables, page and figures.
-        records: the suite's cells that were asked for, controls included.
-        checks: what the controls say, of each data set, network and federation, and the harness's self-test.
-        verdict: what was found, in sentences; nothing is concluded where a control failed.
-        computed: how many cells were run now; the others were found finished.
+    out: folder with records, tables, page and figures; computed: how many cells were run now.
     """
 
     suite: Suite
@@ -70,12 +65,9 @@ class Swept:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a sweep is going to do.
+    """What a sweep is going to do: all cells that were asked for, and those of them that are not finished.
 
-    Attributes:
-        suite, store: what is swept, and where to.
-        asked, todo: all cells that were asked for; those of them that are not finished.
-        trainings: how many federations `todo` needs, trained or not.
+    trainings: how many federations `todo` needs, trained or not.
     """
 
     suite: Suite
@@ -86,10 +78,7 @@ class Planned:
 
 
 def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
-    """Return what a sweep would do; nothing is written.
-
-    Raises UsageError: something in the suite cannot be used, or `only` names what the suite does not have.
-    """
+    """Return what a sweep would do; nothing is written. Raises UsageError: what cannot be used, or is not there."""
     for key in only:
         if key not in FILTERS:
             raise unknown("filter", key, FILTERS)
@@ -119,10 +108,7 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
 
 
 def _checked(places: Mapping[Experiment, str]) -> list[Wanted]:
-    """Return the cells of evaluations after everything that can be refused was asked for, with its place in the suite.
-
-    Evaluations of one task go together: making one copies its data.
-    """
+    """Return the cells after everything that can be refused was asked for, evaluations of one task together."""
 
     def checked(experiment: Experiment) -> None:
         try:

@@ -1,7 +1,6 @@
 """Settings of an attack, tried on victims of its own: what is reported was tuned on others.
 
-An adversary who knows the mechanism can run it on public examples, whose truth it knows; so the choice among
-`Attack.variants` is honest, and one hypothesis about a defense (which layer is poisoned) is tried like another.
+An adversary who knows the mechanism can run it on public examples, whose truth it knows; so the choice is honest.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ class Rehearsal:
 
 
 def rehearsal(fed: Federation, experiment: Experiment, group: Group) -> Rehearsal:
-    """Return a probe of `tuning` images of the test part, which no client trains on and no cell reports.
-
-    Raises UsageError: the test part has too few examples.
-    """
+    """Return a probe of `tuning` images of the test part, which no client trains on and no cell reports."""
     config, victims = experiment.config, tuning_victims(fed.defense, experiment, group)
     transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
     view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=experiment.task.public)
@@ -50,10 +46,7 @@ def rehearsal(fed: Federation, experiment: Experiment, group: Group) -> Rehearsa
 
 
 def tuning_victims(defense: Defense, experiment: Experiment, group: Group) -> Victims:
-    """Return the victims of a rehearsal: examples of the test part, dealt to the clients.
-
-    Raises UsageError: the test part has too few.
-    """
+    """Return the victims of a rehearsal, examples of the test part; UsageError where it has too few."""
     task, clients, count = experiment.task, experiment.config.clients, experiment.config.tuning
     seeds, roles, sums = Seeds(task.seeds.seed("tuning")), len(defense.roles) if group.role else 1, defense.sums
     parts = {c: Data(task.test.x[c::clients], task.test.y[c::clients]) for c in range(clients)}

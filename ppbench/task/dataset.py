@@ -31,8 +31,7 @@ class Split:
 
     Attributes:
         x: [N, *shape]: uint8 (images, 0 to 255) or float32 (already in the data set's range).
-        y: int64 [N], the class of each example, 0 to classes - 1; of a regression float32 [N, 1], its target; of a
-            segmentation float32 [N, 1, H, W], its mask of 0 and 1.
+        y: int64 [N], classes from 0; of a regression float32 [N, 1]; of a segmentation float32 [N, 1, H, W] of 0 and 1.
         classes: number of classes C of the whole data set, the width of one-hot labels; 1 where targets are no classes.
         domain: int64 [N], 0 to D - 1, where each example comes from (its source, its style), or None if all are one.
     """
@@ -67,20 +66,14 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples of one task, checked on construction.
+    """Training and test examples of one task, checked on construction; raises UsageError for what they cannot be.
 
     Attributes:
         name: how records call it; holds no path of the machine.
         classes: number of classes C; 1 of a regression, the width of its targets, and of a segmentation, its maps.
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
-        data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training
-            part for tables (test rows may lie outside).
-        kind: "image" or "tabular".
-        task: "classification", "regression" of one number an example, or "segmentation": a mask an image.
-
-    Raises:
-        UsageError: an empty split, labels, masks or domains out of range, values that are not finite or out of range,
-            or splits that do not fit each other or the task.
+        data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training part
+            for tables (test rows may lie outside).
     """
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -42,32 +42,19 @@ def decode(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
 
 
 def stack(arrays: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> Tensor:
-    """Return images as `decode` returns them as one uint8 tensor [N, C, H, W]: C = 1 if every one is grey, else 3.
-
-    Raises UsageError: two images differ in size, by their `names`.
-    """
-    for array, name in zip(arrays, names, strict=True):
-        if array.shape[:2] != arrays[0].shape[:2]:
-            raise UsageError(
-                f"The image in {name} is {_size(array)} pixels but that in {names[0]} is {_size(arrays[0])} (width x "
-                "height); resize all images to one size."
-            )
-    if all(array.ndim == 2 for array in arrays):
-        return torch.from_numpy(np.stack(arrays))[:, None]
-    colored = [np.repeat(array[..., None], 3, axis=2) if array.ndim == 2 else array for array in arrays]
-    return torch.from_numpy(np.stack(colored)).permute(0, 3, 1, 2).contiguous()
+    """Return images as `decode` returns them as one uint8 tensor [N, C, H, W]; raises UsageError as `join` does."""
+    images = [torch.from_numpy(a)[None] if a.ndim == 2 else torch.from_numpy(a).permute(2, 0, 1) for a in arrays]
+    return torch.cat(join([image[None] for image in images], names))
 
 
 def join(parts: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-    """Return image tensors [N, C, H, W] with one number of channels, grey made RGB where any of them is RGB.
-
-    Raises UsageError: two of them differ in image size.
-    """
+    """Return images [N, C, H, W] with one number of channels, grey made RGB if need be; UsageError: several sizes."""
     for part, name in zip(parts, names, strict=True):
         if part.shape[2:] != parts[0].shape[2:]:
+            one, other = (f"{tensor.shape[3]}x{tensor.shape[2]} pixels" for tensor in (part, parts[0]))
             raise UsageError(
-                f"The images in {name} are {part.shape[3]}x{part.shape[2]} pixels but those in {names[0]} are "
-                f"{parts[0].shape[3]}x{parts[0].shape[2]} (width x height); resize all images to one size."
+                f"The image in {name} is {one} but that in {names[0]} is {other} (width x height); "
+                "resize all images to one size."
             )
     channels = max(part.shape[1] for part in parts)
     return [part if part.shape[1] == channels else part.expand(-1, channels, -1, -1).contiguous() for part in parts]
@@ -92,7 +79,3 @@ def image_dataset(
     known = domains or (None, None)
     splits = Split(x, train[1], classes, known[0]), Split(x_test, test[1], classes, known[1])
     return Dataset(name, *splits, classes=classes, shape=tuple(x.shape[1:]), data_range=(0.0, 1.0), kind="image")
-
-
-def _size(array: NDArray[Any]) -> str:
-    return f"{array.shape[1]}x{array.shape[0]}"

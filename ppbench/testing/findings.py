@@ -57,8 +57,7 @@ def ask_all(
 ) -> tuple[Finding, ...]:
     """Return the findings of `properties` about `subject`, in order; see `check_defense` for only and skip.
 
-    Raises:
-        UsageError: a name that is no property.
+    Raises UsageError: a name that is no property.
     """
     for name in (*only, *skip):
         if name not in properties:

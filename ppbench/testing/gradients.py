@@ -37,7 +37,7 @@ from ppbench.testing.worlds import (
     written,
 )
 
-FEW, SOME = 8, 200
+FEW, SOME = 4, 200
 """Budgets: where only the form of a guess is asked, and where it should be as good as another."""
 
 
@@ -72,9 +72,9 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
     of a hit is the mean over all pairings, whichever classes the attack prefers. Hits of a random pairing are drawn
     without replacement, and spread no wider than the binomial. So it is for the images' errors. A guess made of noise
     cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
-    digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 24 may.
+    digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 12 may.
     """
-    attack, world = duel.quick(), mute(duel, 24)
+    attack, world = duel.quick(90), mute(duel, 12)
     guesses = world.answers(attack)
     wrong = list(malformed(world, guesses, attack))
     if wrong:
@@ -95,8 +95,8 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
 
 def noise_gives_labels_by_chance(duel: Duel) -> Iterator[str]:
     """Ask whether uploads that do not depend on the data give labels by chance, see `noise_gives_chance`."""
-    worlds = [(duel.quick(), mute(duel, 24), "pure noise")]
-    worlds += [(duel.quick(), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
+    worlds = [(duel.quick(90), mute(duel, 24), "pure noise")]
+    worlds += [(duel.quick(90), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
     for attack, world, words in worlds:
         guesses = world.answers(attack)
         wrong = list(malformed(world, guesses, attack))
@@ -152,8 +152,8 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
     """Ask whether guesses have their form, cost no more than the budget, and leave what was handed over as it was."""
     if threat not in duel.attack.threats:
         raise NotAsked(f"it does not use views of {threat}")
-    world = duel.probe(6, 2, threat)
-    for budget in (1, 20):
+    world = duel.probe(4, 2, threat)
+    for budget in (1, 12):
         attack = duel.quick(budget)
         witness = Witness(world.view, world.challenges)
         guesses = world.answers(attack)

@@ -61,7 +61,7 @@ def pool() -> Pool:
     return Pool({0: parts[0], 1: parts[1]}, parts[2])
 
 
-def _trained(plan: Plan, data: Data, lr: float, steps: int) -> Params:
+def trained(plan: Plan, data: Data, lr: float, steps: int) -> Params:
     """Return weights after full-batch Adam on `data`."""
     params, opt = initial(plan.spec, 0), Opt("adam", lr=lr)
     layout, w = Layout.of(params), torch.ones(len(data.x))
@@ -76,14 +76,14 @@ def _trained(plan: Plan, data: Data, lr: float, steps: int) -> Params:
 @lru_cache
 def overfit() -> Params:
     """Return weights that know client 1's records by heart."""
-    return _trained(TANH, pool().shards[1], 0.01, 150)
+    return trained(TANH, pool().shards[1], 0.01, 150)
 
 
 @lru_cache
 def memorized(plan: Plan) -> Params:
     """Return weights that know both clients' records by heart; trained once a plan."""
     both = [pool().shards[c] for c in (0, 1)]
-    return _trained(plan, Data(torch.cat([d.x for d in both]), torch.cat([d.y for d in both])), 0.005, 400)
+    return trained(plan, Data(torch.cat([d.x for d in both]), torch.cat([d.y for d in both])), 0.005, 400)
 
 
 def masked_plan(duel: Duel) -> Plan:

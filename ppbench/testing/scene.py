@@ -108,8 +108,7 @@ class Trial:
 def at(defense: Defense, changes: Mapping[str, Any]) -> Defense:
     """Return `defense` with `changes` of its parameters, converted to their types as an evaluation converts them.
 
-    Raises:
-        UsageError: no such parameter, or a value of the wrong type.
+    Raises UsageError: no such parameter, or a value of the wrong type.
     """
     known = {field.name: getattr(defense, field.name) for field in fields(defense)}
     for name in changes:

@@ -55,8 +55,7 @@ class Request:
 def request_of(given: Mapping[str, Any]) -> Request:
     """Return the request that a marker's keywords make.
 
-    Raises:
-        UsageError: an unknown keyword, no defense, a limit that is no number, or a filter of another form.
+    Raises UsageError: an unknown keyword, no defense, a limit that is no number, or a filter of another form.
     """
     known = [field.name for field in fields(Request)]
     for name in given:
@@ -120,8 +119,7 @@ class Results:
         By default the baseline of `--ppbench-baseline` or the ini option; where there is none the test is skipped. What
         it holds of other defenses, and cells that the filters leave out, are not missed.
 
-        Raises:
-            UsageError: the baseline is no folder of results, or damaged.
+        Raises UsageError: the baseline is no folder of results, or damaged.
         """
         __tracebackhide__ = True  # a skip is told at the test's own line
         from ppbench.report.compare.outcome import compare
@@ -153,8 +151,7 @@ def run(request: Request, home: Path, workers: int | None = None) -> Results:
     `home` keeps results, one folder a suite and state of the code; those of older code are deleted. workers: processes;
     by default one a core; 1 is this process.
 
-    Raises:
-        UsageError: something in the request cannot be used.
+    Raises UsageError: something in the request cannot be used.
     """
     from ppbench.records.sources import source_digest
     from ppbench.run.suite import load_suite

@@ -2,15 +2,13 @@
 
 Whatever a client's secret loss on the features is, the backbone's gradient is sum_i J(x_i)^T w_i, with J the Jacobian
 of the features by the backbone's weights and w_i the total cotangent at the features of example i: CE plus secret head
-(SPN paper, Eq. 6). Taking w_i as an unknown makes the secret head irrelevant. The value and its gradient by (x, w) come
-from one forward, one backward and the two passes of the R-operator, as in `reconstruction.fastpath.chain`, with the
-cotangent fed in at the features; autograd's double backward where networks lack that form, or it does not pay.
+(SPN paper, Eq. 6). Taking w_i as an unknown makes the secret head irrelevant. Value and gradient come from the chain of
+`reconstruction.fastpath`, or from double backward where networks lack that form, or it does not pay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,16 +25,9 @@ BACKBONE = "features."
 TINY = 1e-30
 
 
-class BackboneObjective(Protocol):
-    """Relative squared distances of V victims' backbone gradients and features, with derivatives.
-
-    Called with guesses x [S, B, *shape], cotangents w [S, B, D] and index [S] (which victim each row is), it returns
-    loss [S], dloss/dx and dloss/dw, where loss = ||sum_i J(x_i)^T w_i - g||^2 / ||g||^2
-    + consistency * sum_i ||phi(x_i) - phi_i||^2 / ||phi_i||^2.
-    """
-
-    def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
+BackboneObjective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""From guesses x [S, B, *shape], cotangents w [S, B, D] and index [S] (which victim each row is) to loss [S], dloss/dx
+and dloss/dw: ||sum_i J(x_i)^T w_i - g||^2 / ||g||^2 + consistency * sum_i ||phi(x_i) - phi_i||^2 / ||phi_i||^2."""
 
 
 class _Known:
@@ -144,12 +135,8 @@ def backbone_objective(
 ) -> BackboneObjective:
     """Return the objective of V victims that share the public weights `params`, in the dtype of `phi`.
 
-    Args:
-        plan, params: the public plan and weights.
-        observed: the victims' observed gradients, V of them; entries of the head are ignored.
-        phi: their features [V, B, D] as recovered from the head.
-        weights: precisions of the observed entries (0 hides one), or None for equal ones.
-        consistency: weight of the relative squared distance of the features.
+    Of their observed gradients, whose entries of the head are ignored, with precisions `weights` (0 hides an entry),
+    and of their features phi [V, B, D] as recovered from the head.
     """
     known = _Known(observed, weights, phi, consistency)
     steps = compile_chain(plan, params, phi.dtype)

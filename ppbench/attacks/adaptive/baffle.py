@@ -28,10 +28,9 @@ class BaffleSketch(DLG):
     where it is a plain sum of estimates; without sketches the attack is iDLG on what the defense's evidence is.
 
     Attributes:
-        hopeless: of DLG; sketches are nearly exact, so a search that ends above it ended in a local minimum. Trained
-            networks have many: seven starts take the median of eight digits (300 numbers) from 18 to 54 dB.
-        smoothness: weight of the total variation of images, in units of the relative mismatch: it fills in what fewer
-            equations than pixels leave open, and costs little where there are more.
+        hopeless: of DLG; sketches are nearly exact, so a search that ends above it ended in a local minimum, of which
+            trained networks have many.
+        smoothness: weight of the total variation of images, which fills in what fewer equations than pixels leave open.
         box: weight of the mean squared distance of pixels from the data range.
     """
 

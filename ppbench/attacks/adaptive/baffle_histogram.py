@@ -16,9 +16,10 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Kind
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.baffle_sketch import Directions, Equations, sketches
 from ppbench.attacks.label.recovery import read_labels
+from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import simulation
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan

@@ -1,10 +1,9 @@
 """Labels out of BAFFLE's loss differences: ten of them tell most labels of an untrained model, a hundred all.
 
-A gradient of the cross-entropy is sum_j (p_j - y_j) J_j, with J_j the derivative of logit j by the weights. J_j varies
-little from input to input next to how it varies with j, so its mean over noise images will do, and a sketch of K
-numbers is K linear equations in the C numbers p - y. For one example of class c they lie in a cone: p_j >= 0 along
-J_j - J_c for all other j. The class whose cone is nearest is the label. That needs fewer equations than classes, and
-no figure of p, of which noise images tell little once a model is trained.
+A gradient of the cross-entropy is sum_j (p_j - y_j) J_j, with J_j the derivative of logit j by the weights, whose mean
+over noise images will do: a sketch of K numbers is K linear equations in the C numbers p - y. For one example of
+class c they lie in a cone: p_j >= 0 along J_j - J_c for all other j. The class whose cone is nearest is the label. That
+needs fewer equations than classes, and no figure of p, of which noise images tell little once a model is trained.
 """
 
 from __future__ import annotations
@@ -152,11 +151,8 @@ def _labels(counts: Tensor, batch: int) -> Tensor:
 class BaffleLabels(Attack):
     """Labels of examples, batches and cohorts from the joint law of directions and loss differences.
 
-    On other defenses the labels are read as `label_recovery` does.
-
-    Attributes:
-        method: "cone", or "stein" for the gradient of the head's bias as the server itself would estimate it, which
-            tells labels while most of the gradient lies there: before training.
+    By "cone", or by "stein", the gradient of the head's bias as the server itself would estimate it, which tells labels
+    before training. On other defenses the labels are read as `label_recovery` does.
     """
 
     method: Literal["cone", "stein"] = "cone"

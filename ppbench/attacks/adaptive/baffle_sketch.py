@@ -1,9 +1,8 @@
 """What BAFFLE's loss differences tell: a linear sketch s = Z g of a victim's gradient, Z known to everybody.
 
-A loss difference along a public direction z_k is, up to O(sigma^2), sigma times a multiple of z_k . g. K of them are K
-linear equations in the gradient, as good as the gradient once they are more than the pixels. Every round in which the
-batch stays gives K more, with another Z at other weights. Masks leave the sketch of the cohort's mean gradient, and of
-one client's where the others collude.
+A loss difference along a public direction z_k is, up to O(sigma^2), sigma times a multiple of z_k . g. K of them are as
+good as the gradient once they are more than the pixels. Every round in which the batch stays gives K more. Masks leave
+the sketch of the cohort's mean gradient, and of one client's where the others collude.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class AdaptiveDP(Attack):
     Attributes:
         budget: gradient evaluations a victim, over all restarts and reweightings.
         restarts: starts besides the first, where there is noise; the best posterior counts.
-        roughness: typical magnitude of an image's gradient, in units of the data range: scale of the Laplace prior.
+        roughness: typical magnitude of an image's gradient, in units of the data range.
         box: weight of leaving the data range, relative to the likelihood of one unit of noise.
     """
 

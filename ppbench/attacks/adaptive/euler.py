@@ -2,9 +2,8 @@
 
 Scale the weights that read the input, and all biases, by a common factor: the features of a positively homogeneous
 network are scaled by it. So the inner product of those parameters with the gradient of a function of the features is
-the function's degree times the function. Gradients at the perturbed weights thus tell, at the perturbed weights,
-mean alpha^2, mean alpha yhat and mean alpha ybar, without the batch. (With biases alpha alone is not homogeneous in the
-weights; in weights and biases together it is, up to the constant 1 that a masked head bias adds to it.)
+the function's degree times the function. Gradients at the perturbed weights thus tell mean alpha^2, mean alpha yhat and
+mean alpha ybar there, without the batch. (A masked head bias adds the constant 1 to alpha.)
 """
 
 from __future__ import annotations

@@ -20,12 +20,9 @@ SETTINGS = Settings(history=60, progress=0.03)
 
 @dataclass(frozen=True)
 class Images:
-    """Reconstructions of V victims with B examples each.
+    """Reconstructions x [V, B, *shape] float32, not clipped, of V victims with B examples each.
 
-    Attributes:
-        x: [V, B, *shape] float32, not clipped.
-        loss: [V] float64, the attacker's objective at the end; inf where the start was not finite.
-        evaluations: [V] int64.
+    loss: [V] float64, the attacker's objective at the end, inf where the start was not finite; evaluations: [V] int64.
     """
 
     x: Tensor

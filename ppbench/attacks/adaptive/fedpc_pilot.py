@@ -105,16 +105,10 @@ def direction_evidence(found: Sequence[Observed], plan: Plan) -> list[Evidence]:
 
 @dataclass
 class Trials:
-    """The search of a view's clients over hyper-parameters.
+    """The search of a view's clients over hyper-parameters, with the options of `attack`.
 
-    Attributes:
-        attack: options of the search.
-        plan: the public plan.
-        suppose: evidence about the clients of given places, supposed that given hyper-parameters are theirs.
-        challenges: what is asked, by place.
-        generator: source of starts.
-        best: each client's surest guess so far, with its mismatch and hyper-parameters.
-        spent: evaluations.
+    suppose: evidence about the clients of given places, supposed that given hyper-parameters are theirs; best: each
+    client's surest guess so far, with its mismatch and hyper-parameters; spent: evaluations.
     """
 
     attack: FedAvgInversion

@@ -3,7 +3,7 @@
 With cross-entropy the head's gradient is dW = (1/B) A^T Phi and db = (1/B) A^T 1, where A = p - onehot(y) [B, C] and
 Phi [B, D] are the features. One example: Phi = dW[y] / db[y]. More, while B < C: every feature vector lies in the
 row space of dW, so Phi = M R with R its B leading right singular vectors, and the predictions p = softmax(Phi W^T + b)
-close the system for the B x B matrix M. A defense that leaves the head's gradient alone hides no feature.
+close the system for the B x B matrix M.
 """
 
 from __future__ import annotations
@@ -117,14 +117,9 @@ def recover_features(
     *,
     restarts: int = 30,
 ) -> Features:
-    """Return the features of a batch from the head's gradient (spec 9.2, 9.2b).
+    """Return the features of a batch from the gradient of the public head, [C, D] and [C], finite (spec 9.2, 9.2b).
 
-    Args:
-        params: public weights; `head.weight` [C, D] and `head.bias` [C] are used.
-        weight_grad, bias_grad: observed gradients [C, D] and [C], finite.
-        labels: [B] int64, the recovered multiset.
-        generator: draws the `restarts` starts besides the plain one.
-        restarts: their number.
+    labels: [B] int64, the recovered multiset. The generator draws the `restarts` starts besides the plain one.
     """
     start, batch = class_starts(weight_grad, bias_grad, labels), len(labels)
     params = {name: params[name].detach() for name in ("head.weight", "head.bias")}

@@ -2,9 +2,9 @@
 
 Yang et al. (2024) add noise to the gradient G at the perturbed weights, but not to Psi and Phi. One example: with
 e = yhat - ybar and q = e / alpha, Psi_i = grad(alpha e_i) and Phi = grad(alpha^2 / 2) give G exactly, as
-sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (see `euler`). The server then recovers
-the exact gradient at the true weights, and a listener has the exact gradient of an ordinary network: the transitional
-layers fold away. No noise, however large, matters. Batches: Psi and Phi are themselves exact functions of the batch.
+sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (see `euler`): for the server at the
+true weights, for a listener at those of an ordinary network, as transitional layers fold away. Batches: Psi and Phi are
+themselves exact functions of the batch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.euler import noiseless_moments
-from ppbench.attacks.adaptive.gauge import canonical_scales
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows
 from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable
@@ -32,6 +32,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
+from ppbench.nets.channels import Channels, Factor
 from ppbench.nets.walk import channels
 
 CHANNELS = 2
@@ -59,8 +60,6 @@ class AdaptiveMPDP(Attack):
     One example and one secret coefficient a class: the exact gradient of the true (server) or of the folded perturbed
     network (listener). Else Phi, and combinations of the Psi_i, at the perturbed weights: of a client, or of the whole
     cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken.
-
-    `budget`: gradient evaluations a victim.
     """
 
     budget: int = 1800
@@ -175,3 +174,40 @@ class Exact:
 def _norm(tree: Params) -> float:
     size = float(torch.cat([value.flatten() for value in tree.values()]).norm())
     return size if size > 0 else 1.0
+
+
+def canonical_scales(found: Channels, params: Params) -> Tensor:
+    """Return the scales [count] > 0, float64, that bring each channel's incoming weights to norm 1: the gauge.
+
+    Positive scales of hidden channels (the secrets r of PBPFL and MP-DP) act on the weights of a positively homogeneous
+    network without changing it, so every choice of them can be undone up to a convention. True and perturbed weights
+    (less the mask on the logits, transitional layers folded first) have the same form in these units.
+
+    Channels are taken in the order of the network, each from the first weight that writes to it: with residual ties
+    several do, and later ones read channels that depend on it. Biases follow. A channel whose incoming weights are
+    all 0, or that no weight writes to, keeps its units. Weights may be true or perturbed.
+    """
+    full = torch.ones(found.count + 1, dtype=torch.float64)
+    known = torch.zeros(found.count + 1, dtype=torch.bool)
+    known[0] = True
+    for name, factor in found.factors.items():
+        if factor.out is None or factor.diagonal:
+            continue
+        numbers = torch.from_numpy(factor.out)
+        if bool(known[numbers].all()):
+            continue
+        power = torch.zeros(found.count + 1, dtype=torch.float64)
+        power = power.index_add(0, numbers, _incoming(params[name], factor, full))
+        fresh = (power > 0) & ~known
+        full = torch.where(fresh, power.clamp(min=1e-300).rsqrt(), full)
+        known = known | fresh
+        known[numbers] = True
+    return full[1:]
+
+
+def _incoming(value: Tensor, factor: Factor, scales: Tensor) -> Tensor:
+    """Return the squared norms [out] of a parameter's entries by output channel, its input channels in new units."""
+    weight = value.detach().double().cpu().expand(factor.shape)
+    if factor.inp is not None:
+        weight = weight / scales[torch.from_numpy(factor.inp)].view(-1, *[1] * (weight.dim() - 2))
+    return weight.square().movedim(factor.axis, 0).flatten(1).sum(1) if weight.dim() > 1 else weight.square()

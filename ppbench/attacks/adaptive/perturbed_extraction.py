@@ -25,7 +25,6 @@ class Extraction(Query):
         return unmasked(view, x, type(self).unmask)
 
 
-@dataclass(frozen=True)
 class ExtractRegression(Extraction):
     """A client fits the mask on its own labelled data and subtracts it."""
 
@@ -33,7 +32,6 @@ class ExtractRegression(Extraction):
     unmask: ClassVar[Unmask] = staticmethod(own_regression)
 
 
-@dataclass(frozen=True)
 class ExtractProjection(Extraction):
     """Completes the outputs across the public direction by the nearest one-hot target; see `by_projection`."""
 
@@ -41,7 +39,6 @@ class ExtractProjection(Extraction):
     unmask: ClassVar[Unmask] = staticmethod(projection)
 
 
-@dataclass(frozen=True)
 class ExtractDataFree(Extraction):
     """Reads the mask off the columns of the head's weight; no data but the queries."""
 
@@ -49,7 +46,6 @@ class ExtractDataFree(Extraction):
     unmask: ClassVar[Unmask] = staticmethod(data_free)
 
 
-@dataclass(frozen=True)
 class ExtractUpload(Extraction):
     """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
 

@@ -29,7 +29,6 @@ class Unmasked(LossThreshold):
         return unmasked(view, challenge.x, type(self).unmask, challenge.labels)
 
 
-@dataclass(frozen=True)
 class UnmaskRegression(Unmasked):
     """A client fits the mask on its own labelled data, by least squares, and subtracts it."""
 
@@ -37,7 +36,6 @@ class UnmaskRegression(Unmasked):
     unmask: ClassVar[Unmask] = staticmethod(own_regression)
 
 
-@dataclass(frozen=True)
 class UnmaskProjection(Unmasked):
     """Looks at the outputs across the mask's public direction only: nothing is estimated.
 
@@ -49,7 +47,6 @@ class UnmaskProjection(Unmasked):
     unmask: ClassVar[Unmask] = staticmethod(projection)
 
 
-@dataclass(frozen=True)
 class UnmaskDataFree(Unmasked):
     """Reads the mask off the columns of the head's weight; no data but the inputs that are asked about."""
 
@@ -57,7 +54,6 @@ class UnmaskDataFree(Unmasked):
     unmask: ClassVar[Unmask] = staticmethod(data_free)
 
 
-@dataclass(frozen=True)
 class UnmaskUpload(Unmasked):
     """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
 

@@ -2,8 +2,8 @@
 
 SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head, but the public head's gradient holds no
 trace of it. So: labels from the bias gradient, exact features from the head's gradient, an image for each feature
-vector, and at last the backbone's gradient with the total cotangent at the features as an unknown. No secret is
-needed, and nothing is particular to SPN's loss: it works on every upload that decodes to a gradient at public weights.
+vector, and at last the backbone's gradient with the total cotangent at the features as an unknown. Nothing is
+particular to SPN's loss: it works on every upload that decodes to a gradient at public weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.backbone import backbone_objective
 from ppbench.attacks.adaptive.feature_inversion import Images, head_cotangents, invert_features, match_backbone
 from ppbench.attacks.adaptive.head_features import Features, recover_features
-from ppbench.attacks.label.recovery import read_labels
+from ppbench.attacks.reconstruction.analytic import guessed_labels
+from ppbench.attacks.reconstruction.search import starts
 from ppbench.base.tree import Params, tree_map
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -92,8 +93,9 @@ class AdaptiveSPN(Attack):
         groups: list[list[Victim]] = []
         for place, asked in enumerate(challenges):
             evidence = found.get(asked.unit)
-            labels = _labels(evidence, view.plan, asked, generator)
-            guesses.append(_grey(view.plan, labels))
+            labels = guessed_labels(starts.Victim(evidence, asked, view.plan, generator)).cpu()
+            grey = sum(view.plan.data_range) / 2
+            guesses.append(Guess(x=torch.full((len(labels), *view.plan.spec.shape), grey), y=labels))
             victim = self._victim(place, evidence, labels, generator)
             if victim is not None:
                 alike = next((group for group in groups if _alike(group[0], victim)), [])
@@ -155,18 +157,6 @@ def _alike(a: Victim, b: Victim) -> bool:
     known = [(len(v.features.labels), v.features.exact, v.weight is None) for v in (a, b)]
     same = a.params is b.params or all(torch.equal(value, b.params[name]) for name, value in a.params.items())
     return same and known[0] == known[1]
-
-
-def _labels(evidence: Evidence | None, plan: Plan, asked: Challenge, generator: torch.Generator) -> Tensor:
-    batch = len(asked.unit) * asked.batch
-    if asked.y is not None:
-        return asked.y.reshape(batch, -1).argmax(1).cpu()
-    return read_labels(evidence, plan, batch, generator)
-
-
-def _grey(plan: Plan, labels: Tensor) -> Guess:
-    low, high = plan.data_range
-    return Guess(x=torch.full((len(labels), *plan.spec.shape), (low + high) / 2), y=labels)
 
 
 def _choose(victim: Victim, v: int, first: Images, second: Images | None, accept: float) -> Guess:

@@ -134,10 +134,10 @@ def same_question(one: Challenge, other: Challenge) -> bool:
 
 @dataclass(frozen=True)
 class MembershipAttack(Attack):
-    """Decides on every candidate by its signal, in the light of the half of the candidates whose membership is known.
+    """Decides on every candidate by its `signal`, in the light of the half of the candidates whose membership is known.
 
-    A subclass says in `signal` what that is, by default the outputs of the last model received; in `scores` how it is
-    told as one number, whose threshold is then fitted on the known half; or in `answer` what else is made of it.
+    A subclass says in `scores` how that is told as one number, whose threshold is then fitted on the known half, or in
+    `answer` what else is made of it.
     """
 
     kind: ClassVar[Kind] = "membership"
@@ -170,8 +170,7 @@ class MembershipAttack(Attack):
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return score [Q] float64 and decision [Q] bool of every candidate, challenge by challenge.
 
-        Raises:
-            UsageError: a challenge lacks candidates, labels, the known half, or what else the attack needs.
+        UsageError where a challenge lacks candidates, labels, the known half, or what else the attack needs.
         """
         guesses, signal = [], torch.zeros(0)
         for number, challenge in enumerate(challenges):

@@ -2,10 +2,9 @@
 
 A record that is hard for every model looks like a non-member to a threshold on the loss. Reference runs tell what its
 signal is with and without it, and the target's signal is judged against that.
-
-A net trained without augmentation hardly remembers augmented copies: on an MLP of digits and 16 references, canaries'
-TPR at 1 % FPR is .87 from the record alone and .55 from the plain mean over it, its mirror image and four shifts. So
-copies are weighted by what the references show of them, which gives .87 again.
+A net trained without augmentation hardly remembers augmented copies (digits MLP, 16 references, TPR of canaries at 1 %
+FPR: .87 from the record alone, .55 from the plain mean over six copies); so copies are weighted by what the references
+show of them, which gives .87 again.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Weight
+from ppbench.adversary.attack import Challenge
 from ppbench.attacks.membership.base import AuditAttack
 from ppbench.attacks.membership.signal import logit_gap, references_of, target_outputs
+from ppbench.federation.bounds import NonNegative
 from ppbench.federation.view import View
 
 MANY = 64
@@ -98,13 +98,9 @@ def averaged(score: Tensor, weight: Tensor) -> Tensor:
 def likelihood_ratio(target: Tensor, signal: Tensor, keep: Tensor, weight: float) -> Tensor:
     """Return the online score [Q]: weighted mean over augmentations of log N(phi; in) - log N(phi; out).
 
-    NaN where the target's signal is not finite in any augmentation, or one of the two worlds has no finite reference.
-
-    Args:
-        target: the target's signals [A, Q] float64.
-        signal: the references' signals [R, A, Q] float64; those that are not finite do not count.
-        keep: [R, Q] bool, which candidates each run was trained on.
-        weight: v, the weight of the pooled variance, in runs.
+    Of the target's signals [A, Q], the references' [R, A, Q], of which those that are not finite do not count, `keep`
+    [R, Q], which candidates each run was trained on, and the weight v of the pooled variance, in runs. NaN where the
+    target's signal is not finite in any augmentation, or one of the two worlds has no finite reference.
     """
     inside, outside = World.of(signal, keep), World.of(signal, ~keep)
     prior_in, prior_out = priors(inside, outside)
@@ -146,7 +142,7 @@ class LiRA(AuditAttack):
     reference: ClassVar[str] = "Carlini et al., Membership Inference Attacks From First Principles, S&P 2022"
 
     online: bool = True
-    shrink: Weight = 4.0
+    shrink: NonNegative = 4.0
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the log likelihood ratio [Q], or the one-sided log probability [Q]."""

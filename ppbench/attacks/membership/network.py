@@ -13,18 +13,18 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from ppbench.adversary.attack import Count, Guess, Weight
+from ppbench.adversary.attack import Guess
 from ppbench.attacks.membership.base import Asked, MembershipAttack, coins, log_probabilities
+from ppbench.federation.bounds import Bound, Count, NonNegative
 from ppbench.federation.plan import Plan
 
 Floats = NDArray[np.float64]
-Seeds = Annotated[int, Field(ge=3)]
+Seeds = Annotated[int, Bound(lambda value: value >= 3, "a whole number >= 3")]
 LARGE = 1e30
 """Features are clipped to this size: the square of a larger one, in their variance, might overflow."""
 FAR = 10.0
@@ -61,8 +61,8 @@ class OutputClassifier(MembershipAttack):
 
     Attributes:
         hidden: units of the hidden layer (ReLU).
-        decay: weight decay: the penalty decay / 2 ||w||^2 beside the MEAN log loss.
-        seeds: networks whose probabilities are averaged, at least 3; they differ in their initial weights.
+        decay: the penalty decay / 2 ||w||^2 beside the MEAN log loss.
+        seeds: networks whose probabilities are averaged; they differ in their initial weights.
         steps: L-BFGS iterations, at most. Full batches: the order of the candidates does not matter.
     """
 
@@ -73,7 +73,7 @@ class OutputClassifier(MembershipAttack):
     )
 
     hidden: Count = 64
-    decay: Weight = 1e-2
+    decay: NonNegative = 1e-2
     seeds: Seeds = 3
     steps: Count = 200
 

@@ -1,9 +1,8 @@
 """Auditing with one training run (Steinke, Nasr and Jagielski, NeurIPS 2023): guesses for a lower bound on epsilon.
 
 Examples are in or out by coin. The auditor calls those with the highest scores in and those with the lowest out, and
-abstains on the rest. The scorer, who alone knows which candidates are canaries, guesses on a number of those that is
-fixed before anything is seen, by the same scores (`ppbench/questions/membership.py`), and `ppbench/metrics/audit.py`
-makes the bound of how many are right. A claimed epsilon below it is refuted.
+abstains on the rest. The scorer, who alone knows which candidates are canaries, guesses on a fixed number of those by
+the same scores (`questions/membership.py`); `metrics/audit.py` makes the bound of how many are right.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
@@ -21,6 +19,7 @@ from ppbench.attacks.membership.base import AuditAttack, asked_of, model_outputs
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.signal import logit_gap
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
+from ppbench.federation.bounds import Bound
 from ppbench.federation.view import View
 
 
@@ -48,10 +47,8 @@ class OneRunAudit(AuditAttack):
 
     From a server's view: how much of the uploads each record explains (`mia_update_cosine`). From a client's: LiRA
     where there are reference runs, else the gap between the label's logit and the others. No score uses the known half,
-    so all guesses follow from what training made public, as the bound demands.
-
-    Attributes:
-        share: share of the candidates that are guessed on, half as members.
+    so all guesses follow from what training made public, as the bound demands. A `share` of the candidates is guessed
+    on, half as members.
     """
 
     name: ClassVar[str] = "audit_one_run"
@@ -59,7 +56,7 @@ class OneRunAudit(AuditAttack):
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023"
 
-    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    share: Annotated[float, Bound(lambda value: 0 < value <= 1, "above 0, at most 1")] = 0.5
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""

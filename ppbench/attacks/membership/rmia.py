@@ -13,10 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Rate, Share
-from ppbench.attacks.membership.base import AuditAttack, last_model, query
+from ppbench.adversary.attack import Challenge
+from ppbench.attacks.membership.base import AuditAttack, model_outputs
 from ppbench.attacks.membership.lira import averaged, strengths
 from ppbench.attacks.membership.signal import log_likelihood, logit_gap, references_of, target_outputs
+from ppbench.federation.bounds import Positive, Share
 from ppbench.federation.view import View
 
 TIE = 1e-9
@@ -68,8 +69,7 @@ class RMIA(AuditAttack):
     Attributes:
         gamma: how much likelier x must have become than z; 1 or 2 in the paper.
         a: offline correction of p(x), see `log_prior`.
-        online: whether p(x) also uses runs that trained on the record. With 4 references, canaries of a digits MLP:
-            TPR at 1 % FPR .74 with, .48 without.
+        online: whether p(x) also uses runs that trained on the record.
     """
 
     name: ClassVar[str] = "mia_rmia"
@@ -78,7 +78,7 @@ class RMIA(AuditAttack):
     adaptive: ClassVar[bool] = True  # its references are trained under the defense
     reference: ClassVar[str] = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024"
 
-    gamma: Rate = 1.0
+    gamma: Positive = 1.0
     a: Share = 0.3
     online: bool = True
 
@@ -96,14 +96,12 @@ class RMIA(AuditAttack):
         return averaged(share + TIE * ratio, weight)
 
     def _population(self, view: View, challenge: Challenge) -> Tensor:
-        """Return the log-ratios [Z] of the population; empty where the adversary holds no model."""
-        references, message = references_of(self.name, challenge), last_model(view)
-        if message is None or not len(references.x):
-            return torch.zeros(0, dtype=torch.float64)
+        """Return the log-ratios [Z] of the population; NaN where the adversary holds no model."""
+        references = references_of(self.name, challenge)
         labels = references.labels.double().cpu()
         log_p = log_likelihood(view.plan, references.population.double().cpu(), labels)
         usable = ~log_p.isnan() & (log_p < torch.inf)
-        return log_likelihood(view.plan, query(view, message, references.x), labels) - log_mean(log_p, usable)
+        return log_likelihood(view.plan, model_outputs(view, references.x), labels) - log_mean(log_p, usable)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Challenge, Count, Guess, Weight
+from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.base import FLOOR, Asked, AuditAttack
 from ppbench.attacks.membership.network import OutputClassifier, Seeds, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
 from ppbench.base.tree import Params
+from ppbench.federation.bounds import Count, NonNegative
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -71,9 +72,7 @@ class WhiteBox(AuditAttack):
     of the uploads of ALL rounds a candidate explains (`mia_update_cosine`), which by itself has .85 there: features of
     the model pay where it has overfitted. Scores are probabilities; each half has a classifier of its own.
 
-    Attributes:
-        rounds: models that are looked into, evenly spaced, the last one included.
-        hidden, decay, seeds, steps: of the classifier, as in `mia_nn`; the decay is stronger.
+    `rounds` models are looked into, evenly spaced, the last one included; the rest is of the classifier (`mia_nn`).
     """
 
     name: ClassVar[str] = "mia_whitebox"
@@ -83,7 +82,7 @@ class WhiteBox(AuditAttack):
 
     rounds: Count = 5
     hidden: Count = 64
-    decay: Weight = 0.1
+    decay: NonNegative = 0.1
     seeds: Seeds = 3
     steps: Count = 100
 

@@ -14,15 +14,15 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from ppbench.adversary.attack import Count, Guess, Rate, Weight
+from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.search.attack import ImageSearch
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import Label, Starts, Victim, draw, groups
+from ppbench.federation.bounds import Bound, Count, NonNegative, Positive, Whole
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
@@ -115,12 +115,12 @@ class DLG(ImageSearch):
 
     label: Label = "joint"
     budget: Count = 1800
-    stop: Rate = 1e-10
+    stop: Positive = 1e-10
     absolute: bool = False
-    restarts: Annotated[int, Field(ge=0)] = 2
-    hopeless: Weight = 0.9
-    patience: Annotated[int, Field(ge=0)] = 100
-    progress: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    restarts: Whole = 2
+    hopeless: NonNegative = 0.9
+    patience: Whole = 100
+    progress: Annotated[float, Bound(lambda value: 0 <= value < 1, "in [0, 1)")] = 0.01
     dtype: Literal["float32", "float64"] = "float32"
     history: Count = 150
     slots: Count = 32

@@ -12,11 +12,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ppbench.adversary.attack import Count, Guess, Weight
+from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
 from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label, Victim
+from ppbench.federation.bounds import Count, NonNegative
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -41,7 +42,7 @@ class FedAvgInversion(DLG):
     label: Label = "inferred"
     budget: Count = 600
     restarts: int = 1
-    tv: Weight = 0.001
+    tv: NonNegative = 0.001
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the whole local training as its simulation, see `trained_evidence`."""

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Rate, Share, Weight
+from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
 from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
 from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, digest, read
@@ -30,6 +30,7 @@ from ppbench.attacks.reconstruction.search.problem import Problem, Space, Value
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import moved
+from ppbench.federation.bounds import Count, NonNegative, Positive, Share
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.records.scores import Scalar
@@ -64,16 +65,16 @@ class GIFD(IG):
     generator: str = ""
     steps: Count = 4000
     seed: int = 0
-    rho: Weight = 0.5
-    lr: Rate = 0.01
-    tv: Weight = 0.6
+    rho: NonNegative = 0.5
+    lr: Positive = 0.01
+    tv: NonNegative = 0.6
     latent: Share = 0.05
     last: Share = 0.7
     pixels: Share = 0.05
-    map_lr: Rate = 0.2
-    weight_lr: Rate = 1e-3
+    map_lr: Positive = 0.2
+    weight_lr: Positive = 1e-3
     signed: bool = False
-    spread: Weight = 0.05
+    spread: NonNegative = 0.05
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge, as `ImageSearch.run` does; raises as `prior` does."""

@@ -13,9 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Count, Rate, Weight
+from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.federation.bounds import Count, NonNegative, Positive
 from ppbench.federation.plan import Plan
 
 REACH = 2
@@ -72,11 +73,11 @@ class GradInversion(Inversion):
 
     budget: Count = 1200
     tries: Count = 4
-    lr: Rate = 0.05
-    tv: Weight = 1.0
+    lr: Positive = 0.05
+    tv: NonNegative = 1.0
     fading: bool = True
-    norm: Weight = 0.01
-    group: Weight = 0.1
+    norm: NonNegative = 0.01
+    group: NonNegative = 0.1
 
     def penalty(self, plan: Plan) -> Penalty | None:
         """Return all priors together."""

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ppbench.adversary.attack import Attack, Rate, Weight
+from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.attacks.reconstruction.search.descent import Schedule
+from ppbench.federation.bounds import NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
@@ -30,8 +31,8 @@ class IG(Inversion):
     name: ClassVar[str] = "ig"
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020"
 
-    lr: Rate = 0.03
-    tv: Weight = 1.0
+    lr: Positive = 0.03
+    tv: NonNegative = 1.0
     fading: bool = True
 
     def matched(self, evidence: Evidence) -> Evidence:

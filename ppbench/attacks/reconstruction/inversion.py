@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Count, Guess, Rate, Weight
+from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.search.attack import ImageSearch
 from ppbench.attacks.reconstruction.search.descent import Descent, Evaluate, Schedule, descend
 from ppbench.attacks.reconstruction.search.priors import Penalty, Sum, TotalVariation
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import Starts, Victim, batches, draw, groups
+from ppbench.federation.bounds import Count, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
@@ -36,8 +37,8 @@ class Inversion(ImageSearch):
     """
 
     tries: Count = 1
-    lr: Rate = 0.1
-    tv: Weight = 1e-4
+    lr: Positive = 0.1
+    tv: NonNegative = 1e-4
     fading: bool = False
     slots: Count = 16
     compile: bool = False

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Count, Guess
+from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.explained import explained, layers, masked, tried_labels
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Story, descended, known
@@ -22,6 +22,7 @@ from ppbench.attacks.reconstruction.search.descent import descend
 from ppbench.attacks.reconstruction.search.problem import Problem
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
+from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence
 
 SCOUT = 0.5

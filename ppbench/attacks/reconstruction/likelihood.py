@@ -15,11 +15,12 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Count, Guess, Rate, Weight
+from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.explained import tried_labels
 from ppbench.attacks.reconstruction.inversion import Inversion, Story, descended, known
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
+from ppbench.federation.bounds import Count, NonNegative, Positive
 from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.plan import Noise
 from ppbench.federation.view import View
@@ -50,8 +51,8 @@ class Likelihood(Inversion):
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 
     budget: Count = 600
-    lr: Rate = 0.05
-    tv: Weight = 0.1
+    lr: Positive = 0.05
+    tv: NonNegative = 0.1
     fading: bool = True
 
     def variants(self) -> Sequence[Attack]:

@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, Rate
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.membership.update_cosine import RIDGE, update_coefficients
 from ppbench.attacks.tracing.nearest import NOBODY
 from ppbench.base.errors import UsageError
+from ppbench.federation.bounds import Positive
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -34,10 +35,7 @@ class TracingCosine(Attack):
     """The owner of a record is the client that it fits best by the statistic of `mia_update_cosine`.
 
     That is the mean over all rounds of what the record's gradient, at each round's weights, adds to the other records'
-    in explaining a client's upload.
-
-    Attributes:
-        ridge, alone: as in `mia_update_cosine`.
+    in explaining a client's upload. Parameters are those of `mia_update_cosine`.
     """
 
     name: ClassVar[str] = "tracing_cosine"
@@ -50,7 +48,7 @@ class TracingCosine(Attack):
         "joint regression: this project"
     )
 
-    ridge: Rate = RIDGE
+    ridge: Positive = RIDGE
     alone: bool = False
 
     def suits(self, plan: Plan) -> bool:
@@ -58,11 +56,7 @@ class TracingCosine(Attack):
         return not plan.net.pixelwise
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return, for each challenge, the owner [Q] int64 of every candidate.
-
-        Raises:
-            UsageError: a challenge has no candidates or no labels of them.
-        """
+        """Return, for each challenge, the owner [Q] int64 of every candidate; UsageError for one without labels."""
         guesses = []
         for challenge in challenges:
             if challenge.x is None or challenge.labels is None:

@@ -42,13 +42,10 @@ class NearestReconstruction(Attack):
     reference: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020, Algorithm 6"
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return, for each challenge, the owner [Q] int64 of every candidate image.
+        """Return, for each challenge, the owner [Q] int64 of every candidate image; -1: no finite reconstruction.
 
-        Reconstruction j of a challenge belongs to client `unit[j // batch].client`; -1 stands for "nobody", where no
-        finite reconstruction exists. Neither the view nor the generator is used.
-
-        Raises:
-            UsageError: a challenge has no candidate images, or not `batch` reconstructions a slot.
+        Reconstruction j belongs to client `unit[j // batch].client`. UsageError for a challenge without images, or with
+        another number of reconstructions.
         """
         return [Guess(owner=self._owners(challenge)) for challenge in challenges]
 

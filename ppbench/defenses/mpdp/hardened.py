@@ -61,7 +61,7 @@ class MPDPH(MPDP):
     def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
         """Return the noisy first surrogate, and 1/K times the others in fixed point, masked, int64 (Overflow)."""
         noisy, share = super().upload(ctx, me, result), 1 / ctx.plan.clients
-        parts = (secagg.hidden(me, ctx, p, getattr(noisy, p), self.fraction_bits, share) for p in NOISELESS)
+        parts = (secagg.hide(me, ctx, p, getattr(noisy, p), self.fraction_bits, share) for p in NOISELESS)
         return Surrogates(noisy.g, *parts)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
@@ -71,5 +71,5 @@ class MPDPH(MPDP):
 
     def mean(self, uploads: Sequence[Surrogates]) -> Surrogates:
         """Return the mean of the surrogates of all clients, float64: Psi and Phi from the ring, where masks cancel."""
-        parts = (secagg.sum_of_hidden([getattr(u, part) for u in uploads], self.fraction_bits) for part in NOISELESS)
+        parts = (secagg.sum_of_masked([getattr(u, part) for u in uploads], self.fraction_bits) for part in NOISELESS)
         return Surrogates(average([u.g for u in uploads]), *parts)

@@ -69,7 +69,7 @@ class PBPFLExt(PBPFL):
 
         def hidden(family: str) -> Params:
             purpose = family if self.families == "independent" else "all"
-            return secagg.hidden(me, ctx, purpose, getattr(result, family), self.bits(family, width), share)
+            return secagg.hide(me, ctx, purpose, getattr(result, family), self.bits(family, width), share)
 
         return Surrogates(*map(hidden, ORDERS))
 
@@ -82,7 +82,7 @@ class PBPFLExt(PBPFL):
         """Return the N_k-weighted mean of the surrogates, float64, from all masked uploads."""
         width = uploads[0].g[HEAD_WEIGHT].shape[1]
         return Surrogates(
-            *(secagg.sum_of_hidden([getattr(u, f) for u in uploads], self.bits(f, width)) for f in ORDERS)
+            *(secagg.sum_of_masked([getattr(u, f) for u in uploads], self.bits(f, width)) for f in ORDERS)
         )
 
     def evidence(self, view: View) -> list[Evidence]:

@@ -43,22 +43,17 @@ def frozen_backbone(
     weights: str = "",
     backbone_seed: int = 0,
 ) -> Classifier:
-    """A torchvision network whose last linear layer alone is trained; all others are frozen, in eval mode.
-
-    Frozen weights are public constants, the same for all parties; parameters are the head's alone.
+    """A torchvision network whose last linear layer alone is trained; all others are frozen, public, in eval mode.
 
     Args:
-        shape: (1 or 3, height, width), of a size that the backbone takes; values in [0, 1] are normalized as
-            torchvision's weights ask (ImageNet).
-        classes: number of classes C.
+        shape: (1 or 3, height, width), of a size that the backbone takes; values in [0, 1] are normalized as for
+        ImageNet.
         backbone: name of a classification network in torchvision.models. The default has 512 features, so 5,130
             parameters with 10 classes.
         weights: a local file with the network's state as torchvision distributes it, .safetensors or .pth (read as
             tensors only, no code); the state of its last layer may be absent. "" draws random weights, to try things
             out: those of mobilenets count on batch statistics and let no signal through in eval mode.
         backbone_seed: of random weights.
-
-    Raises ValueError: an option is not one of the above, the file does not fit, or the backbone cannot take the shape.
     """
     channels, _, _ = checks.image(shape)
     if channels not in (1, 3):

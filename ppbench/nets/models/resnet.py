@@ -4,22 +4,19 @@
 average pool, head. The first block of stages two and three halves the image. Convolutions have no biases.
 
 Options of all depths:
-    norm: "none"; "bn", batch normalization by the statistics of the batch at hand (nothing is tracked, so a padded or
-        tiny batch normalizes otherwise); "gn", group normalization; "fixup" (Zhang, Dauphin and Ma, ICLR 2019): no
-        norm but a bias before and after each convolution and a multiplier a block.
+    norm: "none"; "bn", batch normalization by the statistics of the batch at hand (nothing is tracked); "gn", group
+        normalization; "fixup" (Zhang, Dauphin and Ma, ICLR 2019): no norm but a bias before and after each convolution
+        and a multiplier a block.
     shortcut: where a block changes shape, "A" takes every second pixel and pads with zero channels (no parameters),
         "B" is a 1x1 convolution, normalized as the others are.
-    head_bias: whether the head has a bias.
     groups: groups of the group normalization, a divisor of 16; Wu and He's (2018) 32 do not divide 16 channels.
 
-Initial laws. All convolutions are Kaiming-uniform for ReLU. "none": the second convolution of every branch is then
-divided by the root of the number of blocks L, so that each block adds about 2/L of the variance that enters it, and
-activations and gradients stay within a constant factor whatever the depth (uniform scaling of Stable ResNet, Hayou et
-al., AISTATS 2021; Hanin and Rolnick, NeurIPS 2018, on the sum of the scales). "fixup", as its
-paper has it: the first convolution of every branch divided by the root of L, the second one and the head zero, biases
+All convolutions are Kaiming-uniform for ReLU. "none": the second one of every branch is then divided by the root of the
+number of blocks L, so that activations and gradients stay within a constant factor whatever the depth (Hayou et al.,
+AISTATS 2021; Hanin and Rolnick, NeurIPS 2018). "fixup": the first one is, the second one and the head are zero, biases
 0, multipliers 1. Hence AT INITIALIZATION the gradient of all but the head is zero: no image can be rebuilt from it,
 which is no merit of a defense. Our biases are one a channel where the paper's are scalars, so that a defense which
-scales channels can scale them; at initialization the function is the same.
+scales channels can scale them.
 """
 
 from __future__ import annotations

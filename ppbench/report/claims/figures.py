@@ -30,8 +30,7 @@ class Benchmark:
 def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
     """Return the benchmarks in files {"DEFENSE MODEL VARIANT": {"client_ratio": 2.1, "machine": "", "date": ""}}.
 
-    Raises:
-        UsageError: a file cannot be read, or is not of that form.
+    Raises UsageError: a file cannot be read, or is not of that form.
     """
     found = []
     for path in paths:

@@ -39,8 +39,7 @@ _RATIOS = {
 def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
     """Return the page on all installed defenses from the records in `folders` and the benchmark files `figures`.
 
-    Raises:
-        UsageError: a folder holds no records, or a record or a file of figures cannot be read.
+    Raises UsageError: a folder holds no records, or a record or a file of figures cannot be read.
     """
     records: list[Record] = []
     for folder in folders:

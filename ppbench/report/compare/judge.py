@@ -172,12 +172,8 @@ def _seeing(change: Change, family: int) -> int:
 
 
 def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
-    """Return how many victims would decide a row, were its change what it seems; None beyond `MOST`.
-
-    Of the interval's half, what is not luck of training shrinks with the root of n. Below the tolerance the upper end
-    must fall under it; above, the p-value must outlast Holm's factor.
-    """
-    shared = _Z * change.luck
+    """Return how many victims would decide a row, were its change what it seems; None beyond `MOST`."""
+    shared = _Z * change.luck  # what is not luck of training shrinks with the root of n
     if change.worse < tolerance:
         half, wanted = change.high - change.worse, tolerance - change.worse
     else:

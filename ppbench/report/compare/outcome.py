@@ -141,8 +141,7 @@ def _unjudged(name: str, rows: Sequence[Row]) -> list[str]:
 def compare(baseline: Path, new: Path) -> Comparison:
     """Return what changed from the results in `baseline` to those in `new`.
 
-    Raises:
-        UsageError: a folder is not one of results, is damaged or empty, or is a baseline that was changed by hand.
+    Raises UsageError: a folder is not one of results, is damaged or empty, or is a baseline that was changed by hand.
     """
     (ours, _), (theirs, outcome) = _results(baseline, "BASELINE"), _results(new, "NEW")
     rows = judged(rows_of(join(ours, theirs)))

@@ -101,8 +101,8 @@ def print_report(result: Comparison) -> None:
     if shown.row_count:
         console.print(shown)
     for word, line in sorted(result.remarks, key=lambda remark: LAST.index(remark[0])):
-        color = "yellow" if word == "warning" else "bold red"
-        console.print(f"[{color}]{word}:[/] " * bool(word) + escape(printable(line)), highlight=False)
+        head = f"[{'yellow' if word == 'warning' else 'bold red'}]{word}:[/] " if word else ""
+        console.print(head + escape(printable(line)), highlight=False)
     color = "bold green" if result.exit_code == 0 else "bold red"
     console.print(f"[{color}]{escape(printable(result.verdict))}[/]", highlight=False)
 

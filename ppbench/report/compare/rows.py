@@ -140,11 +140,8 @@ def cap_rows(joined: Joined) -> Iterator[Row]:
 
 
 def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
-    """Yield the change of one series' CAP.
-
-    Victims are the same at all control values and are drawn alike; accuracies are drawn by the normal law of their own
-    intervals, all of one side together, because the test images are the same.
-    """
+    """Yield the change of one series' CAP."""
+    # Victims are drawn alike at all control values; accuracies by the normal law of their intervals, a side at once.
     question = question_for(shown.base[0])
     law = question.distance()
     if law is None:

@@ -65,8 +65,7 @@ class Sample:
 def sample_of(base: Measured, new: Measured, rule: Rule) -> Sample:
     """Return the victims of two cells that ask the same, lined up by what they are.
 
-    Raises:
-        ValueError: the cells' victims are not the same.
+    Raises ValueError: the cells' victims are not the same.
     """
     question = question_for(base)
     ours, theirs = (sorted(_subset(record.victims, rule), key=lambda v: v.place) for record in (base, new))

@@ -39,8 +39,7 @@ def digest(script: str) -> str:
 def assets() -> Assets:
     """Return the scripts and the style of a page; source maps, which a browser might ask for, are not named in them.
 
-    Raises:
-        ValueError: a script would end its own element: an update of `vendor/` that cannot be inlined.
+    Raises ValueError where a script would end its own element: an update of `vendor/` that cannot be inlined.
     """
     script, style = (_MAP.sub("", path.read_text(encoding="utf-8")).strip() for path in (SCRIPT, STYLE))
     scripts = (script, "\n".join(path.read_text(encoding="utf-8") for path in OWN))

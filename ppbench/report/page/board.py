@@ -22,8 +22,8 @@ from ppbench.records.times import time_of
 from ppbench.report.claims import Checked, Unchecked, check
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
-from ppbench.report.page.badges import knowing
 from ppbench.report.page.boards import boards
+from ppbench.report.page.entries import knowing
 from ppbench.report.page.evaluations import checks_of, judged, said
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv
@@ -124,10 +124,7 @@ def rebuild(store: Store) -> Written:
     """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
 
     A record, an artifact or a file of times that cannot be read costs nothing but itself. Figures of boards that are
-    gone are removed.
-
-    Raises:
-        UsageError: no record can be read, or the folder cannot be written.
+    gone are removed. Raises UsageError where no record can be read, or the folder cannot be written.
     """
     with loaded(store) as (records, problems):
         if not records and problems:

@@ -11,8 +11,7 @@ from ppbench.records.figure import best, leak
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import BROKEN, Check, check_controls, rebuilt_share
 from ppbench.report.frame import BOARD, ROW, SCOPE, Frame, Key, frame_of
-from ppbench.report.page.badges import adaptive, badges_of, knowing
-from ppbench.report.page.entries import Board, Entry
+from ppbench.report.page.entries import Board, Entry, adaptive, badges_of, knowing
 from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
 
@@ -24,10 +23,8 @@ UNRANKED = {"plain attacks only", "diverged", "failed", "control"}
 def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
     """Return every board of `records`; of one suite, data set and model in the order of their questions.
 
-    Args:
-        records: every cell.
-        claims: what a paper prints about a record's defense.
-        sound: whether the harness's self-test passed (`ppbench.run.selftest`); else no board is ranked.
+    claims: what a paper prints about a record's defense; sound: whether the harness's self-test passed, else no board
+    is ranked.
     """
     frame = frame_of(records)
     scopes, known = frame.by(SCOPE), knowing(records)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
-from ppbench.report.page.badges import adaptive
+from ppbench.report.page.entries import adaptive
 from ppbench.report.page.table import Row, further, tuned_text
 
 PLAIN = 200

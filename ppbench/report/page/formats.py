@@ -35,15 +35,13 @@ def size(value: float | None) -> str:
     """Return bytes in B, kB, MB or GB (powers of 1000)."""
     if value is None:
         return "n/a"
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= factor:
-            return f"{value / factor:.1f} {unit}"
-    return f"{value:.0f} B"
+    units = (
+        f"{value / factor:.1f} {unit}" for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if value >= factor
+    )
+    return next(units, f"{value:.0f} B")
 
 
 def seconds(value: float) -> str:
     """Return a time in s, ms or µs with three digits."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value / 1e-6:.3g} µs"
+    unit, factor = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if value >= pair[1]), ("µs", 1e-6))
+    return f"{value / factor:.3g} {unit}"

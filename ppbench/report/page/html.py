@@ -21,13 +21,12 @@ from ppbench.report.claims.page import claimed_text
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.page import formats
 from ppbench.report.page.assets import TEMPLATES, assets
-from ppbench.report.page.badges import adaptive, knowing
 from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import cells_of
 from ppbench.report.page.costs import TimesOf, costs, no_times
 from ppbench.report.page.curves import curves
 from ppbench.report.page.drawings import Drawings
-from ppbench.report.page.entries import Board
+from ppbench.report.page.entries import Board, adaptive, knowing
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.overview import overviews

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 
 from ppbench.questions.base import question_of, questions
 from ppbench.records.schema import Record
-from ppbench.report.cap import Cap, DistanceName, PpcPoint, SeriesCap, ppc_point
-from ppbench.report.page.badges import adaptive
-from ppbench.report.page.entries import Board, Entry
+from ppbench.report.cap import Cap, PpcPoint, SeriesCap, ppc_point
+from ppbench.report.page.entries import Board, Entry, adaptive
 from ppbench.report.page.figures import INK, tip
 from ppbench.report.page.sections import weights
 
@@ -48,7 +47,7 @@ class Ppc:
 
     title: str
     control: str
-    distance: DistanceName
+    distance: str
     lines: tuple[Line, ...]
     defense: str = ""
 
@@ -147,7 +146,7 @@ def ppcs(board: Board, known: frozenset[str]) -> list[Ppc]:
 
     Rows that differ in more than the control value (a seed, another parameter) are lines of their own.
     """
-    lines: dict[tuple[str, str, DistanceName], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
+    lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
     for entry in board.entries:
         for record in entry.records:
             point, control = ppc_point(record), entry.defense.control

@@ -14,9 +14,8 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.controls import is_image, value
-from ppbench.report.page.badges import adaptive
 from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import Entry
+from ppbench.report.page.entries import Entry, adaptive
 from ppbench.report.page.evaluations import Said
 from ppbench.report.page.sections import Section
 from ppbench.report.page.sprites import Album, Floats
@@ -57,13 +56,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Profile:
-    """A defense's part of the page.
-
-    Attributes:
-        rows: its rows on all boards, each with its board.
-        galleries: its reconstructions.
-        outcomes: what its paper claims and what became of it.
-    """
+    """A defense's part of the page: what was found, its rows on all boards, reconstructions, claims and costs."""
 
     defense: str
     anchor: str

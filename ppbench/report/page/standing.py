@@ -83,11 +83,6 @@ class Value:
         return -float("inf") if utility.mse is None else -utility.mse
 
     @property
-    def plain(self) -> bool:
-        """Whether no attack that knows the defense was run."""
-        return any(badge.text == "plain attacks only" for badge in self.entry.badges)
-
-    @property
     def refuted(self) -> bool:
         """Whether an audit refutes the claimed epsilon."""
         return self.cost is not None and self.cost.refuted
@@ -175,7 +170,7 @@ def _hidden(value: Value, none: Value | None) -> tuple[str, Tone]:
         return "undecided, attacks failed", "warning"
     if useless(value, none):
         return f"hides {what}, useless model", "warning"
-    if value.plain:
+    if any(badge.text == "plain attacks only" for badge in value.entry.badges):
         return f"hides {what} from plain attacks", "warning"
     given = [word for word, is_given in (("labels", value.gives_labels), ("members", value.gives_members)) if is_given]
     if given:

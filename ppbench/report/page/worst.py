@@ -25,8 +25,7 @@ def worst_rows(boards: Sequence[Board]) -> list[Row]:
     """Return the rows of the reconstruction boards, in their order, by the columns of worst_case.csv.
 
     plain, worst: the attack that is best on most victims, "portfolio (NAME)" where no single one is best on all; their
-    figures take each victim by the attack that is best on it (`ppbench.report.worst`). attacks: how many gave images.
-    reliable: whether the controls hold on this board.
+    figures take each victim by the attack that is best on it. attacks: how many gave images.
     """
     return [_row(board, entry) for board in boards if question_of(board.setting.kind).inputs for entry in board.entries]
 

@@ -46,10 +46,7 @@ def _strongest(rows: Sequence[Row], metric: str) -> tuple[list[Row], Row | None,
 
 
 def _members(rows: Sequence[Row], none: Row | None) -> list[Verdict]:
-    """Return who is found over the whole grid: the sentence names the attack and control value that find most.
-
-    Whether it is found at all is judged at the level of all that were tried; the figures are those of the largest.
-    """
+    """Return who is found over the whole grid: the sentence names the attack and control value that find most."""
     metric = CANARIES if any(row.top(CANARIES) for row in rows) else "auc"
     told, top, cell = _strongest(rows, metric)
     if top is None:

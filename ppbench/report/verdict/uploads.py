@@ -38,10 +38,7 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
 
 
 def _seen(defense: str, rows: Sequence[Row], masked: bool, role: str) -> list[Verdict]:
-    """Return the sentences on what one adversary rebuilds of victims in one role.
-
-    masked: whether it may be told "this is FedSGD".
-    """
+    """Return what one adversary rebuilds of victims in one role. masked: whether it may be told "this is FedSGD"."""
     mine = [row for row in rows if row.key.defense == defense]
     stage = "init" if any(row.key.stage == "init" for row in mine) else "final"
     undefended = next((row.utility for row in rows if row.key.defense == "none"), None)

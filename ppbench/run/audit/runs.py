@@ -128,10 +128,7 @@ class Audit:
         return self.home / f"references-{part.start}-{part.stop - 1}.safetensors"
 
     def missing(self) -> list[range]:
-        """Return the parts that are still to be run: `TARGET` alone, or those of the references; [] at the end.
-
-        A target that diverged has no references.
-        """
+        """Return the parts still to be run: `TARGET` alone, or references; [] at the end or if the target diverged."""
         target = self.target
         if target is None:
             return [TARGET]

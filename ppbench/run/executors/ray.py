@@ -47,10 +47,7 @@ class Order:
 
 
 def marker_of(out: Path) -> str:
-    """Return what tells one folder of results from another of the same path: its marker, and when that was written.
-
-    Raises OSError: there is no marker.
-    """
+    """Return what tells one folder of results from another of the same path. Raises OSError: it has no marker."""
     path = out / MARKER
     return f"{path.stat().st_mtime:.0f} {path.read_text(encoding='utf-8')}"
 
@@ -113,10 +110,7 @@ class RayExecutor:
         self._ours, self._remote, self.capacity = False, None, workers or 1
 
     def __enter__(self) -> RayExecutor:
-        """Start or join the cluster.
-
-        Raises UsageError: no cluster answers at the address, or it has no GPU where one is asked for.
-        """
+        """Start or join the cluster. Raises UsageError: none answers, or it lacks a GPU that is asked for."""
         ray = self._ray
         if not ray.is_initialized():
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
@@ -154,10 +148,7 @@ class RayExecutor:
         self._jobs[self._remote.remote(order)] = job
 
     def wait(self) -> Done:
-        """Return the next job that ends; one whose node went away is submitted again.
-
-        Raises UsageError: a node that cannot work, whatever the job: it would swallow them all.
-        """
+        """Return the next job that ends. Raises UsageError: a node that cannot work would swallow all jobs."""
         while True:
             ended, _ = self._ray.wait(list(self._jobs), num_returns=1, timeout=POLL_S)
             done = self._ended(ended[0]) if ended else None

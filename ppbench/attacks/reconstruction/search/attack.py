@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from ppbench.adversary.attack import Attack, Challenge, Count, Guess, Kind
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.search.starts import Label, Start, Victim, batches, posed
+from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
