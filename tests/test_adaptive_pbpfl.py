@@ -31,7 +31,7 @@ from ppbench.nets.channels import Channels
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
 from ppbench.questions.images import score_images
-from ppbench.testing.scene import dealt, digits
+from ppbench.testing.scene import dealt
 
 CLIENTS = 4
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
@@ -45,7 +45,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def probed(defense: Defense, spec: NetSpec, batch: int = 1, count: int = 8) -> tuple[View, Victims]:
-    data = dealt(digits(), (48, 48, 48, 30))
+    data = dealt((48, 48, 48, 30))
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=16), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
     victims = choose_victims(data, "server/1", batch, count, Seeds(0), sums=defense.sums)

@@ -30,7 +30,7 @@ from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import dealt, same
+from ppbench.testing.scene import same
 
 SIZES = (40, 64, 100, 60)  # of a stride of 48: some examples are two clients'
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
@@ -45,7 +45,8 @@ def federation(
     opt = opt or Opt("adam", 0.01, betas=(0.9, 0.99))
     options = Local(upload, batch=14, opt=opt)  # type: ignore[arg-type]
     plan = Plan(SPEC, len(SIZES), replace(options, **local), server_opt=opt if upload == "gradient" else Opt())
-    run = Federation(defense, plan, dealt(digits, SIZES), Seeds(seed))
+    shards = {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(SIZES)}
+    run = Federation(defense, plan, shards, Seeds(seed))
     run.start(initial(SPEC, 1))
     return run
 
