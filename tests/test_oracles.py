@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear
 
 import ppbench
 from ppbench.adversary.attack import Guess
@@ -20,17 +21,20 @@ from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.mpdp.accounting import calibrate
 from ppbench.defenses.none import NoDefense
+from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.perturbation import multiply
 from ppbench.defenses.spn import SPN
 from ppbench.federation.batching import shuffled
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Batch, Data, Local
+from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import Exchange, StateRecord, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.audit import audited, epsilon_lower
 from ppbench.metrics.membership import Half, operating_point
-from ppbench.nets.net import initial
+from ppbench.nets.net import initial, net_spec
+from ppbench.nets.walk import channels
 from ppbench.questions.membership import score_members
 from ppbench.records.figure import best
 from ppbench.run.cells import cells, groups
@@ -240,6 +244,34 @@ def test_the_theorem_begins_at_81_clients():
     """With 70 picks all its bounds on n hold on both sides."""
     assert not calibrate(3.0, 1e-5, 81, "n_out", 70).violated
     assert len(calibrate(3.0, 1e-5, 80, "n_out", 70).violated) == 1
+
+
+def test_what_is_refused_would_have_been_wrong():
+    """Hidden scales commute with relu; taken for such a layer, tanh gives other outputs."""
+    spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"})
+    params, found = {n: v.double() for n, v in initial(spec, 0).items()}, channels(spec)
+    hidden = multiply(params, found.multipliers(torch.rand(found.count, dtype=torch.float64) + 0.5), torch.float64)
+    x = torch.rand(5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def outputs(p, bent):
+        first, second = ([p[f"{layer}.weight"], p[f"{layer}.bias"]] for layer in ("features.1", "head"))
+        return linear(bent(linear(x, *first)), *second)
+
+    torch.testing.assert_close(outputs(hidden, torch.relu), outputs(params, torch.relu))
+    assert float((outputs(hidden, torch.tanh) - outputs(params, torch.tanh)).abs().max()) > 1e-3
+
+
+def test_one_client_with_masks_of_another_session_spoils_everything(shards, digits):
+    """A ring mask that does not cancel leaves no trace of the gradient at all."""
+    plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}), 4, Local("gradient", batch=4), loss="squared")
+    run = Federation(PBPFLExt(), plan, shards, Seeds(0))
+    run.start(initial(plan.spec, 1))
+    batch = Data(digits.x[:4], digits.y[:4])
+    mail = run.probe({Slot(probe, client): batch for probe in (0, 1) for client in range(4)}).mail
+    sent = {(letter.probe, letter.sender): letter.message for letter in mail if letter.receiver == SERVER}
+    whole, mixed = (run.defense.total([sent[odd if c == 2 else 0, c] for c in range(4)]) for odd in (0, 1))
+    assert max(float(g.abs().max()) for g in whole.g.values()) < 1e3
+    assert min(float(g.abs().median()) for g in mixed.g.values()) > 1e3
 
 
 SEEN: list[tuple[tuple[Any, ...], int]] = []
