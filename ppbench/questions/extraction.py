@@ -96,10 +96,7 @@ class Extraction(Question):
 
 
 def score_outputs(true: Tensor, guess: Guess) -> Scored:
-    """Score guessed outputs against the true model's [Q, C].
-
-    Raises ValueError: the answer has no finite outputs for every query.
-    """
+    """Score guessed outputs against the true model's [Q, C]; ValueError where one is missing or not finite."""
     found = guess.outputs
     if found is None or found.shape != true.shape or not bool(found.isfinite().all()):
         raise ValueError("an extraction attack must answer finite outputs for every query")

@@ -97,9 +97,8 @@ def _flat(evidence: Sequence[tuple[Evidence, Data]], data_range: tuple[float, fl
 def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) -> bool:
     """Return whether gradient search can make nothing of `evidence`.
 
-    True where the observation is zero or not finite, or the discrepancy's gradient with respect to the inputs is, at
-    a grey image with some noise and undecided labels. Of `truth` only the shapes are used. Evidence that cannot be
-    simulated there is no such case: the attack itself says what is wrong with it.
+    True where the observation, or the discrepancy's gradient at a grey image with some noise and undecided labels, is
+    zero or not finite. Of `truth` only the shapes are used; evidence that cannot be simulated there is no such case.
     """
     parts = list(evidence.observed.values())
     if not all(bool(part.isfinite().all()) for part in parts) or not any(bool((part != 0).any()) for part in parts):

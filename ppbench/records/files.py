@@ -24,10 +24,7 @@ def _host() -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing between.
-
-    Raises Unwritable where no space is left or the folder cannot be written; no temporary file is left behind.
-    """
+    """Write `data` so that a reader, or a crash, sees the old file or the new one, nothing between; or Unwritable."""
     temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
     try:
         try:

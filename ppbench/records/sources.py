@@ -43,10 +43,7 @@ def tell_changed(out: Path, found: bool, computing: bool) -> None:
 
 
 def source_digest(more: tuple[Path, ...] = ()) -> str:
-    """Return a hash, 12 hex digits, of the .py files of ppbench and of its plugins' top-level packages.
-
-    more: further files that results depend on, such as a suite's.
-    """
+    """Return a hash, 12 hex digits, of the .py files of ppbench and its plugins, and of `more` files."""
     found = hashlib.sha256()
     for path in sorted({*_sources(), *more}):
         found.update(f"{path.name}\n".encode())

@@ -64,10 +64,7 @@ def save_time(out: Path, training: str, found: ClientTime) -> None:
 
 
 def time_of(out: Path, record: Record) -> ClientTime | None:
-    """Return what was measured in a record's training, or None where nothing was.
-
-    Raises UsageError where the file cannot be read or holds something else.
-    """
+    """Return what was measured in a record's training, or None; UsageError where the file holds something else."""
     path = out / TIMES / f"{training_of(record)}.json"
     try:
         return ClientTime.model_validate_json(path.read_bytes(), strict=True)

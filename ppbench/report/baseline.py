@@ -1,12 +1,7 @@
 """Accepted results: the only way in which a baseline moves.
 
-    BASELINE/ppbench.json        the marker; it says that reconstructions were left out
-    BASELINE/records/*.json      the records, as in a results folder
-    BASELINE/leaderboard.csv, worst_case.csv, leaderboard.html   made from these records: the page has no images
-    BASELINE/selftest.json       what vouches for the harness that computed them
-    BASELINE/accepted.jsonl      when, why, and the digest of the records; every move is kept
-
-Neither images (reconstructions are private data), nor caches, nor times go along, so that it can be committed.
+It holds the marker, which says that reconstructions were left out, the records, the board made of them, selftest.json
+and accepted.jsonl, which keeps every move; neither images, caches nor times: it can be committed.
 """
 
 from __future__ import annotations

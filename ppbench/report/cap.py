@@ -164,10 +164,7 @@ def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
 
 
 def worst_caps(records: Sequence[Record]) -> list[tuple[Key, Cap, list[Measured]]]:
-    """Return the CAP of each grid of worst cases, with the worst case of each control value; of one kind of attack.
-
-    A setting that diverged counts with 0, and one without a figure makes the CAP null, as in the CAP of one attack.
-    """
+    """Return the CAP of each grid of worst cases, as `series_cap`, with each value's case; of one kind of attack."""
     found = []
     for key, grid in frame_of(records).by(GRID).items():
         law = question_for(grid[0]).distance()

@@ -54,10 +54,7 @@ def value(record: Figured | None, name: str) -> float | None:
 
 
 def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
-    """Return a metric's interval at the level of `cells` figures of which it is the largest (Bonferroni), or None.
-
-    The distances of the ends of the 95 % interval are stretched as a normal law's would be.
-    """
+    """Return an interval stretched, as a normal law's, to Bonferroni's level for the largest of `cells` figures."""
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return None
     tail = (1 - LEVEL) / 2
@@ -144,10 +141,7 @@ def _none(records: Sequence[Record]) -> Check:
 
 
 def _members(undefended: Sequence[Record]) -> Check:
-    """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells.
-
-    Where all that was asked is audits with canaries, by these.
-    """
+    """Judge `none` by its members, where nothing else was attacked: on the trained model, of audits by canaries."""
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
     if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).figures]):

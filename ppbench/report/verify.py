@@ -134,9 +134,7 @@ def _artifact_problems(store: Store, record: Record) -> Iterator[str]:
 
 
 def _strays(store: Store) -> Iterator[str]:
-    """Yield JSON files that look like records and are not named like cells, which nothing would ever read; and times
-    that cannot be read.
-    """
+    """Yield JSON files that no finished cell has, so that nothing would read them, and times that cannot be read."""
     known = set(store.ids())
     for name in store.files.names("records"):
         if name.endswith(".json") and name.removesuffix(".json").removesuffix(".timing") not in known:

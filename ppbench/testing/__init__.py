@@ -21,16 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACK_PROPERTIES", "DEFENSE_PROPERTIES", "Finding", "check_attack", "check_defense"]
 
-_HOME = {
-    "ATTACK_PROPERTIES": "ppbench.testing.attacks",
-    "check_attack": "ppbench.testing.attacks",
-    "DEFENSE_PROPERTIES": "ppbench.testing.defenses",
-    "check_defense": "ppbench.testing.defenses",
-    "Finding": "ppbench.testing.findings",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'ppbench.testing' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    home = next((home for home in ("attack", "defense") if home in name.lower()), "finding")
+    return getattr(import_module(f"ppbench.testing.{home}s"), name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median_low
 
 import torch
 
@@ -28,7 +29,6 @@ from ppbench.testing.worlds import (
     World,
     content,
     malformed,
-    median,
     mute,
     psnrs,
     seeded,
@@ -50,7 +50,7 @@ def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
     wrong = [g.y.tolist() for g, y in zip(guesses, world.labels, strict=True) if g.y is not None and g.y.tolist() != y]
     if wrong:
         yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient tells its label"
-    reached = median(psnrs(attack, world, guesses))
+    reached = median_low(psnrs(attack, world, guesses))
     if not reached > duel.decibels:
         yield f"undefended gradients give a median PSNR of {reached:.1f} dB; more than {duel.decibels:g} dB is right"
 
@@ -114,9 +114,7 @@ def _chance_of_labels(world: World, guesses: Sequence[Guess], words: str) -> Ite
 
 
 def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
-    """Return whether guesses are as far from their own truths as from others', over all orders (one in a thousand is
-    farther). True where a unit has several images: their order is not told.
-    """
+    """Return whether guesses, of one image a unit, are as far from their truths as in 999 of 1000 other orders."""
     if any(len(unit) * world.victims.batch > 1 for unit in world.victims.units):
         return True
     truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units]).flatten(1)
@@ -129,10 +127,7 @@ def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
 
 
 def one_seed_one_guess(duel: Duel) -> Iterator[str]:
-    """Ask whether all draws come from the generator; global random state is neither read nor moved.
-
-    With an observation algebra may leave nothing to draw; without one another seed must give another guess.
-    """
+    """Ask whether all draws come from the generator: nothing global is read or moved, seeds differ without mail."""
     attack, world = duel.quick(FEW), duel.probe(3)
     for seen in (world, world.seen(silenced(world.view))):
         witness = Witness(seen.view, world.challenges)

@@ -21,13 +21,9 @@ if TYPE_CHECKING:
 class Request:
     """What `@pytest.mark.ppbench(...)` says.
 
-    Attributes:
-        defense, suite, preset: an installed defense, a shipped suite or a TOML file, and one of its presets.
-        only: filters of cells beside the defense, as {"stage": ("init",)}; see `ppbench sweep --only`.
-        at: the control value that the limits on asr, psnr and labels are about; None: every one of the grid.
-        max_asr, max_labels: of every membership attack, and the share of labels recovered.
-        max_psnr: in dB, of the median victim, each by the attack that rebuilds it best.
-        min_cap: CAP ("recon/1") of these worst cases over the control grid.
+    only: filters of cells beside the defense, as {"stage": ("init",)}; at: the control value that the limits on asr,
+    psnr and labels are about, None: every one; max_asr: of every membership attack; max_labels: the share recovered;
+    max_psnr: dB of the median victim, each by its best attack; min_cap: "recon/1" of these worst cases over the grid.
     """
 
     defense: str
@@ -53,10 +49,7 @@ class Request:
 
 
 def request_of(given: Mapping[str, Any]) -> Request:
-    """Return the request that a marker's keywords make.
-
-    Raises UsageError: an unknown keyword, no defense, a limit that is no number, or a filter of another form.
-    """
+    """Return the request that a marker's keywords make; UsageError where one is unknown, missing or of another form."""
     known = [field.name for field in fields(Request)]
     for name in given:
         if name not in known:

@@ -118,10 +118,7 @@ class Duel:
         return [field.name for field in fields(self.attack) if field.name.endswith("budget")]
 
     def probe(self, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None) -> World:
-        """Return what the adversary of `threat` sees of `count` victims, with public examples of noise.
-
-        pictures: what replaces the victims' images before.
-        """
+        """Return what `threat` sees of `count` victims, whose images `pictures` may replace, with public noise."""
         run = self.federate()
         victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
         if pictures is not None:
@@ -226,11 +223,6 @@ def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]
     own = {e.unit: e for e in attack.evidence(world.view)}
     scored = score_images(world.victims, guesses, own, {}, world.view.plan.data_range)
     return [victim.decibels for victim in scored.victims]
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the lower median."""
-    return float(torch.tensor(values).median())
 
 
 def within_chance(hits: int, trials: int, chance: float) -> bool:

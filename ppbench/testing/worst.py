@@ -44,10 +44,7 @@ class Judged:
 
 
 def judge(figure: FigureName, limit: float, worst: Worst | None) -> Judged:
-    """Return whether a figure keeps its limit: a CAP at or above it, all others at or below; one not there keeps none.
-
-    The figure itself decides: an interval wholly beyond the limit would let a defense pass for want of victims.
-    """
+    """Return whether a figure, not its interval, keeps its limit: a CAP at or above it, others at or below."""
     sign, name = (-1, f"min_{figure}={limit:g}") if figure == "cap" else (1, f"max_{figure}={limit:g}")
     if worst is None:
         lacking = "was asked, but no finished cell has such a figure; add attacks that give one to the suite, or leave"

@@ -38,12 +38,8 @@ class Case:
 class Finding:
     """What an evaluation says about a claim.
 
-    Attributes:
-        verdict: one of three.
-        to: what it falls to, or what is found instead; "" where the verdict says it all.
-        reason: the rule, with its figures.
-        plain, worst: figures of the strongest attack that does not know the defense, and of the strongest of all.
-        cells: names of the cells that they come from.
+    to: what it falls to, "" where the verdict says it all; reason: the rule, with its figures; plain, worst: figures of
+    the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from.
     """
 
     verdict: Verdict

@@ -58,10 +58,7 @@ def notes(pairs: Sequence[Pair]) -> str:
 
 @dataclass(frozen=True)
 class Left:
-    """A row that cannot be compared, and why, in a clause; record: one of its own.
-
-    status: "missing" from NEW, "incomparable", "new" (only in NEW), or "unjudged" (not complete in BASELINE).
-    """
+    """A row that cannot be compared, and why, in a clause. record: one of its own; "unjudged": BASELINE's broke."""
 
     where: Where
     status: Literal["missing", "incomparable", "new", "unjudged"]

@@ -51,10 +51,7 @@ class RoleCounts:
 
 
 def role_counts(records: Sequence[Record]) -> list[RoleCounts]:
-    """Return the counts of every training in `records` in which clients played roles, but for the last role.
-
-    Roles share the rounds, so the last is what is left.
-    """
+    """Return the counts of every training in which clients played roles, but for the last, which is what is left."""
     found: dict[Key, dict[str, tuple[Record, Played]]] = {}
     frame = frame_of(records)
     for record in sorted(frame, key=lambda r: r.cell_id):

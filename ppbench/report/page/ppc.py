@@ -142,10 +142,7 @@ class Ppc:
 
 
 def ppcs(board: Board, known: frozenset[str]) -> list[Ppc]:
-    """Return the figures of a board: one a defense and distance, with at least two control values.
-
-    Rows that differ in more than the control value (a seed, another parameter) are lines of their own.
-    """
+    """Return a figure a defense and distance with two control values; rows that differ in more are other lines."""
     lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
     for entry in board.entries:
         for record in entry.records:
