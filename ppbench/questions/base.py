@@ -161,10 +161,7 @@ class Question:
         return None if first.value is None or first.chance is None else (first.value, units, first.chance)
 
     def sentences(self, defense: str, records: Sequence[Record]) -> list[str]:
-        """Return what its cells, those of all defenses, show of one; not asked of questions that have a `chapter`.
-
-        Default: of each adversary and model what finds most, beside the undefended figure and chance.
-        """
+        """Return what its cells show of a defense, by default what finds most; not asked where there is a `chapter`."""
         return [
             self._sentence(place, [r for r in records if _place_of(r.config) == place], defense)
             for place in sorted({_place_of(r.config) for r in records if r.config.defense.id == defense})

@@ -31,12 +31,10 @@ def flags_of(
 ) -> tuple[Flag, ...]:
     """Return the flags of a cell, each a sentence with its figures.
 
-    budget_hurts: the median PSNR along the budget was higher before the end. blind_as_good: a mean or grey image does
-    as well. oracle_gap: the attack had better reconstructions than it chose. zero_gradient: in half of the units
-    nothing was observed, or the simulation is flat at the start of a search.
-
-    evidence: the attack's own, with the truth of each unit, of which only shapes are used; pictures: whether the data
-    are images: decibels of table rows say nothing, so no success can be doubted by them.
+    budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
+    oracle_gap: the attack had better than it chose; zero_gradient: in half of the units nothing was observed, or the
+    simulation is flat. evidence: the attack's own, with truths of which only shapes are used; pictures: decibels of
+    table rows prove nothing.
     """
     found = (_hurts(scores), _blind(scores, pictures), _gap(scores), _flat(evidence, data_range))
     return tuple(flag for flag in found if flag is not None)

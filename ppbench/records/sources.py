@@ -22,11 +22,7 @@ CODE = "sources.json"
 
 
 def tell_changed(out: Path, found: bool, computing: bool) -> None:
-    """Warn where finished cells of `out` are of other code than today's, and note today's where cells are computed.
-
-    found: whether finished cells of it are used; computing: whether cells are about to be computed. Raises UsageError
-    where the note cannot be written.
-    """
+    """Warn where finished cells of `out` that are used are of other code, and note today's where cells are computed."""
     path, now = out / CODE, source_digest()
     try:
         known = [str(word) for word in json.loads(path.read_bytes())]

@@ -18,10 +18,10 @@ from ppbench.records.store import TIMES, canonical
 
 
 class ClientTime(Strict):
-    """A client's part of a round (prepare, compute, reply) in wall-clock time, in pairs with an undefended client.
+    """A client's part of a round in wall-clock time, in pairs with an undefended client.
 
-    ratio: median over the pairs; low, high: its interval of 95 % or more, null of fewer than six pairs; seconds,
-    undefended_seconds: medians of the two; machine: the GPU's name where one was used.
+    ratio, seconds, undefended_seconds: medians; low, high: of 95 % or more, null of fewer than six pairs; machine: the
+    GPU's name where one was used.
     """
 
     ratio: float

@@ -25,10 +25,7 @@ class Moved(Strict):
 
 
 class Accepted(Strict):
-    """One line of accepted.jsonl: when (UTC, as "2026-05-03T17:04:05Z"), why, and by which version a baseline moved.
-
-    cells: number of records; digest: over them, see `records_digest`; moved: against the baseline before.
-    """
+    """A line of accepted.jsonl: when (UTC, "2026-05-03T17:04:05Z"), why, by which version; digest: `records_digest`."""
 
     date: str
     reason: str = Field(min_length=1)

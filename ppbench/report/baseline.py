@@ -29,14 +29,11 @@ _OURS = {MARKER, HISTORY, SELFTEST, "records", *KEPT}
 
 
 def accept(new: Path, baseline: Path, reason: str) -> Accepted:
-    """Make the results in `new` the baseline; return the line that says so.
+    """Make the results in `new`, a folder or an archive, the baseline; return the line that says so.
 
-    Everything is written to a folder beside `baseline`, which then takes its place: a failure leaves the old one.
-    new: a folder or an archive of results; baseline: an accepted one, a new or an empty folder.
-
-    Raises:
-        UsageError: no reason, problems, failed cells or failed controls in `new`, a `baseline` that is something else
-            or the current folder, or a disk that is full.
+    Everything is written beside `baseline` and then takes its place: a failure leaves the old one. UsageError: no
+    reason, problems, failed cells or controls in `new`, a `baseline` that is something else, the current folder, or a
+    full disk.
     """
     reason = " ".join(reason.split())
     if not reason:

@@ -31,11 +31,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class PpcPoint:
-    """One setting of the privacy-preserving characteristic.
-
-    control: value of the control parameter; ratio: median ||B|| / ||E|| of gradient to perturbation, None where it is
-    not known; accuracy: of the delivered model, with its 95 % interval; distance: of the attack.
-    """
+    """A setting of the PPC. ratio: median ||B|| / ||E|| of gradient to perturbation; accuracy: of what is delivered."""
 
     control: float
     ratio: float | None

@@ -92,11 +92,10 @@ def rebuilt_share(record: Figured) -> Metric | None:
 def check_controls(records: Sequence[Record]) -> list[Check]:
     """Return what the controls say about the attacks that gave `records` (one data set, model and threat model).
 
-    `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: half of the victims
-    rebuilt; or, where only labels were attacked, half of them recovered; or, where only membership was asked, members
-    found better than by chance. Each adversary's attacks are judged for themselves, and each probe's. A cell of
-    `full_noise` above chance at a level of .01 over all its cells together is an alarm. Extraction tells neither: an
-    undefended model is there to be read, and so is one trained on noise.
+    `none` must fall at the smallest batch at initialization: half of the victims rebuilt, or of labels recovered where
+    only these were attacked, or members found above chance where only these were. Each adversary and probe is judged
+    for itself. Cells of `full_noise` above chance, at .01 over all of them, are an alarm. Extraction tells neither: an
+    undefended model is there to be read.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
     noise = [r for r in noise if question_for(r).noise]

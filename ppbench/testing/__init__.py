@@ -1,12 +1,7 @@
-"""Conformance batteries for authors of defenses and attacks: `check_defense` and `check_attack`.
+"""Conformance batteries for authors of defenses and attacks: `check_defense(MyDefense)`, `check_attack(MyAttack)`.
 
-    from ppbench.testing import check_defense
-
-    def test_my_defense():
-        check_defense(MyDefense)
-
-Each asks every property of its battery and raises one AssertionError that names all that fail. Nothing under test need
-be installed. Names are loaded on first use, so that importing this package costs nothing.
+Each asks every property and raises one AssertionError that names all that fail. Nothing under test need be installed;
+names are loaded on first use, so that importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACK_PROPERTIES", "DEFENSE_PROPERTIES", "Finding", "check_attack", "check_defense"]
 
+_HOME = {
+    "ATTACK_PROPERTIES": "ppbench.testing.attacks",
+    "check_attack": "ppbench.testing.attacks",
+    "DEFENSE_PROPERTIES": "ppbench.testing.defenses",
+    "check_defense": "ppbench.testing.defenses",
+    "Finding": "ppbench.testing.findings",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'ppbench.testing' has no attribute '{name}'")
-    home = next((home for home in ("attack", "defense") if home in name.lower()), "finding")
-    return getattr(import_module(f"ppbench.testing.{home}s"), name)
+    return getattr(import_module(_HOME[name]), name)

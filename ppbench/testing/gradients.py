@@ -68,11 +68,9 @@ def finds_all_labels(duel: Duel) -> Iterator[str]:
 def noise_gives_chance(duel: Duel) -> Iterator[str]:
     """Ask whether uploads that do not depend on the data give images no nearer than grey, and their labels by chance.
 
-    Each unit's upload is drawn alike, so any pairing of guesses with truths is as likely as the true one: the chance
-    of a hit is the mean over all pairings, whichever classes the attack prefers. Hits of a random pairing are drawn
-    without replacement, and spread no wider than the binomial. So it is for the images' errors. A guess made of noise
-    cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
-    digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 12 may.
+    Units are drawn alike, so any pairing of guesses with truths is as likely: chance is the mean over all, and hits
+    spread no wider than the binomial. Noise is nearer than a constant by luck alone: half a decibel on the mean is less
+    than a slightly better grey would gain (1 dB at .45), 1.5 on a single victim what the largest of 12 may.
     """
     attack, world = duel.quick(90), mute(duel, 12)
     guesses = world.answers(attack)

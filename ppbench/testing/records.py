@@ -148,9 +148,8 @@ def finds_members(duel: Duel) -> Iterator[str]:
 def knows_no_member_of(duel: Duel, seed: int = 0) -> Iterator[str]:
     """Ask whether the members of an untrained model are found by chance only.
 
-    Members and others are drawn alike: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n). Decisions are
-    right as often as coins: with as many members as others in a half, hits of decisions that do not depend on
-    membership are hypergeometric, no wider than the binomial.
+    Members and others are drawn alike: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n); hits of
+    decisions are hypergeometric, no wider than the binomial.
     """
     candidates = choose_candidates(pool().shards, pool().test, COUNT, Seeds(seed if duel.undefended else 0))
     deviation = ((2 * COUNT + 1) / (12 * COUNT**2)) ** 0.5

@@ -73,10 +73,9 @@ def request_of(given: Mapping[str, Any]) -> Request:
 
 @dataclass(frozen=True)
 class Results:
-    """What the fixture `ppbench` gives a marked test: the sweep that its marker asks for, judged.
+    """What the fixture `ppbench` gives a marked test: its sweep, judged.
 
-    records: the defense's own cells; worst: their worst figures, by name ("asr", "psnr", "labels", "cap"); judged: the
-    request's limits beside them; baseline: folder of accepted results, None where none was given.
+    records: the defense's own cells; worst: their worst figures by name; judged: the request's limits beside them.
     """
 
     request: Request
@@ -109,10 +108,7 @@ class Results:
     def compare(self, baseline: Path | str | None = None) -> Comparison:
         """Return what changed since `baseline` for this defense and the controls, of the cells that were asked for.
 
-        By default the baseline of `--ppbench-baseline` or the ini option; where there is none the test is skipped. What
-        it holds of other defenses, and cells that the filters leave out, are not missed.
-
-        Raises UsageError: the baseline is no folder of results, or damaged.
+        By default that of the option or the ini file; without any the test is skipped. UsageError: it is no baseline.
         """
         __tracebackhide__ = True  # a skip is told at the test's own line
         from ppbench.report.compare.outcome import compare
@@ -139,12 +135,9 @@ class Results:
 
 
 def run(request: Request, home: Path, workers: int | None = None) -> Results:
-    """Sweep what `request` asks for, or find it swept by the same code, and judge it.
+    """Sweep what `request` asks for, or find it swept by the same code, and judge it; UsageError: it cannot be used.
 
-    `home` keeps results, one folder a suite and state of the code; those of older code are deleted. workers: processes;
-    by default one a core; 1 is this process.
-
-    Raises UsageError: something in the request cannot be used.
+    `home` keeps results, a folder a suite and state of the code; older ones are deleted. workers: 1 is this process.
     """
     from ppbench.records.sources import source_digest
     from ppbench.run.suite import load_suite

@@ -69,11 +69,10 @@ def _weights(defense: Defense, plan: Plan, start: Params) -> Params:
 
 
 def control_moves_accuracy_one_way(trial: Trial) -> Iterator[str]:
-    """Ask whether accuracy over the control grid falls only, or rises only.
+    """Ask whether accuracy over the control grid falls only, or rises only; `Untold` where no pair of values differs.
 
-    The smallest, the middle and the largest value of the quick grid, eight seeds each (weights, shards and draws),
-    paired by seed. A difference counts where a paired t-test over the seeds finds it at level .01 over all pairs
-    (Bonferroni): it is a violation when one pair rises and another falls. `Untold` where no pair differs.
+    The smallest, the middle and the largest value of the quick grid, eight seeds each, paired by seed: a difference
+    counts where a paired t-test finds it at level .01 over all pairs (Bonferroni).
     """
     defense = trial.defense
     if defense.control is None:

@@ -154,10 +154,7 @@ def silenced(view: View) -> View:
 
 
 def mute(duel: Duel, count: int, batch: int = 1) -> World:
-    """Return a world whose uploads are noise of scale 1e-3, in the form in which the defense sends its own.
-
-    Where that takes keys, or more than one gradient, the numbers in the clients' own letters are drawn anew.
-    """
+    """Return a world of uploads of noise, 1e-3, in the defense's form; where that takes keys, of letters drawn anew."""
     defense = duel.defense
     if defense.masked or not defense.mappable:
         world, g = duel.probe(count, batch), seeded(5)

@@ -50,10 +50,7 @@ WORST: tuple[Verdict, ...] = ("falls", "holds", "cannot be told")
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim that the records say something about, in our `setting`.
-
-    differs: in what ours is not the paper's; evaluations: how many were as close to it: the finding is of the worst.
-    """
+    """A claim that records tell of, in our setting; `evaluations` were as close: the finding is of the worst."""
 
     defense: str
     claim: Claim

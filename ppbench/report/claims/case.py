@@ -17,11 +17,7 @@ Verdict = Literal["holds", "falls", "cannot be told"]
 
 @dataclass(frozen=True)
 class Case:
-    """A claim beside one evaluation.
-
-    mine: the defense's cells at the parameters that the claim is for; none: the undefended model's; everything: all
-    cells of the evaluation, other defenses' too.
-    """
+    """A claim beside one evaluation: the defense's cells at its parameters, the undefended model's, and all."""
 
     claim: Claim
     mine: Sequence[Record]

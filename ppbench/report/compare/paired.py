@@ -173,11 +173,7 @@ class Level:
 
 
 def unpaired(base: Sequence[Level], new: Sequence[Level], safer: bool) -> Change:
-    """Return the change of the mean over seeds of a figure with an interval, as of independent samples.
-
-    The ends are those of MOVER: distances of the figures to the ends of their own intervals, added in quadrature.
-    safer: whether a higher figure is the better one.
-    """
+    """Return the change of a mean over seeds, as of independent samples, by MOVER; safer: higher is better."""
     sign = -1 if safer else 1
     left, right = (float(np.mean([level.value for level in side])) for side in (base, new))
 

@@ -17,10 +17,7 @@ SHOWN = 30
 
 @dataclass(frozen=True)
 class RoleCounts:
-    """How often each client played one role under one defense, by control value.
-
-    labels: control values, as "beta=0.2", "" without one; counts: rounds by label and client; examples: by client.
-    """
+    """How often each client played a role under a defense: counts by label (a control value, "beta=0.2") and client."""
 
     title: str
     role: str

@@ -39,11 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Ppc:
-    """A figure of one defense: accuracy on the left axis, distances on the right, regions where ratios are known.
-
-    control: name of the control parameter; distance: which the right axis shows; lines: each with at least one
-    point, accuracies are those of the first line to have a control value; defense: whose it is.
-    """
+    """A figure of one defense: accuracy on the left axis, `distance` on the right, regions where ratios are known."""
 
     title: str
     control: str

@@ -17,12 +17,7 @@ NUMBERS = 3  # words in which reasons may differ to be told as one
 
 
 def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
-    """Return what was found about `defense`, question by question, each with its sentence.
-
-    What uploads give away (pixels, labels), what a model gives away to who holds it (members, the true outputs), what
-    audits show (canaries, owners, a bound on epsilon), what questions of other packages find, and the formal guarantee.
-    Every figure is a record's.
-    """
+    """Return what was found about `defense`, question by question, in sentences; every figure is a record's."""
     frame = frame_of(records)
     said = [*what_uploads_tell(defense, frame), *what_models_tell(defense, frame), *what_audits_tell(defense, frame)]
     for name, question in questions().items():

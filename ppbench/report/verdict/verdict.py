@@ -113,10 +113,7 @@ def outputs_fate(record: Figured, tried: int) -> ModelFate:
 
 
 def same_outputs(record: Figured, tried: int) -> bool:
-    """Return whether a model answers as the true one: its decisions, or the outputs themselves within `CLOSE`.
-
-    Where the true model decides alike on most queries, few are left to show that decisions agree beyond chance.
-    """
+    """Return whether a model answers as the true one: by decisions or, where these tell little, by outputs."""
     ends = widened(record.metric("output_error"), tried)
     return outputs_fate(record, tried) == "falls" or (ends is not None and ends[1] <= CLOSE)
 
