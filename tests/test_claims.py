@@ -16,8 +16,8 @@ from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.report.cap import series_cap
 from ppbench.report.claims import RULES, Checked, Unchecked, check
-from ppbench.report.claims.figures import KEY_OF, Benchmark, read_figures
 from ppbench.report.claims.page import claimed_text
+from ppbench.report.claims.use import KEY_OF, Benchmark, read_figures
 
 Make = Callable[..., Record]
 ASR = Claim("asr", 0.5030, "cifar10", "resnet20", None, "Table 4", undefended=0.7201)

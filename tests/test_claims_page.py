@@ -15,8 +15,8 @@ from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report.claims import check
-from ppbench.report.claims.figures import Benchmark
 from ppbench.report.claims.page import escape, page
+from ppbench.report.claims.use import Benchmark
 
 Make = Callable[..., Record]
 ASR = Claim("asr", 0.5030, "cifar10", "resnet20", None, "Table 4", undefended=0.7201)

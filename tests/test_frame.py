@@ -16,12 +16,13 @@ from ppbench.report.claims import Checked, check
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.page.boards import boards
-from ppbench.report.page.costs import costs, no_times
+from ppbench.report.page.costs import costs
 from ppbench.report.page.evaluations import judged, said
 from ppbench.report.page.overview import Overview, overviews
 from ppbench.report.page.table import COLUMNS, no_claims, table
 from ppbench.report.page.worst import worst_rows
-from ppbench.report.verdict import lines, sentences, verdicts
+from ppbench.report.verdict import sentences, verdicts
+from ppbench.report.verdict.lines import lines
 from ppbench.report.verdict.verdict import fate, together
 from ppbench.report.worst import WorstCase
 from ppbench.testing.worst import worst_figures
@@ -41,7 +42,7 @@ def probes(fabricate: Make, controls: bool = True) -> list[Record]:
 
 def glances(records: list[Record]) -> list[Overview]:
     found = boards(records, no_claims)
-    return overviews(found, judged(records), costs(found, records, no_times))
+    return overviews(found, judged(records), costs(found, records, lambda _: None))
 
 
 def orders(records: list[Record]) -> Iterator[list[Record]]:

@@ -17,7 +17,7 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store, marker_bytes
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards
-from ppbench.report.page.costs import costs, no_times
+from ppbench.report.page.costs import costs
 from ppbench.report.page.drawings import write_figures
 from ppbench.report.page.evaluations import judged, said
 from ppbench.report.page.html import Page
@@ -34,12 +34,12 @@ def controls(make: Make, **about: object) -> list[Record]:
 
 def tables(records: Sequence[Record]) -> list[Overview]:
     found = boards(records, no_claims)
-    return overviews(found, judged(records), costs(found, records, no_times))
+    return overviews(found, judged(records), costs(found, records, lambda _: None))
 
 
 def row(records: Sequence[Record], defense: str = "dp") -> Standing:
     (table,) = tables(records)
-    return next(one for one in table.rows if one.entry.defense.id == defense)
+    return next(one for one in table.rows if one.value.entry.defense.id == defense)
 
 
 def head(records: list[Record]) -> str:

@@ -22,7 +22,6 @@ from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
-from ppbench.report.page.assets import VENDOR, assets, digest
 from ppbench.report.page.curves import LINES, Budget, BudgetLine, RocLine, Rocs
 from ppbench.report.page.evaluations import Said, concluded, judged, said
 from ppbench.report.page.figures import Picture, svg_of
@@ -32,6 +31,7 @@ from ppbench.report.page.ppc import Line, Ppc
 from ppbench.report.page.profiles import anchors
 from ppbench.report.page.sprites import sprite
 from ppbench.report.page.table import csv_text
+from ppbench.report.page.template import VENDOR, assets, digest
 
 Make = Callable[..., Record]
 
@@ -167,6 +167,14 @@ def test_the_page_says_in_words_which_model_was_attacked(fabricate: Make) -> Non
         assert words in shown, words
     sections = [s.partition("</section>")[0] for s in page.split('<section id="b')]
     assert [" dB" in s for s in sections if "Relative error" in s and "Within 10%" in s] == [False]
+
+
+def test_an_audit_whose_headline_has_no_figure_shows_the_others(fabricate: Make) -> None:
+    audited = fabricate("dp", 0.1, "mia_loss", "membership", 0.7, stage="audit", audit=dict(references=0, canaries=2))
+    assert audited.metric("canary_auc") is None
+    board = part(Page([audited]).html(), "b1", "defenses")
+    assert "Canaries, AUC" in board and f'<td class="n " data-v="{audited.metric("auc").value}">' in board
+    assert f'<a href="#c{audited.cell_id}">mia_loss</a>' in board
 
 
 @pytest.mark.parametrize("fault", ["none stands", "noise leaks", "no noise", "canaries stand"])

@@ -13,8 +13,8 @@ from ppbench.commands.terminal import WIDTH, tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import check_controls, rebuilt_share, widened
-from ppbench.report.verdict import held, lines, sentences
-from ppbench.report.verdict.lines import listed
+from ppbench.report.verdict import sentences
+from ppbench.report.verdict.lines import held, lines, listed
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 
 Make = Callable[..., Record]

@@ -24,10 +24,7 @@ def _host() -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing between.
-
-    Raises Unwritable where no space is left or the folder cannot be written; no temporary file is left behind.
-    """
+    """Write `data` so that a reader, or a crash, sees the old file or the new one, nothing between; or Unwritable."""
     temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
     try:
         try:
@@ -44,11 +41,10 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def publish_folder(home: Path, prefix: str, write: Callable[[Path], None]) -> None:
-    """Make the folder `home` with what `write` puts into it: whole or not at all.
+    """Make the folder `home` with what `write` puts into it, whole or not at all (Unwritable).
 
-    Of two processes that make the same at once, the first one's stays: equal work gives equal files. What lies at
-    `home` before is taken for damaged, or it would have been used, and goes. prefix: of the names of drafts beside it.
-    Raises Unwritable where no space is left or the folder cannot be written; no draft is left behind.
+    Of two processes that make the same at once the first one's stays. What lies there before is taken for damaged, and
+    goes. prefix: of drafts beside it.
     """
     try:
         home.parent.mkdir(parents=True, exist_ok=True)

@@ -114,10 +114,7 @@ class Store:
         self.bare = left_out == [LEFT_OUT]
 
     def prepare(self) -> None:
-        """Make the folder and its marker, and sweep what killed runs of this machine left behind.
-
-        Raises UsageError where it cannot be made or written, or is an accepted baseline, or an archive.
-        """
+        """Make folder and marker, and sweep what killed runs of this machine left; UsageError where one must not."""
         if self.out.is_file():
             raise UsageError(f"{self.out} is an archive, which can only be read; give another --out.")
         if self.bare:
@@ -216,10 +213,9 @@ class Store:
         return found, problems
 
     def images(self, record: Record) -> Images | None:
-        """Return a record's reconstructions, or None where it has none; a baseline's were left out.
+        """Return a record's reconstructions, None without any; UsageError: no pair of equal float32 shapes.
 
         The path is made from the cell's name, never from the record: a record is data and may come from anyone.
-        Raises UsageError where the file is missing or is not a pair of equally shaped float32 tensors.
         """
         if self.bare or not record.artifacts:
             return None

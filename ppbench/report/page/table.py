@@ -148,11 +148,7 @@ def tuned_text(record: Record) -> str:
 
 
 def text(value: Value) -> str:
-    """Return a field as written: floats with ten significant digits, and no text that a spreadsheet would run.
-
-    A text that starts with one of = + - @, tab or carriage return gets a leading apostrophe: the names of defenses and
-    attacks are other people's.
-    """
+    """Return a field as written: floats to ten digits; text that a spreadsheet would run after an apostrophe."""
     if value is None:
         return ""
     if isinstance(value, bool):
