@@ -98,7 +98,7 @@ def canonical(found: Channels, params: Params) -> Params:
 
 
 @pytest.mark.parametrize("spec", NETS, ids=lambda s: f"{s.model}-{dict(s.options)}")
-def test_true_and_perturbed_weights_have_one_canonical_form(spec: NetSpec) -> None:
+def test_true_and_perturbed_weights_have_one_canonical_form(spec):
     """To rounding (spec: 3e-16), and it computes the same function."""
     found, params = channels(spec, "affine"), noisy(spec)
     form = canonical(found, params)
@@ -109,7 +109,7 @@ def test_true_and_perturbed_weights_have_one_canonical_form(spec: NetSpec) -> No
     assert distance(canonical(found, form), form) < 1e-12
 
 
-def test_canonical_units_have_norm_one_and_the_mask_must_be_off() -> None:
+def test_canonical_units_have_norm_one_and_the_mask_must_be_off():
     spec = NETS[0]
     found, params = channels(spec), noisy(spec)
     form = canonical(found, params)
@@ -119,7 +119,7 @@ def test_canonical_units_have_norm_one_and_the_mask_must_be_off() -> None:
     assert distance(canonical(found, other), form) > 0.1  # another function has another form
 
 
-def test_dead_units_keep_their_units() -> None:
+def test_dead_units_keep_their_units():
     spec = BIASED
     params = noisy(spec)
     params["features.1.weight"][3] = 0
@@ -130,7 +130,7 @@ def test_dead_units_keep_their_units() -> None:
 
 # -- (G): to the server it is FedSGD ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("channel", ["recovered", "beta", "sigma"])
-def test_one_example_is_inverted_from_each_surrogate_alone(channel: str) -> None:
+def test_one_example_is_inverted_from_each_surrogate_alone(channel):
     """Spec: 294 dB recovered, 338 from beta, 335 from sigma."""
     view, victims = probed(PBPFL(), BIASED, count=4)
     found = view.defense.evidence(view)
@@ -157,7 +157,7 @@ def true_differences(view: View, victims: Victims, slot: Slot) -> Params:
 
 
 @pytest.mark.parametrize("defense", [SHARED, PBPFLExt(families="shared", head_bias="clear")], ids=["masked", "clear"])
-def test_differences_of_shared_masks_are_bare(defense: PBPFLExt) -> None:
+def test_differences_of_shared_masks_are_bare(defense):
     view, victims = probed(defense, BIASED, batch=2, count=8)
     found = bare_differences(view)
     assert len(found) == len(victims.data)
@@ -165,7 +165,7 @@ def test_differences_of_shared_masks_are_bare(defense: PBPFLExt) -> None:
         assert distance(one.observed, true_differences(view, victims, one.unit[0])) < 1e-9
 
 
-def test_independent_masks_leave_noise_in_the_differences() -> None:
+def test_independent_masks_leave_noise_in_the_differences():
     view, victims = probed(PBPFLExt(), BIASED)
     assert bare_differences(view) == []
     lied = replace(view, defense=SHARED)  # read them as if they were bare
@@ -174,7 +174,7 @@ def test_independent_masks_leave_noise_in_the_differences() -> None:
 
 
 @pytest.mark.parametrize("spec", [BIASED, BARE, CNN], ids=["mlp", "mlp-bare", "cnn"])
-def test_the_head_of_one_example_is_known_exactly(spec: NetSpec) -> None:
+def test_the_head_of_one_example_is_known_exactly(spec):
     """alpha, features, error and label follow from the differences, so that the rest is a known linear function."""
     view, victims = probed(SHARED, spec)
     for one in bare_differences(view):
@@ -188,7 +188,7 @@ def test_the_head_of_one_example_is_known_exactly(spec: NetSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", [BIASED, BARE], ids=["biases", "bare"])
-def test_shared_masks_give_every_image(spec: NetSpec) -> None:
+def test_shared_masks_give_every_image(spec):
     """Spec: 259 dB from the difference, 9.4 from the masked message and 10.4 with independent masks."""
     view, victims = probed(SHARED, spec)
     attack = AdaptivePBPFLExt()
@@ -202,7 +202,7 @@ def test_shared_masks_give_every_image(spec: NetSpec) -> None:
         assert decibels(x.view(1, 1, 8, 8), victims.data[first.unit[0]].x) > 200
 
 
-def test_a_masked_message_alone_gives_nothing() -> None:
+def test_a_masked_message_alone_gives_nothing():
     """The control of the control: the same inversion of one masked surrogate, read as a gradient."""
     view, victims = probed(SHARED, BIASED)
     found = []
@@ -215,7 +215,7 @@ def test_a_masked_message_alone_gives_nothing() -> None:
         assert decibels(x.view(1, 1, 8, 8).clamp(0, 1), victims.data[one.unit[0]].x) < 15
 
 
-def test_a_network_without_a_linear_layer_is_searched() -> None:
+def test_a_network_without_a_linear_layer_is_searched():
     """Labels are exact; pixels come as far as an undefended gradient's do (measured 14 and 11 dB; grey is 7)."""
     view, victims = probed(SHARED, CNN, count=4)
     found = scored(victims, AdaptivePBPFLExt(budget=300).run(view, victims.challenges(), seeded()))
@@ -225,7 +225,7 @@ def test_a_network_without_a_linear_layer_is_searched() -> None:
     assert middle > grey[len(grey) // 2] + 2
 
 
-def test_batches_are_attacked_client_by_client_in_the_order_of_the_unit() -> None:
+def test_batches_are_attacked_client_by_client_in_the_order_of_the_unit():
     """Rows that one example alone fires give it exactly, at its client's place; the mean of a cohort has no places."""
     view, victims = probed(SHARED, BIASED, batch=2, count=8)
     (unit,), (guess,) = victims.units, AdaptivePBPFLExt().run(view, victims.challenges(), seeded())
@@ -235,7 +235,7 @@ def test_batches_are_attacked_client_by_client_in_the_order_of_the_unit() -> Non
         assert int((gap.min(0).values < 1e-3).sum()) >= 1
 
 
-def test_labels_that_are_granted_are_kept() -> None:
+def test_labels_that_are_granted_are_kept():
     asked = Challenge((Slot(0, 0), Slot(0, 1)), 2, y=torch.eye(4).view(2, 2, 4))
     parts = split(asked)
     assert [p.y.shape for p in parts] == [(1, 2, 4)] * 2

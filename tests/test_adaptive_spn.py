@@ -108,7 +108,7 @@ def median(values: list[float]) -> float:
 # -- the head --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
-def test_one_example_gives_its_features_exactly(alpha2: float, dtype: torch.dtype, tolerance: float) -> None:
+def test_one_example_gives_its_features_exactly(alpha2, dtype, tolerance):
     for seed in range(5):
         params, (x, y) = initial(SPEC, seed), some(1, seed)
         grads, phi = spn_gradient(PLAN, params, x, y, alpha2, seed, dtype)
@@ -117,7 +117,7 @@ def test_one_example_gives_its_features_exactly(alpha2: float, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
-def test_a_batch_of_distinct_labels_gives_every_feature(batch: int) -> None:
+def test_a_batch_of_distinct_labels_gives_every_feature(batch):
     plan = Plan(net_spec("dlnet", (1, 16, 16), 10), 2, Local("gradient"))
     for seed in range(4):
         params, g = initial(plan.spec, seed), generator(seed)
@@ -129,7 +129,7 @@ def test_a_batch_of_distinct_labels_gives_every_feature(batch: int) -> None:
         assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-8
 
 
-def test_the_head_gradient_does_not_depend_on_the_defense() -> None:
+def test_the_head_gradient_does_not_depend_on_the_defense():
     params, (x, y) = initial(SPEC, 0), some(4, 0)
     reference, _ = spn_gradient(PLAN, params, x, y, 0.0, 0)
     for alpha2 in (1e-4, 0.1, 0.5):
@@ -138,7 +138,7 @@ def test_the_head_gradient_does_not_depend_on_the_defense() -> None:
         assert not torch.equal(grads["features.0.weight"], reference["features.0.weight"])
 
 
-def test_batches_too_large_or_noisy_fall_back_to_the_class_means() -> None:
+def test_batches_too_large_or_noisy_fall_back_to_the_class_means():
     params, (x, y) = initial(SPEC, 0), some(12, 0)
     grads, _ = spn_gradient(PLAN, params, x, y, 0.1, 0)
     weight, bias = grads["head.weight"], grads["head.bias"]
@@ -149,7 +149,7 @@ def test_batches_too_large_or_noisy_fall_back_to_the_class_means() -> None:
     assert not noisy.exact and torch.equal(noisy.value, class_starts(weight + noise, bias, y[:4]))
 
 
-def test_jacobian_of_the_closed_system() -> None:
+def test_jacobian_of_the_closed_system():
     g = generator(0)
     draw = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5, 4), (3, 5), (5,), (2, 3, 3))]
     system = System(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
@@ -162,9 +162,7 @@ def test_jacobian_of_the_closed_system() -> None:
 # -- the backbone ----------------------------------------------------------------------------------------------------
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.sampled_from(["sigmoid", "tanh"]))
 @settings(max_examples=12, deadline=None)
-def test_fast_objective_equals_double_backward(
-    seed: int, victims: int, batch: int, masked: bool, activation: str
-) -> None:
+def test_fast_objective_equals_double_backward(seed, victims, batch, masked, activation):
     plan = Plan(net_spec("dlnet", (2, 8, 8), 4, {"activation": activation}), 2, Local("gradient"))
     params, g = initial(plan.spec, seed), generator(seed)
     width = plan.net.feature_count
@@ -180,7 +178,7 @@ def test_fast_objective_equals_double_backward(
         torch.testing.assert_close(part, reference, rtol=1e-9, atol=1e-11)
 
 
-def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
+def test_objective_vanishes_at_the_truth_and_nowhere_near_it():
     params, (x, _) = initial(SPEC, 0), some(3, 0)
     weights = {n: v.double() for n, v in params.items()}
     phi = PLAN.net.features(weights, x.double())
@@ -194,7 +192,7 @@ def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
     assert float(objective(x.double().flip(0)[None], w[None], index)[0]) > 1e-4
 
 
-def test_networks_without_a_fast_form_take_double_backward() -> None:
+def test_networks_without_a_fast_form_take_double_backward():
     plan = Plan(net_spec("resnet20", (3, 32, 32), 10), 2, Local("gradient"))
     params = initial(plan.spec, 0)
     phi = torch.rand(1, 1, plan.net.feature_count)
@@ -204,7 +202,7 @@ def test_networks_without_a_fast_form_take_double_backward() -> None:
     assert loss.shape == (1,) and by_x.shape == (1, 1, 3, 32, 32) and by_w.shape == phi.shape
 
 
-def test_total_variation_and_its_gradient() -> None:
+def test_total_variation_and_its_gradient():
     x = torch.randn(2, 3, 5, 4, generator=generator(0), dtype=torch.float64).requires_grad_()
     direct = (x[:, :, 1:] - x[:, :, :-1]).abs().mean((1, 2, 3)) + (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
     value, slope = total_variation(x.detach())
@@ -214,7 +212,7 @@ def test_total_variation_and_its_gradient() -> None:
     assert not flat.any() and not none.any()
 
 
-def test_feature_inversion_beats_grey_and_keeps_victims_apart() -> None:
+def test_feature_inversion_beats_grey_and_keeps_victims_apart():
     params, (x, _) = initial(SPEC, 0), some(4, 0)
     phi = PLAN.net.features(params, x).detach()
     found = invert_features(PLAN, params, phi.view(2, 2, -1), generator(0), budget=200, smoothness=0.003)
@@ -226,7 +224,7 @@ def test_feature_inversion_beats_grey_and_keeps_victims_apart() -> None:
 
 # -- the attack ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
-def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2: float) -> None:
+def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2):
     scene = world(6, 1, alpha2)
     guesses = QUICK.run(scene.view, scene.challenges, generator(0))
     assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) > 35
@@ -234,14 +232,14 @@ def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2: float) -> No
     assert all(guess.confidence < 1e-3 and 0 < guess.evaluations <= 800 for guess in guesses)
 
 
-def test_a_network_without_a_fast_form_is_broken_too() -> None:
+def test_a_network_without_a_fast_form_is_broken_too():
     plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"}), 2, Local("gradient"))
     scene = world_of(plan, initial(plan.spec, 0), [some(1, 3)], 0.1)
     (guess,) = QUICK.run(scene.view, scene.challenges, generator(0))
     assert psnr(guess.x, scene.x[0])[0] > 30
 
 
-def test_batches_are_broken_too() -> None:
+def test_batches_are_broken_too():
     scene = world(2, 4, 0.1, seed=2)
     alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, generator(0))
     joint = QUICK.run(scene.view, scene.challenges, generator(0))
@@ -250,7 +248,7 @@ def test_batches_are_broken_too() -> None:
     assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))
 
 
-def test_null_pure_noise_gives_no_image_and_no_confidence() -> None:
+def test_null_pure_noise_gives_no_image_and_no_confidence():
     scene, g = world(6, 1, 0.1), generator(9)
     noise = changed(scene, lambda v: torch.randn(v.shape, generator=g))
     guesses = QUICK.run(noise, scene.challenges, generator(0))
@@ -259,14 +257,14 @@ def test_null_pure_noise_gives_no_image_and_no_confidence() -> None:
     assert all(guess.confidence > 1e-3 for guess in guesses)
 
 
-def test_a_zero_backbone_gradient_leaves_the_image_from_the_features() -> None:
+def test_a_zero_backbone_gradient_leaves_the_image_from_the_features():
     scene = world(1, 1, 0.1)
     headless = changed(scene, lambda v: v if v.shape[0] == 10 else torch.zeros_like(v))
     (guess,) = QUICK.run(headless, scene.challenges, generator(0))
     assert bool(guess.x.isfinite().all()) and psnr(guess.x, scene.x[0])[0] > 9
 
 
-def test_cifar_victims_fall_at_the_strength_of_the_paper() -> None:
+def test_cifar_victims_fall_at_the_strength_of_the_paper():
     """SPN's own setting: CIFAR-10 (JPEG), DLNet U(-.3, .3), alpha2 .1, batch 1."""
     folder = os.environ.get("PPBENCH_TEST_DATA")
     path = Path(folder or ".") / "cifar10" / "test.parquet"

@@ -100,12 +100,12 @@ def apart(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize(("duel", "question"), [named(*case) for case in CASES])
-def test_the_battery_finds_what_is_right(duel: Duel, question: str) -> None:
+def test_the_battery_finds_what_is_right(duel, question):
     found = ask(question, ATTACK_PROPERTIES[duel.attack.kind][question], duel)
     assert found.outcome == "holds", found.sentence
 
 
-def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question(pytestconfig: pytest.Config) -> None:
+def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question(pytestconfig):
     def pairs(cases: list[tuple[str, ...]]) -> set[Any]:
         return {pair for case in cases for pair in combinations(enumerate(case), 2)}
 
@@ -116,7 +116,7 @@ def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question
     assert covering([("a", "x"), ("a", "y"), ("a", "x")]) == [0, 1]
 
 
-def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
+def test_every_kind_has_attacks_and_their_declarations_hold():
     assert {attack.kind for attack in ATTACKS.values()} == set(ATTACK_PROPERTIES)
     for name, attack in ATTACKS.items():
         assert attack.name == name
@@ -126,7 +126,7 @@ def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
         assert attack.adaptive or attack.targets is None or attack.kind == "extraction"
 
 
-def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent() -> None:
+def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent():
     duel, public = (
         Duel(ATTACKS["ggl"](), NoDefense(), DECIBELS["ggl"]),
         Data(digits().x[600:1000], digits().y[600:1000]),
@@ -141,7 +141,7 @@ def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent()
 
 
 @pytest.mark.parametrize("name", [n for n in EXTRACTION if not ATTACKS[n].adaptive])
-def test_who_takes_a_masked_iterate_as_it_is_finds_no_decisions(name: str) -> None:
+def test_who_takes_a_masked_iterate_as_it_is_finds_no_decisions(name):
     for duel in duels(ATTACKS[name]())[1:]:
         plan = masked_plan(duel)
         for threat in duel.attack.threats:
@@ -151,7 +151,7 @@ def test_who_takes_a_masked_iterate_as_it_is_finds_no_decisions(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [n for n in EXTRACTION if not ATTACKS[n].adaptive])
-def test_null_under_an_overwhelming_mask_decisions_are_chance(name: str) -> None:
+def test_null_under_an_overwhelming_mask_decisions_are_chance(name):
     """Classes are exchangeable in the mask's law, so agreement is 1 / C in the mean over masks, whatever the model."""
     duel = Duel(ATTACKS[name](), replace(load("defenses", "pbpfl")(), kappa=1e6))
     plan = masked_plan(duel)

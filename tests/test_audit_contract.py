@@ -45,13 +45,13 @@ MEMBERS = [(name, threat) for name, threat in CASES if AUDITS[name].kind == "mem
 OWNERS = [(name, threat) for name, threat in CASES if AUDITS[name].kind == "tracing"]
 
 
-def test_audits_have_attacks_of_every_need() -> None:
+def test_audits_have_attacks_of_every_need():
     assert {attack.audit for attack in AUDITS.values()} == {"references", "rounds"}
     assert MEMBERS and OWNERS
 
 
 @pytest.mark.parametrize(("name", "threat"), CASES)
-def test_an_audit_gives_a_complete_cell(name: str, threat: str, found: Found) -> None:
+def test_an_audit_gives_a_complete_cell(name, threat, found):
     for defense in ("none", "full_noise"):
         record = found[defense, name, threat]
         assert record.status == "complete", record.reason
@@ -60,7 +60,7 @@ def test_an_audit_gives_a_complete_cell(name: str, threat: str, found: Found) ->
 
 
 @pytest.mark.parametrize(("name", "threat"), MEMBERS)
-def test_planted_leak_canaries_that_were_learned_by_heart_are_found(name: str, threat: str, found: Found) -> None:
+def test_planted_leak_canaries_that_were_learned_by_heart_are_found(name, threat, found):
     record = found["none", name, threat]
     assert record.metric("canary_auc").value > (0.8 if "offline" in name else 0.9)  # these learn from half of the runs
     epsilon = record.metric("epsilon_lower")
@@ -68,7 +68,7 @@ def test_planted_leak_canaries_that_were_learned_by_heart_are_found(name: str, t
 
 
 @pytest.mark.parametrize(("name", "threat"), MEMBERS)
-def test_null_uploads_of_noise_know_no_member(name: str, threat: str, found: Found) -> None:
+def test_null_uploads_of_noise_know_no_member(name, threat, found):
     record = found["full_noise", name, threat]
     for metric in ("auc", "canary_auc"):
         area = record.metric(metric)
@@ -78,13 +78,13 @@ def test_null_uploads_of_noise_know_no_member(name: str, threat: str, found: Fou
 
 
 @pytest.mark.parametrize(("name", "threat"), OWNERS)
-def test_owners_are_traced_and_not_in_noise(name: str, threat: str, found: Found) -> None:
+def test_owners_are_traced_and_not_in_noise(name, threat, found):
     traced, noise = (found[d, name, threat].metric("tracing_accuracy") for d in ("none", "full_noise"))
     assert traced.low > traced.chance
     assert noise.low <= noise.chance  # or below: the first client owns no record here, which the attack cannot know
 
 
-def test_one_seed_one_result(found: Found, tmp_path: Path) -> None:
+def test_one_seed_one_result(found, tmp_path):
     """Of the attacks that need no references: the target is trained anew, in another folder."""
     some = tuple(n for n, attack in AUDITS.items() if attack.audit == "rounds" and n != "mia_whitebox")  # it fits long
     small = {**ASKED, "attacks": some, "references": 0, "rounds": 2, "canaries": 4, "candidates": 10}

@@ -21,7 +21,7 @@ def bowl(z: Tensor, index: Tensor) -> Value:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_steps_are_those_of_torch_adam(signed: bool) -> None:
+def test_steps_are_those_of_torch_adam(signed):
     """Signs for a few steps only: where a slope is about 0, rounding turns them."""
     steps = 8 if signed else 50
     z = torch.zeros(2, 3).requires_grad_()
@@ -36,7 +36,7 @@ def test_steps_are_those_of_torch_adam(signed: bool) -> None:
     assert torch.allclose(found.end, z.detach(), atol=1e-5)
 
 
-def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_quarters() -> None:
+def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_quarters():
     schedule = Schedule(1000, shape="warm")
     factors = [schedule.factor(step) for step in range(1000)]
     assert 0 < factors[0] < 0.05
@@ -47,7 +47,7 @@ def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_qu
     assert factors[250:] == sorted(factors[250:], reverse=True)
 
 
-def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_then() -> None:
+def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_then():
     """The score asks for something else than the loss: where the first row passes 0.5."""
 
     def passing(z: Tensor, index: Tensor) -> Value:
@@ -66,7 +66,7 @@ def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_the
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
-def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken: float) -> None:
+def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken):
     seen: list[int] = []
 
     def failing(z: Tensor, index: Tensor) -> Value:
@@ -82,7 +82,7 @@ def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken: flo
     assert seen == [2] * 5 + [1] * 25
 
 
-def test_rows_are_projected_after_every_step_each_by_its_index() -> None:
+def test_rows_are_projected_after_every_step_each_by_its_index():
     limits = torch.tensor([0.3, 0.7])
     seen: list[Tensor] = []
 

@@ -56,7 +56,7 @@ def match(found: list[Evidence], starts: Starts, budget: int, stop: float = 1e-1
 
 
 @pytest.mark.parametrize("attack", [DLG(), IDLG(), DLG(dtype="float64"), DLG(start="normal", restarts=4, hopeless=0.0)])
-def test_undefended_single_images_are_broken_with_their_labels(digits: Data, attack: DLG) -> None:
+def test_undefended_single_images_are_broken_with_their_labels(digits, attack):
     x, y = batches(digits, 6)
     guesses = attack.run(view(gradients(x, y)), ask(6), seeded())
     assert sum(psnr(g.x, x[i]) > 30 for i, g in enumerate(guesses)) >= 5
@@ -65,7 +65,7 @@ def test_undefended_single_images_are_broken_with_their_labels(digits: Data, att
     assert all(g.confidence is not None and g.confidence < 1e-7 for g in guesses)
 
 
-def test_the_attack_finds_what_the_plain_loop_finds(digits: Data) -> None:
+def test_the_attack_finds_what_the_plain_loop_finds(digits):
     """The 50 lines of `dlg_reference` are the oracle: its images, found from the same gradients."""
     x, y = batches(digits, 3)
     observed = gradients(x, y)
@@ -76,7 +76,7 @@ def test_the_attack_finds_what_the_plain_loop_finds(digits: Data) -> None:
     assert all(psnr(guesses[i].x, plain[i].clamp(0, 1)) > 30 for i in solved)
 
 
-def test_a_batch_with_known_labels_is_broken_image_by_image(digits: Data) -> None:
+def test_a_batch_with_known_labels_is_broken_image_by_image(digits):
     x, y = batches(digits, 2, 4)
     for i, guess in enumerate(DLG().run(view(gradients(x, y)), ask(2, 4, y), seeded())):
         assert guess.x.shape == (4, 1, 8, 8)
@@ -85,7 +85,7 @@ def test_a_batch_with_known_labels_is_broken_image_by_image(digits: Data) -> Non
         assert all(psnr(guess.x[b], x[i, b]) > 25 for b in range(4))
 
 
-def test_a_victims_guess_does_not_depend_on_who_is_attacked_beside_it(digits: Data) -> None:
+def test_a_victims_guess_does_not_depend_on_who_is_attacked_beside_it(digits):
     x, y = batches(digits, 5)
     observed, attack = gradients(x, y), DLG(dtype="float64")
     all_five = attack.run(view(observed), ask(5), seeded())
@@ -96,7 +96,7 @@ def test_a_victims_guess_does_not_depend_on_who_is_attacked_beside_it(digits: Da
             assert torch.allclose(a.x, b.x, atol=1e-3)
 
 
-def test_the_sum_of_two_clients_is_attacked_as_one_batch(digits: Data) -> None:
+def test_the_sum_of_two_clients_is_attacked_as_one_batch(digits):
     x, y = batches(digits, 1, 2)
     observed = {n: g.detach() for n, g in SIMULATE(x.transpose(0, 1), y.transpose(0, 1)).items()}
     exact = Evidence((Slot(0, 0), Slot(0, 1)), observed, SIMULATE, PARAMS)
@@ -106,7 +106,7 @@ def test_the_sum_of_two_clients_is_attacked_as_one_batch(digits: Data) -> None:
         assert all(psnr(found.ends.x[0, b], x[0, b]) > 25 for b in range(2))
 
 
-def test_entries_without_weight_are_not_matched(digits: Data) -> None:
+def test_entries_without_weight_are_not_matched(digits):
     """A poisoned layer breaks plain matching, and does nothing when its weight is 0."""
     x, y = batches(digits, 2)
     poisoned = [{**o, "features.2.weight": 5 * torch.ones_like(o["features.2.weight"])} for o in gradients(x, y)]
@@ -116,7 +116,7 @@ def test_entries_without_weight_are_not_matched(digits: Data) -> None:
     assert all(psnr(missed.ends.x[i, 0], x[i, 0]) < 20 for i in range(2))
 
 
-def test_nuisance_unknowns_are_found_with_the_image(digits: Data) -> None:
+def test_nuisance_unknowns_are_found_with_the_image(digits):
     """The client adds a secret constant to every head bias gradient: knowing of it, the attacker still wins."""
     x, y = batches(digits, 1)
 
@@ -134,7 +134,7 @@ def test_nuisance_unknowns_are_found_with_the_image(digits: Data) -> None:
     assert psnr(found.ends.x[0, 0], x[0, 0]) > 25
 
 
-def test_the_image_prior_pulls_into_the_box_and_smooths() -> None:
+def test_the_image_prior_pulls_into_the_box_and_smooths():
     rough = torch.tensor([[[[[-1.0, 2.0], [2.0, -1.0]]]]])
     box, slope = ImagePrior(box=1.0)(rough, torch.arange(1))
     assert float(box) == pytest.approx(1.0)
@@ -145,7 +145,7 @@ def test_the_image_prior_pulls_into_the_box_and_smooths() -> None:
     assert float(ImagePrior().value(flat)) == 0.0
 
 
-def test_a_prior_improves_an_image_from_a_noisy_gradient(digits: Data) -> None:
+def test_a_prior_improves_an_image_from_a_noisy_gradient(digits):
     x, y = batches(digits, 4)
     generator, std = seeded(9), 2e-3
     observed = [{n: g + std * torch.randn(g.shape, generator=generator) for n, g in o.items()} for o in gradients(x, y)]
@@ -155,7 +155,7 @@ def test_a_prior_improves_an_image_from_a_noisy_gradient(digits: Data) -> None:
     assert sum(psnr(smooth.ends.x[i, 0], x[i, 0]) - psnr(plain.ends.x[i, 0], x[i, 0]) for i in range(4)) > 0
 
 
-def test_restarts_share_the_budget_and_keep_the_best_mismatch(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_share_the_budget_and_keep_the_best_mismatch(digits, monkeypatch):
     x, y = batches(digits, 1)
     images = iter([torch.full((1, 1, 1, 8, 8), 1e4), torch.full((1, 1, 1, 8, 8), 0.5)])
     monkeypatch.setattr(dlg, "draw", lambda *_: Starts(next(images), y, joint=False))
@@ -175,13 +175,13 @@ def test_restarts_share_the_budget_and_keep_the_best_mismatch(digits: Data, monk
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("attack", [DLG, IDLG])
-def test_options_that_do_not_exist_are_named(attack: type[DLG], wrong: dict[str, object]) -> None:
+def test_options_that_do_not_exist_are_named(attack, wrong):
     ((field, value),) = wrong.items()
     with pytest.raises(UsageError, match=f"^Attack '{attack.name}': {field}={value!r} cannot be used; it must be "):
-        attack(**wrong).run(view([]), [], seeded())  # type: ignore[arg-type]
+        attack(**wrong).run(view([]), [], seeded())
 
 
-def test_a_guess_that_blows_up_has_no_confidence_and_grey_follows_the_data_range(digits: Data) -> None:
+def test_a_guess_that_blows_up_has_no_confidence_and_grey_follows_the_data_range(digits):
     x, y = batches(digits, 1)
     wide = replace(PLAN, data_range=(-100.0, 300.0))
     observed = gradients(x, y)

@@ -10,13 +10,12 @@ import torch
 from observations import Seen, observation, psnr, reached, seeded, server_sees
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.explained import layer, layers
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses
 from ppbench.attacks.reconstruction.likelihood import Likelihood
-from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.attacks.reconstruction.search.priors import Norm, Sum, TotalVariation
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import Evidence
@@ -26,7 +25,7 @@ from ppbench.nets.net import initial, net_spec
 
 # -- priors ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("prior", [TotalVariation(2.0), Norm(3.0, 0.5), Sum([TotalVariation(1.0), Norm(1.0)])])
-def test_slopes_of_priors_are_those_of_autograd(prior: Penalty) -> None:
+def test_slopes_of_priors_are_those_of_autograd(prior):
     x = torch.rand(3, 2, 2, 5, 4, generator=seeded(), dtype=torch.float64).requires_grad_()
     index = torch.arange(3)
 
@@ -42,14 +41,14 @@ def test_slopes_of_priors_are_those_of_autograd(prior: Penalty) -> None:
     assert torch.allclose(mine, slope)
 
 
-def test_inputs_without_a_grid_and_images_of_one_pixel_have_no_variation() -> None:
+def test_inputs_without_a_grid_and_images_of_one_pixel_have_no_variation():
     for shape in ((2, 3, 7), (2, 1, 1, 1, 1)):
         value, slope = TotalVariation(1.0)(torch.rand(shape, generator=seeded()), torch.arange(2))
         assert value.tolist() == [0, 0]
         assert not slope.any()
 
 
-def test_seeds_that_are_shifts_of_one_image_have_it_as_their_registered_mean() -> None:
+def test_seeds_that_are_shifts_of_one_image_have_it_as_their_registered_mean():
     """Smooth images: the plain mean of shifted ones blurs, the registered one does not, up to a common shift."""
     grid = torch.arange(16.0)
     image = torch.exp(-((grid[:, None] - 8) ** 2 + (grid[None] - 7) ** 2) / 4)[None, None]
@@ -61,7 +60,7 @@ def test_seeds_that_are_shifts_of_one_image_have_it_as_their_registered_mean() -
     assert torch.equal(registered_mean(flat), flat.mean(0))
 
 
-def test_consistency_draws_seeds_of_one_victim_together_and_lonely_ones_nowhere() -> None:
+def test_consistency_draws_seeds_of_one_victim_together_and_lonely_ones_nowhere():
     x = torch.rand(3, 1, 1, 1, 1, generator=seeded())
     value, slope = Consistency(2.0, 2)(x, torch.tensor([0, 1, 3]))  # two seeds of victim 0, one of victim 1
     middle = x[:2].mean()
@@ -72,7 +71,7 @@ def test_consistency_draws_seeds_of_one_victim_together_and_lonely_ones_nowhere(
 
 
 # -- hypotheses --------------------------------------------------------------------------------------------------------
-def test_hypotheses_are_each_layer_alone_every_prefix_and_every_suffix_none_twice() -> None:
+def test_hypotheses_are_each_layer_alone_every_prefix_and_every_suffix_none_twice():
     plan = Plan(net_spec("dlnet", (1, 8, 8), 4), 1)
     evidence = observation(plan, initial(plan.spec, 0), torch.rand(1, 1, 8, 8, generator=seeded(4)), torch.eye(4)[:1])
     names = layers(evidence)
@@ -106,7 +105,7 @@ def pairs(digits: Data) -> Seen:
     return server_sees(digits, NoDefense(), batch=2)
 
 
-def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen: Seen) -> None:
+def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen):
     """Sigmoid networks: cosines differ by less than 1e-4 between a grey image and the truth."""
     fading, _ = reached(seen, IG(budget=200))
     fixed, _ = reached(seen, IG(budget=200, tv=1e-3, fading=False))
@@ -114,9 +113,7 @@ def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen:
     assert median(fixed) < 20
 
 
-def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are_shown(
-    seen: Seen,
-) -> None:
+def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are_shown(seen):
     _, guesses = reached(seen, IG(budget=90, tries=3))
     _, alone = reached(seen, IG(budget=30))
     for guess, single in zip(guesses, alone, strict=True):
@@ -135,7 +132,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
 @pytest.mark.parametrize(
     "attack", [IG(), GradInversion(budget=300, tries=2), IGLayers(budget=300)], ids=lambda a: a.name
 )
-def test_labels_of_a_batch_are_recovered_and_images_come_near(attack: Attack, pairs: Seen) -> None:
+def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
     found, guesses = reached(pairs, attack)
     truth = [pairs[1].truth(unit) for unit in pairs[1].units]
@@ -144,17 +141,17 @@ def test_labels_of_a_batch_are_recovered_and_images_come_near(attack: Attack, pa
     assert median(found) > median(psnr(torch.full_like(x, 0.5), x) for true in truth for x in true.x) + 3
 
 
-def test_variants_differ_in_the_prior_alone_and_none_is_free() -> None:
+def test_variants_differ_in_the_prior_alone_and_none_is_free():
     for attack in (IG(), Likelihood(), GradInversion()):
         variants = list(attack.variants())
         assert variants[0] == attack
-        assert len({v.tv for v in variants}) == len(variants) > 1  # type: ignore[attr-defined]
-        assert all(replace(v, tv=attack.tv) == attack for v in variants)  # type: ignore[call-arg]
+        assert len({v.tv for v in variants}) == len(variants) > 1
+        assert all(replace(v, tv=attack.tv) == attack for v in variants)
     assert list(IGLayers().variants()) == [IGLayers()]
 
 
-def test_settings_out_of_range_are_refused() -> None:
-    bad = (IG(tries=0), IG(slots=0), IG(tv=float("nan")), IG(label="guess"), IGLayers(hypotheses=0), IGLayers(tries=2))  # type: ignore[arg-type]
+def test_settings_out_of_range_are_refused():
+    bad = (IG(tries=0), IG(slots=0), IG(tv=float("nan")), IG(label="guess"), IGLayers(hypotheses=0), IGLayers(tries=2))
     worse = (Likelihood(lr=0.0), Likelihood(budget=0), GradInversion(group=-1.0), GradInversion(norm=float("inf")))
     for attack in (*bad, *worse):
         with pytest.raises(UsageError, match=attack.name):

@@ -50,14 +50,14 @@ def run(function, starts: Tensor, budget: int = 1000, stop: float = 1e-12, **opt
 
 @settings(max_examples=15, deadline=None)
 @given(victims=st.integers(1, 7), size=st.integers(1, 12), slots=st.integers(1, 4), history=st.integers(1, 20))
-def test_finds_the_minimum_of_every_quadratic(victims: int, size: int, slots: int, history: int) -> None:
+def test_finds_the_minimum_of_every_quadratic(victims, size, slots, history):
     function, centers = quadratics(victims, size, 10.0)
     found = run(function, torch.zeros(victims, size, dtype=torch.float64), slots=slots, history=history)
     assert set(found.reasons) == {"converged"}
     assert torch.allclose(found.z, centers, atol=1e-4)
 
 
-def test_rosenbrock_takes_about_as_many_evaluations_as_scipy() -> None:
+def test_rosenbrock_takes_about_as_many_evaluations_as_scipy():
     starts = torch.full((1, 10), -1.2, dtype=torch.float64)
     found = run(rosenbrock, starts, stop=1e-14)
 
@@ -70,7 +70,7 @@ def test_rosenbrock_takes_about_as_many_evaluations_as_scipy() -> None:
     assert int(found.evaluations) <= 2 * theirs.nfev
 
 
-def test_compact_form_equals_the_two_loop_recursion_also_when_pairs_are_replaced() -> None:
+def test_compact_form_equals_the_two_loop_recursion_also_when_pairs_are_replaced():
     generator = torch.Generator().manual_seed(0)
     size, history = 9, 4
     memory = Memory(1, history, torch.zeros(1, size, dtype=torch.float64))
@@ -101,7 +101,7 @@ def two_loop(g: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_a_victim_does_not_depend_on_its_neighbors(slots: int) -> None:
+def test_a_victim_does_not_depend_on_its_neighbors(slots):
     generator = torch.Generator().manual_seed(3)
     starts = torch.randn(5, 6, generator=generator, dtype=torch.float64)
     together = run(rosenbrock, starts, budget=40, slots=slots)
@@ -111,7 +111,7 @@ def test_a_victim_does_not_depend_on_its_neighbors(slots: int) -> None:
         assert int(alone.evaluations) == int(together.evaluations[v])
 
 
-def test_budget_is_kept_victim_by_victim_and_the_best_point_returned() -> None:
+def test_budget_is_kept_victim_by_victim_and_the_best_point_returned():
     starts = torch.full((3, 8), -1.2, dtype=torch.float64)
     budget = torch.tensor([1, 7, 30])
     stop = torch.zeros(3, dtype=torch.float64)
@@ -124,7 +124,7 @@ def test_budget_is_kept_victim_by_victim_and_the_best_point_returned() -> None:
     assert found.loss[0] > found.loss[1] > found.loss[2]
 
 
-def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget() -> None:
+def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget():
     function, _ = quadratics(2, 6)
 
     def raised(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget() -> None
     assert int(found.evaluations.max()) < 500
 
 
-def test_a_start_that_is_not_finite_ends_alone() -> None:
+def test_a_start_that_is_not_finite_ends_alone():
     function, centers = quadratics(3, 4, 5.0)
 
     def broken(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,7 @@ def test_a_start_that_is_not_finite_ends_alone() -> None:
     assert torch.allclose(found.z[2], centers[2], atol=1e-4)
 
 
-def test_a_region_without_finite_values_is_backed_out_of() -> None:
+def test_a_region_without_finite_values_is_backed_out_of():
     def barrier(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         return (z - z.log()).sum(1) - z.shape[1], 1 - 1 / z
 

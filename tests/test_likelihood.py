@@ -33,8 +33,8 @@ def hand(noise: Noise | None, weight: dict[str, torch.Tensor] | None = None) -> 
 
 
 @pytest.mark.parametrize(("kind", "share"), [("gaussian", 0.5), ("laplace", 1.0)])
-def test_the_discrepancy_is_the_negative_log_likelihood_up_to_its_constant(kind: str, share: float) -> None:
-    evidence = hand(Noise(kind, 0.5, (("b.weight", 2.0),)))  # type: ignore[arg-type]
+def test_the_discrepancy_is_the_negative_log_likelihood_up_to_its_constant(kind, share):
+    evidence = hand(Noise(kind, 0.5, (("b.weight", 2.0),)))
     guess = {"a.weight": torch.tensor([[2.0, 1.0]]), "b.weight": torch.tensor([[1.5], [-1.0]])}
     total = 0.0
     for name, std in (("a.weight", 0.5), ("b.weight", 2.0)):
@@ -46,7 +46,7 @@ def test_the_discrepancy_is_the_negative_log_likelihood_up_to_its_constant(kind:
     assert Likelihood().unit([evidence]).tolist() == [4 * share]
 
 
-def test_the_unit_is_what_the_discrepancy_is_at_the_truth() -> None:
+def test_the_unit_is_what_the_discrepancy_is_at_the_truth():
     """Many draws of each law: the mean of D over the unit is 1 within five standard errors (.01)."""
     g = seeded(1)
     for law in ("gaussian", "laplace"):
@@ -55,23 +55,23 @@ def test_the_unit_is_what_the_discrepancy_is_at_the_truth() -> None:
         if law == "laplace":
             u = torch.rand(truth.shape, generator=g) - 0.5
             draws = -u.sign() * torch.log1p(-2 * u.abs()) / math.sqrt(2)
-        evidence = Evidence((Slot(0, 0),), {"w": truth + std * draws}, lambda x, y: {}, noise=Noise(law, std))  # type: ignore[arg-type]
+        evidence = Evidence((Slot(0, 0),), {"w": truth + std * draws}, lambda x, y: {}, noise=Noise(law, std))
         attack = Likelihood()
         assert float(attack.matched(evidence).discrepancy({"w": truth}) / attack.unit([evidence])) == pytest.approx(
             1, abs=0.02
         )
 
 
-def test_tensors_without_noise_share_a_small_deviation_and_nothing_is_divided_by_zero() -> None:
+def test_tensors_without_noise_share_a_small_deviation_and_nothing_is_divided_by_zero():
     evidence = hand(Noise("gaussian", 0.0, (("b.weight", 2.0),)))
-    found = deviations(evidence, evidence.noise)  # type: ignore[arg-type]
+    found = deviations(evidence, evidence.noise)
     assert found["b.weight"] == 2.0
     assert found["a.weight"] == pytest.approx(CERTAIN * math.sqrt(25 / 2))
     silent = replace(evidence, observed={n: torch.zeros_like(v) for n, v in evidence.observed.items()})
     assert min(deviations(silent, Noise("gaussian", 0.0)).values()) > 0
 
 
-def test_hidden_entries_stay_hidden_and_do_not_count() -> None:
+def test_hidden_entries_stay_hidden_and_do_not_count():
     mask = {"a.weight": torch.tensor([[1.0, 0.0]]), "b.weight": torch.ones(())}
     evidence = hand(Noise("gaussian", 0.5), mask)
     weight = Likelihood().matched(evidence).weight
@@ -80,13 +80,13 @@ def test_hidden_entries_stay_hidden_and_do_not_count() -> None:
     assert float(Likelihood().unit([evidence])) == 1.5
 
 
-def test_a_mean_of_uploads_has_less_noise_in_every_tensor() -> None:
+def test_a_mean_of_uploads_has_less_noise_in_every_tensor():
     law = scaled(Noise("laplace", 2.0, (("a", 4.0),)), 0.5)
     assert law == Noise("laplace", 1.0, (("a", 2.0),))
     assert (law.of("a"), law.of("b")) == (2.0, 1.0)
 
 
-def test_what_a_sparse_message_holds_is_its_support(digits: Data) -> None:
+def test_what_a_sparse_message_holds_is_its_support(digits):
     view, _ = server_sees(digits, PPDL(theta=0.2, sigma=1e-3))
     for evidence in Likelihood().evidence(view):
         assert evidence.noise == Noise("gaussian", 1e-3)
@@ -98,18 +98,18 @@ def test_what_a_sparse_message_holds_is_its_support(digits: Data) -> None:
 
 
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_under_noise_the_likelihood_beats_the_oblivious(law: str, digits: Data) -> None:
+def test_under_noise_the_likelihood_beats_the_oblivious(law, digits):
     """Noise of a hundredth of the gradient's root mean square, at which DLNet's images begin to blur."""
     view, _ = server_sees(digits, NoDefense(), count=4)
     flat = torch.cat([v.flatten() for e in plain_evidence(view) for v in e.observed.values()])
     scale = 0.01 * float(flat.square().mean().sqrt()) / (math.sqrt(2) if law == "laplace" else 1)
-    seen = server_sees(digits, DP(scale, law), count=4)  # type: ignore[arg-type]
+    seen = server_sees(digits, DP(scale, law), count=4)
     aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=300), IG()))
     assert aware > oblivious + 5
     assert aware > 20
 
 
-def test_evaluations_include_trying_labels_and_the_path_ends_at_the_answer(digits: Data) -> None:
+def test_evaluations_include_trying_labels_and_the_path_ends_at_the_answer(digits):
     seen = server_sees(digits, DP(1e-4), count=2)
     for budget in (60, 11, 10, 1):
         _, guesses = reached(seen, Likelihood(budget=budget))
@@ -130,7 +130,7 @@ def case(truth: Data) -> Evidence:
     return observation(plan, initial(plan.spec, 1), truth.x, truth.y)
 
 
-def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(case: Evidence, truth: Data) -> None:
+def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(case, truth):
     exact = explained(case, truth.x, truth.y)
     assert exact == pytest.approx(math.log(1e-4))
     count = len(layers(case))
@@ -142,7 +142,7 @@ def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(ca
     assert found == pytest.approx(exact * (count - 1) / count, abs=0.1)
 
 
-def test_hidden_layers_and_entries_do_not_count(case: Evidence, truth: Data) -> None:
+def test_hidden_layers_and_entries_do_not_count(case, truth):
     names = layers(case)
     wrong = dict(case.observed)
     wrong["head.weight"] = -wrong["head.weight"]
@@ -153,14 +153,14 @@ def test_hidden_layers_and_entries_do_not_count(case: Evidence, truth: Data) -> 
     assert explained(replace(case, observed=zeroed), truth.x, truth.y) == pytest.approx(math.log(1e-4))
 
 
-def test_nothing_finite_explains_nothing(case: Evidence, truth: Data) -> None:
+def test_nothing_finite_explains_nothing(case, truth):
     bad = {n: v * torch.nan for n, v in case.observed.items()}
     assert explained(replace(case, observed=bad), truth.x, truth.y) == math.inf
     right = explained(case, truth.x, truth.y)
     assert explained(case, truth.x * torch.nan, truth.y) > right
 
 
-def test_the_law_of_a_weight_change_is_divided_as_the_change_is(plan: Plan, digits: Data) -> None:
+def test_the_law_of_a_weight_change_is_divided_as_the_change_is(plan, digits):
     """PPDL adds its noise to what it sends; a change over two epochs at rate .05 is taken for a tenth of a gradient."""
     for local, divisor in ((Local("gradient"), 1.0), (Local("delta", 2, 64, Opt("sgd", lr=0.05)), 0.1)):
         own = replace(plan, local=local)

@@ -133,9 +133,7 @@ CANARIES, AVERAGE = slice(COUNT // 2, COUNT), slice(0, COUNT // 2)
 # -- leaks and nulls -------------------------------------------------------------------------------------------------
 @each_attack
 @each_loss
-def test_planted_leak_canaries_learned_by_heart_are_found(
-    attack: type[AuditAttack], loss: LossName, audits: dict[str, Audit]
-) -> None:
+def test_planted_leak_canaries_learned_by_heart_are_found(attack, loss, audits):
     a = audits[loss]
     guess = a.ask(attack())
     assert area(a.member, guess.score, CANARIES) > 0.9
@@ -145,7 +143,7 @@ def test_planted_leak_canaries_learned_by_heart_are_found(
 
 @each_attack
 @pytest.mark.parametrize("runs", [2, 3, 4, 15])
-def test_few_and_uneven_references_still_tell(attack: type[AuditAttack], runs: int, audits: dict[str, Audit]) -> None:
+def test_few_and_uneven_references_still_tell(attack, runs, audits):
     a = audits["cross_entropy"]
     score = a.ask(attack(), runs).score
     least = 0.55 if attack is OfflineLiRA and runs < 4 else 0.75  # one model without it says little of a hard record
@@ -155,7 +153,7 @@ def test_few_and_uneven_references_still_tell(attack: type[AuditAttack], runs: i
         assert operating_point(half, 0.03)[0] >= 0.4  # one false positive of about forty
 
 
-def test_references_help_where_the_loss_does_not(audits: dict[str, Audit]) -> None:
+def test_references_help_where_the_loss_does_not(audits):
     """Average records: easy ones have a small loss, in or out."""
     a = audits["cross_entropy"]
     outputs = a.plan.net(a.target, a.x).double()
@@ -165,7 +163,7 @@ def test_references_help_where_the_loss_does_not(audits: dict[str, Audit]) -> No
 
 @each_attack
 @pytest.mark.parametrize("runs", [2, 16])
-def test_null_an_untrained_target_scores_chance(attack: type[AuditAttack], runs: int, audits: dict[str, Audit]) -> None:
+def test_null_an_untrained_target_scores_chance(attack, runs, audits):
     """The references are what they are: only the target says who was a member, and it does not know."""
     a = audits["cross_entropy"]
     blank = replace(a, target=initial(SPEC, 99))
@@ -175,7 +173,7 @@ def test_null_an_untrained_target_scores_chance(attack: type[AuditAttack], runs:
 
 
 # -- formulas --------------------------------------------------------------------------------------------------------
-def test_the_gap_is_taken_from_logits() -> None:
+def test_the_gap_is_taken_from_logits():
     plan = Plan(SPEC, 2)
     z = torch.randn(5, 3, 4, 10, dtype=torch.float64)
     labels = torch.nn.functional.one_hot(torch.tensor([0, 3, 9, 3]), 10).double()
@@ -189,7 +187,7 @@ def test_the_gap_is_taken_from_logits() -> None:
     assert logit_gap(plan, huge, labels)[0, 0, 0].item() == pytest.approx(800 - np.log(9))  # p rounds to 1
 
 
-def test_squares_and_one_output_give_minus_the_log_loss() -> None:
+def test_squares_and_one_output_give_minus_the_log_loss():
     z, labels = torch.randn(2, 1, 3, 10).double(), torch.eye(10)[:3].double()
     expected = -(0.5 * (z - labels).square().sum(-1)).log()
     assert torch.allclose(logit_gap(Plan(SPEC, 2, loss="squared"), z, labels), expected)
@@ -202,7 +200,7 @@ def test_squares_and_one_output_give_minus_the_log_loss() -> None:
 
 @given(st.integers(0, 2**31), st.integers(2, 12), st.sampled_from([0.0, 4.0, 9.5]))
 @settings(max_examples=40, deadline=None)
-def test_scores_are_the_papers_by_loops(seed: int, runs: int, weight: float) -> None:
+def test_scores_are_the_papers_by_loops(seed, runs, weight):
     """One augmentation; runs alternate in and out, so every candidate has two of each from 4 runs on."""
     g = np.random.default_rng(seed)
     runs, count = 2 * runs, 5
@@ -236,7 +234,7 @@ def planted(seed: int, runs: int, count: int, shift: float = 1.0) -> tuple[Tenso
 
 
 @pytest.mark.parametrize(("runs", "raw", "gain"), [(4, 0.05, 0.4), (8, 0.65, 0.2)])
-def test_shrunk_variances_pay_with_few_references(runs: int, raw: float, gain: float) -> None:
+def test_shrunk_variances_pay_with_few_references(runs, raw, gain):
     """The measured reason for `shrink` (spec: TPR at 1 % FPR .03 raw, .75 shrunk). Worlds four deviations apart."""
 
     def rate(weight: float, seed: int) -> float:
@@ -248,7 +246,7 @@ def test_shrunk_variances_pay_with_few_references(runs: int, raw: float, gain: f
     assert plain < raw and shrunk > plain + gain
 
 
-def test_offline_must_be_one_sided() -> None:
+def test_offline_must_be_one_sided():
     """A signal below that of models without the record is no sign of membership (spec: AUC .648 against .497)."""
     target, signal, keep, member = planted(0, 16, 2000)
     one = roc_auc_score(member, one_sided(target, signal, keep, 4.0))
@@ -258,7 +256,7 @@ def test_offline_must_be_one_sided() -> None:
     assert one > 0.7
 
 
-def test_a_record_that_is_always_hard_is_no_non_member() -> None:
+def test_a_record_that_is_always_hard_is_no_non_member():
     """References undo difficulty: without them the signal's own ranking is near chance."""
     target, signal, keep, member = planted(1, 32, 2000, shift=2.0)
     assert roc_auc_score(member, target[0]) < 0.7  # over ten seeds at most .64; with references at least .90
@@ -266,7 +264,7 @@ def test_a_record_that_is_always_hard_is_no_non_member() -> None:
 
 
 # -- augmentations ---------------------------------------------------------------------------------------------------
-def test_augmentations_count_by_what_references_show_of_them() -> None:
+def test_augmentations_count_by_what_references_show_of_them():
     _, signal, keep, _ = planted(2, 16, 500, shift=2.0)
     noise = torch.randn(signal.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     found = strengths(torch.cat([signal, noise], 1), keep)
@@ -278,7 +276,7 @@ def test_augmentations_count_by_what_references_show_of_them() -> None:
     assert strengths(torch.full((4, 2, 5), torch.nan).double(), keep[:4, :5]).tolist() == [0.5, 0.5]
 
 
-def test_useless_augmentations_do_no_harm_and_useful_ones_help() -> None:
+def test_useless_augmentations_do_no_harm_and_useful_ones_help():
     target, signal, keep, member = planted(4, 16, 2000, shift=1.0)
     g = torch.Generator().manual_seed(5)
     junk = torch.randn(17, 4, 2000, generator=g, dtype=torch.float64)
@@ -292,7 +290,7 @@ def test_useless_augmentations_do_no_harm_and_useful_ones_help() -> None:
 
 # -- what may go wrong -----------------------------------------------------------------------------------------------
 @each_attack
-def test_order_and_generator_do_not_matter_to_the_scores(attack: type[AuditAttack], audits: dict[str, Audit]) -> None:
+def test_order_and_generator_do_not_matter_to_the_scores(attack, audits):
     a = audits["squared"]
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(5))
     r = a.references
@@ -310,7 +308,7 @@ def test_order_and_generator_do_not_matter_to_the_scores(attack: type[AuditAttac
 
 
 @each_attack
-def test_diverged_references_count_for_nothing(attack: type[AuditAttack], audits: dict[str, Audit]) -> None:
+def test_diverged_references_count_for_nothing(attack, audits):
     a = audits["cross_entropy"]
     r = a.references
     bad_outputs, bad_population = r.outputs.clone(), r.population.clone()
@@ -322,9 +320,7 @@ def test_diverged_references_count_for_nothing(attack: type[AuditAttack], audits
 
 @each_attack
 @pytest.mark.parametrize("poison", ["model", "no mail", "references"])
-def test_where_nothing_can_be_told_decisions_are_coins(
-    attack: type[AuditAttack], poison: str, audits: dict[str, Audit]
-) -> None:
+def test_where_nothing_can_be_told_decisions_are_coins(attack, poison, audits):
     a, r = audits["cross_entropy"], audits["cross_entropy"].references
     if poison == "model":
         a = replace(a, target={n: torch.full_like(v, torch.nan) for n, v in a.target.items()})
@@ -338,9 +334,7 @@ def test_where_nothing_can_be_told_decisions_are_coins(
 
 
 @each_attack
-def test_one_diverging_record_scores_lowest_and_harms_no_other(
-    attack: type[AuditAttack], audits: dict[str, Audit]
-) -> None:
+def test_one_diverging_record_scores_lowest_and_harms_no_other(attack, audits):
     a = audits["cross_entropy"]
     x = a.x.clone()
     x[3] = torch.nan
@@ -350,7 +344,7 @@ def test_one_diverging_record_scores_lowest_and_harms_no_other(
     assert torch.allclose(guess.score[rest], a.ask(attack()).score[rest], rtol=1e-5, atol=1e-5)
 
 
-def test_without_references_it_is_refused(audits: dict[str, Audit]) -> None:
+def test_without_references_it_is_refused(audits):
     a = audits["squared"]
     for attack in ATTACKS:
         with pytest.raises(UsageError, match=f"'{attack.name}'.*no reference runs"):
@@ -360,7 +354,7 @@ def test_without_references_it_is_refused(audits: dict[str, Audit]) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [("mia_lira", "shrink=-1"), ("mia_rmia", "gamma=0"), ("mia_rmia", "a=1.5")])
-def test_bad_options_are_refused(name: str, said: str) -> None:
+def test_bad_options_are_refused(name, said):
     key, _, value = said.partition("=")
     with pytest.raises(UsageError, match=f"{name!r}: {said}"):
         make_attack(name, {key: float(value)})

@@ -83,9 +83,7 @@ def ask(
 # -- leaks and nulls -------------------------------------------------------------------------------------------------
 @each_attack
 @each_loss
-def test_planted_leak_an_overfit_model_betrays_its_members(
-    attack: type[MembershipAttack], loss: LossName, overfit: dict[str, Params]
-) -> None:
+def test_planted_leak_an_overfit_model_betrays_its_members(attack, loss, overfit):
     _, _, member = candidates()
     known = half(member)
     guess = ask(attack(), view(PLANS[loss], overfit[loss]), known)
@@ -96,9 +94,7 @@ def test_planted_leak_an_overfit_model_betrays_its_members(
 
 @each_attack
 @each_loss
-def test_null_an_untrained_model_is_inside_the_interval_of_chance(
-    attack: type[MembershipAttack], loss: LossName
-) -> None:
+def test_null_an_untrained_model_is_inside_the_interval_of_chance(attack, loss):
     """Two seeds of 60 members and 60 others: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n)."""
     areas, right, count = [], 0, 0
     for seed in range(2):
@@ -116,7 +112,7 @@ def test_null_an_untrained_model_is_inside_the_interval_of_chance(
     assert low <= right <= high
 
 
-def test_the_classifier_finds_what_no_threshold_on_the_loss_does() -> None:
+def test_the_classifier_finds_what_no_threshold_on_the_loss_does():
     """Members have losses of middle size, others small or large ones: only a rule that is not monotone tells them."""
     g = torch.Generator().manual_seed(0)
     member = torch.rand(400, generator=g) < 0.5
@@ -143,9 +139,7 @@ def test_the_classifier_finds_what_no_threshold_on_the_loss_does() -> None:
 
 # -- determinism, order, coins ---------------------------------------------------------------------------------------
 @each_attack
-def test_the_order_of_the_candidates_does_not_matter(
-    attack: type[MembershipAttack], overfit: dict[str, Params]
-) -> None:
+def test_the_order_of_the_candidates_does_not_matter(attack, overfit):
     """Up to the rounding of a matrix product, whose sums depend on a record's place in it."""
     known, seen = half(candidates()[2]), view(PLANS["squared"], overfit["squared"])
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(5))
@@ -156,9 +150,7 @@ def test_the_order_of_the_candidates_does_not_matter(
 
 
 @each_attack
-def test_one_generator_one_guess_and_global_randomness_is_left_alone(
-    attack: type[MembershipAttack], overfit: dict[str, Params]
-) -> None:
+def test_one_generator_one_guess_and_global_randomness_is_left_alone(attack, overfit):
     seen, known = view(PLANS["cross_entropy"], overfit["cross_entropy"]), half(candidates()[2])
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     first, again = ask(attack(), seen, known, seed=3), ask(attack(), seen, known, seed=3)
@@ -177,9 +169,7 @@ def told(*pairs: tuple[int, int]) -> Tensor:
 
 @each_attack
 @pytest.mark.parametrize("known", [told(), told((0, 1)), told((0, 1), (3, 1), (9, 1)), told((2, 0), (7, 0))])
-def test_decisions_are_coins_where_one_class_is_known(
-    attack: type[MembershipAttack], known: Tensor, overfit: dict[str, Params]
-) -> None:
+def test_decisions_are_coins_where_one_class_is_known(attack, known, overfit):
     seen = view(PLANS["cross_entropy"], overfit["cross_entropy"])
     first, again, other = (ask(attack(), seen, known, seed) for seed in (1, 1, 2))
     assert torch.equal(first.decision, again.decision)
@@ -188,7 +178,7 @@ def test_decisions_are_coins_where_one_class_is_known(
 
 
 @each_attack
-def test_one_known_record_of_each_kind_is_enough(attack: type[MembershipAttack], overfit: dict[str, Params]) -> None:
+def test_one_known_record_of_each_kind_is_enough(attack, overfit):
     _, _, member = candidates()
     known = told((int(member.nonzero()[0]), 1), (int((~member).nonzero()[0]), 0))
     guess = ask(attack(), view(PLANS["squared"], overfit["squared"]), known)
@@ -197,9 +187,7 @@ def test_one_known_record_of_each_kind_is_enough(attack: type[MembershipAttack],
 
 # -- one door, odd models ---------------------------------------------------------------------------------------------
 @each_attack
-def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(
-    attack: type[MembershipAttack], overfit: dict[str, Params]
-) -> None:
+def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(attack, overfit):
     class Diverging(attack):
         def signal(self, view: View, challenge: Challenge) -> Tensor:
             found = super().signal(view, challenge)
@@ -215,7 +203,7 @@ def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(
 
 
 @each_attack
-def test_a_float64_model_is_queried_in_float64(attack: type[MembershipAttack], overfit: dict[str, Params]) -> None:
+def test_a_float64_model_is_queried_in_float64(attack, overfit):
     plan, (x, y, member) = PLANS["squared"], candidates()
     double = {name: value.double() for name, value in overfit["squared"].items()}
     outputs = attack().signal(view(plan, double), Challenge((), 1, x=x, labels=y, known=half(member)))
@@ -223,7 +211,7 @@ def test_a_float64_model_is_queried_in_float64(attack: type[MembershipAttack], o
     assert torch.equal(outputs, plan.net(double, x.double()))
 
 
-def test_the_signal_is_the_one_door_for_adaptive_attacks(overfit: dict[str, Params]) -> None:
+def test_the_signal_is_the_one_door_for_adaptive_attacks(overfit):
     """A defense that shifts every output by a large record-dependent amount blinds the plain attack only."""
 
     @dataclass(frozen=True)
@@ -250,7 +238,7 @@ def test_the_signal_is_the_one_door_for_adaptive_attacks(overfit: dict[str, Para
 
 
 @each_attack
-def test_regression_with_one_output(attack: type[MembershipAttack]) -> None:
+def test_regression_with_one_output(attack):
     """Targets of noise, learned by heart: residuals tell members; `mia_mentr` scores as `mia_loss`."""
     x, _, member = candidates()
     plan = Plan(net_spec("mlp", (1, 8, 8), 1, {"hidden": "64"}), 2, loss="squared")
@@ -269,7 +257,7 @@ def test_regression_with_one_output(attack: type[MembershipAttack]) -> None:
 # -- formulas --------------------------------------------------------------------------------------------------------
 @given(st.lists(st.floats(-8, 8), min_size=2, max_size=6), st.integers(0, 5))
 @settings(max_examples=80, deadline=None)
-def test_modified_entropy_is_the_papers_formula(logits: list[float], label: int) -> None:
+def test_modified_entropy_is_the_papers_formula(logits, label):
     z = torch.tensor([logits], dtype=torch.float64)
     y = label % len(logits)
     p = z.softmax(-1)[0].tolist()
@@ -280,7 +268,7 @@ def test_modified_entropy_is_the_papers_formula(logits: list[float], label: int)
     assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-def test_modified_entropy_is_monotone_where_probabilities_round_to_one() -> None:
+def test_modified_entropy_is_monotone_where_probabilities_round_to_one():
     """Confidence grows from logits 0 to 700: right predictions approach 0 from above, wrong ones grow for ever."""
     z = torch.zeros(701, 3, dtype=torch.float64)
     z[:, 0] = torch.arange(701.0)
@@ -291,12 +279,12 @@ def test_modified_entropy_is_monotone_where_probabilities_round_to_one() -> None
     assert bool((wrong.diff() > 0).all())
 
 
-def test_complement_keeps_the_precision_that_one_minus_p_loses() -> None:
+def test_complement_keeps_the_precision_that_one_minus_p_loses():
     log_p = torch.tensor([[0.0, -100.0, -101.0]], dtype=torch.float64).log_softmax(-1)
     assert log_complement(log_p)[0, 0].item() == pytest.approx(torch.tensor([-100.0, -101.0]).logsumexp(0).item())
 
 
-def test_probabilities_of_a_squared_loss_are_clipped_outputs() -> None:
+def test_probabilities_of_a_squared_loss_are_clipped_outputs():
     outputs = torch.tensor([[0.5, 2.0, -3.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     p = log_probabilities(PLANS["squared"], outputs).exp()
     assert torch.allclose(p[0], torch.tensor([1 / 3, 2 / 3, 0.0], dtype=torch.float64), atol=1e-11)
@@ -304,7 +292,7 @@ def test_probabilities_of_a_squared_loss_are_clipped_outputs() -> None:
     assert torch.allclose(log_probabilities(PLANS["cross_entropy"], outputs).exp(), outputs.softmax(-1))
 
 
-def test_signals_are_those_of_the_membership_papers() -> None:
+def test_signals_are_those_of_the_membership_papers():
     z = torch.tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     plan = Plan(net_spec("mlp", (2,), 3, {"hidden": ""}), 2)
@@ -317,7 +305,7 @@ def test_signals_are_those_of_the_membership_papers() -> None:
     assert found[0, 6].item() == pytest.approx(2 - torch.tensor([0.0, 1.0]).logsumexp(0).item())
 
 
-def test_the_last_broadcast_to_this_client_is_the_one_used() -> None:
+def test_the_last_broadcast_to_this_client_is_the_one_used():
     first, second, other = (Model(initial(SPEC, seed)) for seed in range(3))
     sent = (first, 0), (second, 0), (other, 1), (Hello(), 0)
     mail = [Envelope(-1, number, 0, SERVER, receiver, 0, message) for number, (message, receiver) in enumerate(sent)]
@@ -327,7 +315,7 @@ def test_the_last_broadcast_to_this_client_is_the_one_used() -> None:
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs: list[tuple[int, bool]]) -> None:
+def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs):
     scores = torch.tensor([float(s) for s, _ in pairs], dtype=torch.float64)
     member = torch.tensor([m for _, m in pairs])
     found = best_threshold(scores, member)
@@ -342,12 +330,12 @@ def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs: list[tup
     assert balanced(found) == pytest.approx(max(balanced(t + 0.5) for t in range(-4, 4)))
 
 
-def test_options_out_of_range_are_refused() -> None:
+def test_options_out_of_range_are_refused():
     with pytest.raises(UsageError, match="'mia_nn': seeds=2"):
         make_attack("mia_nn", {"seeds": 2})
 
 
 @each_attack
-def test_an_incomplete_challenge_is_refused(attack: type[MembershipAttack], overfit: dict[str, Params]) -> None:
+def test_an_incomplete_challenge_is_refused(attack, overfit):
     with pytest.raises(UsageError, match=f"'{attack.name}'.*must have all three"):
         attack().run(view(PLANS["squared"], overfit["squared"]), [Challenge((), 1)], torch.Generator())

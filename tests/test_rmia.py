@@ -35,7 +35,7 @@ def view() -> View:
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.floats(0, 1), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_the_prior_is_the_papers_by_loops(seed: int, pairs: int, a: float, online: bool) -> None:
+def test_the_prior_is_the_papers_by_loops(seed, pairs, a, online):
     g = np.random.default_rng(seed)
     p, keep = g.uniform(1e-6, 1, size=(2 * pairs, 2, 3)), np.zeros((2 * pairs, 3), dtype=bool)
     for q in range(3):
@@ -49,7 +49,7 @@ def test_the_prior_is_the_papers_by_loops(seed: int, pairs: int, a: float, onlin
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.lists(st.integers(-3, 3), min_size=1, max_size=20))
 @settings(max_examples=80, deadline=None)
-def test_the_share_is_counted_ties_included(ratios: list[int], population: list[int]) -> None:
+def test_the_share_is_counted_ties_included(ratios, population):
     """Ratios are powers of 2, so that some are equal: LR >= gamma counts them."""
     x, z = torch.tensor(ratios).double() * math.log(2), torch.tensor(population).double() * math.log(2)
     for gamma in (1.0, 3.0):
@@ -79,7 +79,7 @@ def challenge(runs: int, seed: int = 0, count: int = 300, population: int = 500)
 
 @pytest.mark.parametrize("runs", [2, 8])
 @pytest.mark.parametrize("attack", [RMIA(), RMIA(gamma=2.0), OfflineRMIA(), OfflineRMIA(gamma=2.0, a=0.6)])
-def test_two_to_eight_references_beat_the_loss(runs: int, attack: RMIA) -> None:
+def test_two_to_eight_references_beat_the_loss(runs, attack):
     asked, member = challenge(runs)
     (guess,) = attack.run(view(), [asked], torch.Generator())
     likely = asked.x.double().log_softmax(-1)[asked.labels == 1]
@@ -88,7 +88,7 @@ def test_two_to_eight_references_beat_the_loss(runs: int, attack: RMIA) -> None:
     assert roc_auc_score(member, guess.score) > 0.75
 
 
-def test_gamma_moves_shares_and_the_tie_break_keeps_the_order() -> None:
+def test_gamma_moves_shares_and_the_tie_break_keeps_the_order():
     asked, _ = challenge(4)
     one, two = (RMIA(gamma=gamma).run(view(), [asked], torch.Generator())[0].score for gamma in (1.0, 2.0))
     assert bool((two <= one + 1e-6).all())
@@ -96,7 +96,7 @@ def test_gamma_moves_shares_and_the_tie_break_keeps_the_order() -> None:
     assert torch.equal(one.argsort(), two.argsort())
 
 
-def test_ties_break_where_the_population_is_beaten_whole() -> None:
+def test_ties_break_where_the_population_is_beaten_whole():
     """TPR at a low FPR lives at the very top, where every member beats all z (spec: .000 -> .115)."""
     asked, member = challenge(4)
     low = replace(asked.references, x=-9 * asked.references.labels)  # the target finds all z unlikely
@@ -106,7 +106,7 @@ def test_ties_break_where_the_population_is_beaten_whole() -> None:
     assert operating_point(half, 0.05)[0] > 0.2
 
 
-def test_without_a_population_the_ratio_alone_decides() -> None:
+def test_without_a_population_the_ratio_alone_decides():
     asked, member = challenge(4)
     r = asked.references
     empty = replace(r, labels=r.labels[:0], x=r.x[:0], population=r.population[:, :0])
@@ -117,7 +117,7 @@ def test_without_a_population_the_ratio_alone_decides() -> None:
         assert bool((guess.decision == member).double().mean() > 0.7)
 
 
-def test_probabilities_that_underflow_are_no_trouble() -> None:
+def test_probabilities_that_underflow_are_no_trouble():
     log_p = torch.full((3, 1, 2), -2000.0, dtype=torch.float64)
     keep = torch.tensor([[True, False], [False, True], [False, False]])
     assert log_prior(log_p, keep, 0.3, online=False).tolist() == [pytest.approx([math.log(0.35)] * 2)]
@@ -130,7 +130,7 @@ def test_probabilities_that_underflow_are_no_trouble() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=2, max_size=30))
 @settings(max_examples=100, deadline=None)
-def test_the_roc_is_exact_with_ties(pairs: list[tuple[bool, int]]) -> None:
+def test_the_roc_is_exact_with_ties(pairs):
     """Of the metrics that judge all these attacks: a brute-force ROC over every threshold, and area by pairs."""
     member, score = np.array([m for m, _ in pairs]), np.array([s for _, s in pairs], dtype=np.float64)
     if member.all() or not member.any():

@@ -13,7 +13,7 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.federation.evidence import simulation
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import Option, initial, net_spec
 
 LOSSES = ("cross_entropy", "squared")
@@ -42,7 +42,7 @@ def attacked(attack: DLG, plan: Plan, x: Tensor, y: Tensor) -> list[Guess]:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("options", [{}, {"bias": False}], ids=["bias", "no-bias"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_start_labels_are_inferred(digits: Data, loss: str, options: dict[str, Option], batch: int) -> None:
+def test_start_labels_are_inferred(digits, loss, options, batch):
     plan = plan_of("mlp", options, loss)
     for first in range(0, 30, batch):
         x, y = digits.x[first : first + batch], digits.y[first : first + batch]
@@ -54,9 +54,7 @@ def test_start_labels_are_inferred(digits: Data, loss: str, options: dict[str, O
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}], ids=["bias", "no-bias"])
-def test_an_update_at_unknown_weights_tells_one_label_under_cross_entropy_only(
-    digits: Data, options: dict[str, Option]
-) -> None:
+def test_an_update_at_unknown_weights_tells_one_label_under_cross_entropy_only(digits, options):
     plan = plan_of("mlp", options, "cross_entropy")
     for i in range(10):
         found = victim(plan, digits.x[i : i + 1], digits.y[i : i + 1], known=False).labels("inferred")
@@ -66,14 +64,14 @@ def test_an_update_at_unknown_weights_tells_one_label_under_cross_entropy_only(
     assert victim(plan, digits.x[:1], digits.y[:1], known=False).labels("inferred") is None
 
 
-def test_a_hidden_head_tells_nothing(digits: Data) -> None:
+def test_a_hidden_head_tells_nothing(digits):
     for known in (True, False):
         whole = victim(plan_of("mlp", {}, "cross_entropy"), digits.x[:1], digits.y[:1], known)
         rest = {n: g for n, g in whole.evidence.observed.items() if not n.startswith("head.")}
         assert replace(whole, evidence=replace(whole.evidence, observed=rest)).labels("inferred") is None
 
 
-def test_the_target_of_a_regression_is_not_taken_for_a_class(digits: Data) -> None:
+def test_the_target_of_a_regression_is_not_taken_for_a_class(digits):
     plan = plan_of("mlp", {}, "squared", classes=1)
     asked = victim(plan, digits.x[:1], torch.full((1, 1), 0.3))
     assert asked.labels("inferred") is None
@@ -91,7 +89,7 @@ def test_the_target_of_a_regression_is_not_taken_for_a_class(digits: Data) -> No
     [("dlnet", {}), ("mlp", {"bias": False, "activation": "sigmoid"})],
     ids=["dlnet", "mlp-no-bias"],
 )
-def test_planted_leak(digits: Data, model: str, options: dict[str, Option], attack: DLG, loss: str) -> None:
+def test_planted_leak(digits, model, options, attack, loss):
     x, y = digits.x[:3], digits.y[:3]
     guesses = attacked(attack, plan_of(model, options, loss), x, y)
     assert [int(g.y) for g in guesses] == y.argmax(1).tolist()

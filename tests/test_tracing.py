@@ -44,18 +44,18 @@ def owners(queries: torch.Tensor, reconstructions: torch.Tensor, batch: int = IM
 
 
 @pytest.mark.parametrize("rmse", [0.0, 0.2, 0.6])
-def test_good_reconstructions_name_every_owner(rmse: float) -> None:
+def test_good_reconstructions_name_every_owner(rmse):
     x = images(0)
     assert torch.equal(owners(x, noisy(x, rmse)), OWNERS)
 
 
-def test_an_order_that_is_not_that_of_the_slots_is_punished() -> None:
+def test_an_order_that_is_not_that_of_the_slots_is_punished():
     x = images(0)
     assert float((owners(x, x.roll(IMAGES // CLIENTS, 0)) == OWNERS).float().mean()) == 0.0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e200])
-def test_reconstructions_that_are_not_finite_are_never_nearest(bad: float) -> None:
+def test_reconstructions_that_are_not_finite_are_never_nearest(bad):
     x = images(0).double()
     broken = x.clone()
     broken[::3] = bad
@@ -65,21 +65,21 @@ def test_reconstructions_that_are_not_finite_are_never_nearest(bad: float) -> No
     assert torch.equal(found[good], torch.arange(IMAGES)[good])
 
 
-def test_without_a_finite_reconstruction_the_owner_is_nobody() -> None:
+def test_without_a_finite_reconstruction_the_owner_is_nobody():
     x = images(0)
     assert bool((owners(x, torch.full_like(x, float("nan"))) == -1).all())
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 7))
 @settings(max_examples=30, deadline=None)
-def test_equals_the_direct_search(seed: int, queries: int, count: int) -> None:
+def test_equals_the_direct_search(seed, queries, count):
     g = torch.Generator().manual_seed(seed)
     q, r = torch.randn(queries, 2, 3, generator=g), 3 * torch.randn(count, 2, 3, generator=g)
     direct = ((q[:, None].double() - r[None].double()) ** 2).flatten(2).sum(2).argmin(1)
     assert torch.equal(nearest(q, r), direct)
 
 
-def test_bad_challenges_are_refused_with_a_sentence() -> None:
+def test_bad_challenges_are_refused_with_a_sentence():
     x = images(0)
     with pytest.raises(UsageError, match="must follow a reconstruction attack"):
         NearestReconstruction().run(VIEW, [Challenge(UNIT, 20, x=x)], torch.Generator())

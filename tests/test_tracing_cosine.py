@@ -52,29 +52,29 @@ def share(view: View, challenge: Challenge, owner: Tensor, attack: TracingCosine
     return float((guess.owner == owner).double().mean())
 
 
-def test_planted_leak_owners_are_named() -> None:
+def test_planted_leak_owners_are_named():
     """Over ten seeds .90 or more, under noise .77; plain cosines reach .47, chance .2."""
     assert share(*traced()) > 0.75
     assert share(*traced(2.0)) > 0.6
 
 
-def test_the_joint_regression_beats_plain_cosines() -> None:
+def test_the_joint_regression_beats_plain_cosines():
     assert share(*traced()) > share(*traced(), TracingCosine(alone=True)) + 0.1
 
 
-def test_null_noise_names_owners_by_chance() -> None:
+def test_null_noise_names_owners_by_chance():
     hits = sum(share(*traced(1e4, seed)) * COUNT for seed in range(5))
     low, high = stats.binom.interval(0.999, 5 * COUNT, 1 / CLIENTS)
     assert low <= hits <= high
 
 
-def test_more_rounds_tell_more() -> None:
+def test_more_rounds_tell_more():
     view, challenge, owner = traced(4.0)  # over ten seeds .11 or more; at 8 two of ten gain nothing
     last = replace(view, mail=tuple(e for e in view.mail if e.round == ROUNDS))
     assert share(view, challenge, owner) > share(last, challenge, owner) + 0.05
 
 
-def test_clients_that_cannot_be_read_are_never_named() -> None:
+def test_clients_that_cannot_be_read_are_never_named():
     view, challenge, owner = traced()
     mail = tuple(
         replace(e, message=tree_map(lambda t: t * torch.nan, e.message)) if e.sender in (0, 3) else e for e in view.mail
@@ -85,7 +85,7 @@ def test_clients_that_cannot_be_read_are_never_named() -> None:
     assert float((guess.owner == owner)[sound].double().mean()) > 0.75
 
 
-def test_nobody_where_nothing_is_seen_and_lots_where_all_is_the_same() -> None:
+def test_nobody_where_nothing_is_seen_and_lots_where_all_is_the_same():
     view, challenge, _ = traced()
     (guess,) = TracingCosine().run(replace(view, mail=()), [challenge], torch.Generator())
     assert bool((guess.owner == -1).all())
@@ -98,7 +98,7 @@ def test_nobody_where_nothing_is_seen_and_lots_where_all_is_the_same() -> None:
     assert owners(means, torch.Generator()).tolist() == [0, -1, 1]
 
 
-def test_bad_challenges_are_refused() -> None:
+def test_bad_challenges_are_refused():
     view, challenge, _ = traced()
     for bad in (replace(challenge, x=None), replace(challenge, labels=None)):
         with pytest.raises(UsageError, match=r"'tracing_cosine'.*without records or their labels"):

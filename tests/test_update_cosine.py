@@ -123,13 +123,13 @@ def deltas() -> World:
 
 
 # -- leaks and nulls -------------------------------------------------------------------------------------------------
-def test_planted_leak_single_gradients(gradients: World) -> None:
+def test_planted_leak_single_gradients(gradients):
     guess, asked = gradients.ask(), gradients.half == -1
     assert roc_auc_score(gradients.member[asked], guess.score[asked]) > 0.9
     assert float((guess.decision == gradients.member)[asked].double().mean()) > 0.75
 
 
-def test_planted_leak_local_training(deltas: World) -> None:
+def test_planted_leak_local_training(deltas):
     """Uploads of several small batches are no single gradients, and yet most members are found.
 
     Over ten seeds .77 to .89; plain cosines reach .68, and chance .69 once in two thousand.
@@ -137,14 +137,14 @@ def test_planted_leak_local_training(deltas: World) -> None:
     assert deltas.area() > 0.7
 
 
-def test_the_joint_regression_is_what_finds_them(gradients: World, deltas: World) -> None:
+def test_the_joint_regression_is_what_finds_them(gradients, deltas):
     for some, gain in ((gradients, 0.15), (deltas, 0.05)):  # over ten seeds .10 or more for uploads of many steps
         assert some.area() > some.area(UpdateCosine(alone=True)) + gain
 
 
 @pytest.mark.parametrize("attack", [UpdateCosine(), UpdateCosine(alone=True)], ids=["joint", "alone"])
 @pytest.mark.parametrize("defense", [NoDefense(), FullNoise()], ids=["nobody-in", "noise"])
-def test_null(defense: Defense, attack: UpdateCosine) -> None:
+def test_null(defense, attack):
     """Nobody trained on any candidate, or uploads are noise: chance over 100 candidates."""
     null = world(defense, "gradient", 6, none_in=isinstance(defense, NoDefense))
     inside = int(null.member.sum())
@@ -167,7 +167,7 @@ def noisy(view: View, size: float) -> View:
     return replace(view, mail=tuple(mail))
 
 
-def test_noise_averages_out_over_rounds(gradients: World) -> None:
+def test_noise_averages_out_over_rounds(gradients):
     """A defense must face the whole transcript: noise that hides members in one round does not in 25."""
     hidden = noisy(gradients.view, 5.0)
     last = replace(hidden, mail=tuple(e for e in hidden.mail if e.round == 25))
@@ -180,7 +180,7 @@ LEAST = {"dp_sgd": 0.65, "ppdl": 0.65, "fedpc": 0.75, "phong": 0.75, "central": 
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_uploads_are_read_as_the_defenses_own_server_reads_them(name: str) -> None:
+def test_uploads_are_read_as_the_defenses_own_server_reads_them(name):
     masked = name.startswith("pbpfl")
     options = {"theta": 0.1} if name == "ppdl" else {}
     some = world(make_defense(name, options), "gradient" if masked else "delta", 15, loss="squared" if masked else "")
@@ -199,7 +199,7 @@ def piece(observed: dict[str, Tensor], params: dict[str, Tensor] | None = None, 
     return Evidence((Slot(-1, 0),), observed, simulation(plan, start), start if params is None else params, **more)
 
 
-def test_gradients_of_examples_are_those_of_single_batches(gradients: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_examples_are_those_of_single_batches(gradients, monkeypatch):
     plan, params = Plan(SPEC, CLIENTS), initial(SPEC, 0)
     monkeypatch.setattr(update_cosine, "CHUNK", 3 * plan.net.parameter_count)
     for part, leaves in example_gradients(piece(params), gradients.x[:7], gradients.labels[:7]):
@@ -211,7 +211,7 @@ def test_gradients_of_examples_are_those_of_single_batches(gradients: World, mon
                 assert torch.allclose(leaves[name][row], value, atol=1e-6)
 
 
-def test_a_sum_of_gradients_is_taken_apart(gradients: World) -> None:
+def test_a_sum_of_gradients_is_taken_apart(gradients):
     """Coefficients of a noiseless sum of some candidates' gradients name exactly those."""
     x, y = gradients.x[:30], gradients.labels[:30]
     simulate = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
@@ -227,7 +227,7 @@ def test_a_sum_of_gradients_is_taken_apart(gradients: World) -> None:
         assert plain[q].item() == pytest.approx(float(flat @ own / flat.norm() / own.norm()), abs=1e-5)
 
 
-def test_hidden_entries_do_not_count(gradients: World) -> None:
+def test_hidden_entries_do_not_count(gradients):
     """Precision 0 hides a tensor, however it was poisoned."""
     x, y = gradients.x[:20], gradients.labels[:20]
     simulate = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
@@ -240,14 +240,14 @@ def test_hidden_entries_do_not_count(gradients: World) -> None:
     assert torch.allclose(first, Directions.of(hidden, x, y, 0.03).explain(hidden))
 
 
-def test_large_networks_are_compared_on_some_coordinates(gradients: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_networks_are_compared_on_some_coordinates(gradients, monkeypatch):
     whole = gradients.area()
     monkeypatch.setattr(update_cosine, "HELD", COUNT * 800)
     assert Plan(SPEC, CLIENTS).net.parameter_count > 2000
     assert gradients.area() > whole - 0.1
 
 
-def test_weighted_sums_are_simulated_whole(gradients: World) -> None:
+def test_weighted_sums_are_simulated_whole(gradients):
     """Evidence without public weights simulates one batch a slot: each then holds the example."""
     x, y = gradients.x[:6], gradients.labels[:6]
     one = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
@@ -265,7 +265,7 @@ def test_weighted_sums_are_simulated_whole(gradients: World) -> None:
 
 
 # -- rounds, order, determinism --------------------------------------------------------------------------------------
-def test_halves_order_and_seeds_do_not_matter(gradients: World) -> None:
+def test_halves_order_and_seeds_do_not_matter(gradients):
     guess = gradients.ask()
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(1))
     g = gradients
@@ -307,7 +307,7 @@ POISONS: dict[str, Poison] = {
 
 
 @pytest.mark.parametrize("poison", [*POISONS, "no mail"])
-def test_where_nothing_can_be_read_decisions_are_coins(poison: str, gradients: World) -> None:
+def test_where_nothing_can_be_read_decisions_are_coins(poison, gradients):
     mail = () if poison == "no mail" else tuple(map(POISONS[poison], gradients.view.mail[:40]))
     view = replace(gradients.view, mail=mail)
     first, again, other = (gradients.ask(view=view, seed=s) for s in (1, 1, 2))
@@ -316,7 +316,7 @@ def test_where_nothing_can_be_read_decisions_are_coins(poison: str, gradients: W
     assert not torch.equal(first.decision, other.decision)
 
 
-def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None:
+def test_one_bad_client_round_or_record_harms_no_other(gradients):
     def broken(e: Envelope) -> Envelope:
         return POISONS["nan uploads"](e) if e.sender == 1 or e.round == 3 else e
 
@@ -335,12 +335,12 @@ def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None
 @pytest.mark.parametrize(
     ("name", "ridge"), [("mia_update_cosine", 0.0), ("tracing_cosine", -1.0), ("tracing_cosine", math.inf)]
 )
-def test_bad_options_are_refused(name: str, ridge: float) -> None:
+def test_bad_options_are_refused(name, ridge):
     with pytest.raises(UsageError, match=f"'{name}': ridge="):
         make_attack(name, {"ridge": ridge})
 
 
-def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch):
     parts = [object() for _ in range(10)]
 
     def models(count: int, slots: int, params: object) -> SimpleNamespace:
@@ -356,7 +356,7 @@ def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch
     assert update_cosine.affordable(summed, 600) == parts[1::2], "a sum over 20 clients takes 20 gradients an example"
 
 
-def test_the_same_question_is_computed_once_and_another_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_question_is_computed_once_and_another_anew(monkeypatch):
     calls = []
     monkeypatch.setattr(update_cosine, "_known", None)
     monkeypatch.setattr(update_cosine, "coefficients", lambda *asked: calls.append(asked) or torch.zeros(1, 2, 3))

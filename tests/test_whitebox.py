@@ -79,14 +79,14 @@ def ask(view: View, challenge: Challenge, seed: int = 0, attack: WhiteBox | None
     return guess
 
 
-def test_planted_leak_an_overfit_model(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_planted_leak_an_overfit_model(leaky):
     view, challenge, member = leaky
     guess, asked = ask(view, challenge), challenge.known == -1
     assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
     assert float((guess.decision == member)[asked].double().mean()) > 0.8
 
 
-def test_the_models_alone_betray_members_too(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_the_models_alone_betray_members_too(leaky):
     """Uploads replaced by noise: what is left are gradients and outputs at the overfit models."""
     view, challenge, member = leaky
     g = torch.Generator().manual_seed(1)
@@ -96,7 +96,7 @@ def test_the_models_alone_betray_members_too(leaky: tuple[View, Challenge, Tenso
     assert roc_auc_score(member[asked], guess.score[asked]) > 0.8
 
 
-def test_null_a_model_that_never_saw_them() -> None:
+def test_null_a_model_that_never_saw_them():
     areas = []
     for seed in range(3):
         view, challenge, member = trained(3, seed, frozen=True)
@@ -107,7 +107,7 @@ def test_null_a_model_that_never_saw_them() -> None:
     assert max(map(abs, areas)) < stats.norm.isf(5e-4)
 
 
-def test_gradient_signals_are_norms_with_the_labels_row_first() -> None:
+def test_gradient_signals_are_norms_with_the_labels_row_first():
     g = torch.Generator().manual_seed(0)
     leaves = {"a": torch.randn(2, 5, 3, generator=g), "head": torch.randn(2, 4, 6, generator=g), "b": torch.randn(2, 4)}
     labels = torch.eye(4)[[2, 0]]
@@ -119,7 +119,7 @@ def test_gradient_signals_are_norms_with_the_labels_row_first() -> None:
     assert torch.allclose(found[0, 4:], rows[0, [0, 1, 3]].sort().values)
 
 
-def test_round_signals_hold_outputs_where_weights_are_known(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_round_signals_hold_outputs_where_weights_are_known(leaky):
     view, challenge, _ = leaky
     evidence = plain_evidence(rounds_of(view)[-1])[0]
     labels = challenge.labels.double()
@@ -130,15 +130,15 @@ def test_round_signals_hold_outputs_where_weights_are_known(leaky: tuple[View, C
     assert torch.allclose(whole[:, bare.shape[1] :][:, 10], outputs.softmax(-1)[labels == 1], atol=1e-6)
 
 
-def test_rounds_are_spread_evenly_and_end_with_the_last() -> None:
+def test_rounds_are_spread_evenly_and_end_with_the_last():
     items = list(range(1, 41))
-    assert spread(items, 5) == [8, 16, 24, 32, 40]  # type: ignore[arg-type,comparison-overlap]
-    assert spread(items[:3], 5) == [1, 2, 3]  # type: ignore[arg-type,comparison-overlap]
-    assert spread(items, 1) == [40]  # type: ignore[arg-type,comparison-overlap]
+    assert spread(items, 5) == [8, 16, 24, 32, 40]
+    assert spread(items[:3], 5) == [1, 2, 3]
+    assert spread(items, 1) == [40]
 
 
 @pytest.mark.parametrize("case", ["no mail", "nan models", "one class"])
-def test_where_nothing_can_be_learned_decisions_are_coins(case: str, leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_where_nothing_can_be_learned_decisions_are_coins(case, leaky):
     view, challenge, _ = leaky
     broken = (replace(e, message=tree_map(lambda t: t * torch.nan, e.message)) for e in view.mail[:8])
     if case == "one class":
@@ -151,7 +151,7 @@ def test_where_nothing_can_be_learned_decisions_are_coins(case: str, leaky: tupl
     assert not torch.equal(first.decision, other.decision)
 
 
-def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky):
     view, challenge, member = leaky
     view = replace(view, mail=view.mail[-8:])
     x = challenge.x.clone()
@@ -164,7 +164,7 @@ def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky: tuple[Vi
     assert roc_auc_score(member[sound], first.score[sound]) > 0.85
 
 
-def test_bad_options_are_refused() -> None:
+def test_bad_options_are_refused():
     for options in ({"rounds": 0}, {"seeds": 1}):
         with pytest.raises(UsageError, match="'mia_whitebox': "):
             make_attack("mia_whitebox", options)
