@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from observations import scored, seeded
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims, choose_victims
@@ -33,7 +34,6 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
-from ppbench.questions.images import score_images
 from ppbench.questions.labels import score_labels
 from ppbench.testing.scene import digits
 
@@ -48,30 +48,15 @@ UNMASKED = [MPDP(), MPDP(gamma="scalar"), MPDPNaive(), MPCDP()]
 IDS = ["mpdp", "mpdp-scalar", "mp_dp_naive", "mp_cdp"]
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def probed(
-    defense: Defense,
-    spec: NetSpec = BARE,
-    batch: int = 1,
-    count: int = 8,
-    threat: str = "server/1",
-    clients: int = CLIENTS,
+    defense: Defense, spec: NetSpec = BARE, batch: int = 1, count: int = 8, threat: str = "server/1"
 ) -> tuple[View, Victims]:
-    x, y = digits().x, digits().y
-    data = {c: Data(x[64 * c : 64 * c + 64].clone(), y[64 * c : 64 * c + 64].clone()) for c in range(clients)}
-    fed = Federation(defense, Plan(spec, clients, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
+    x, y = digits().x.split(64), digits().y.split(64)
+    data = {c: Data(x[c].clone(), y[c].clone()) for c in range(CLIENTS)}
+    fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
     victims = choose_victims(data, threat, batch, count, Seeds(0), sums=defense.sums)
     return fed.probe(victims.data).view(threat, own=victims.own), victims
-
-
-def scored(victims: Victims, guesses: Sequence[Guess]) -> list[tuple[float, bool]]:
-    """Return each image's PSNR (100 dB at most) and label hit, by the scorer."""
-    found = score_images(victims, guesses, {}, {}, (0.0, 1.0))
-    return [(s.psnr or 0.0, bool(s.label)) for s in found.victims]
 
 
 def hits(victims: Victims, guesses: Sequence[Guess]) -> float:
@@ -113,14 +98,6 @@ def test_the_exact_gradient_of_one_example_is_rebuilt(spec):
         assert distance(one.observed, true) < 1e-10
     noisy = view.defense.evidence(view)[0]
     assert distance(noisy.observed, true_gradient(view.plan, noisy.params, victims.truth(noisy.unit))) > 1
-
-
-@pytest.mark.parametrize("spec", [DEEP, RESNET], ids=lambda s: s.model)
-def test_float32_rebuilds_to_its_rounding(spec):
-    """Spec: 4.4e-7 (MLP-5), 2.6e-6 (ResNet20), at kappa 1."""
-    view, victims = probed(MPDP(precision="float32", kappa=1.0), spec, count=4)
-    for one in AdaptiveMPDP().evidence(view):
-        assert distance(one.observed, true_gradient(view.plan, one.params, victims.truth(one.unit))) < 2e-4
 
 
 @pytest.mark.parametrize(
@@ -180,7 +157,7 @@ def test_null_noise_instead_of_surrogates_gives_no_image():
 
     for batch in (1, 2):
         view, victims = probed(MPDP(), batch=batch, count=4)
-        found = scored(victims, AdaptiveMPDP(budget=60).run(silence(view, drown), victims.challenges(), seeded()))
+        found = scored(victims, AdaptiveMPDP(budget=30).run(silence(view, drown), victims.challenges(), seeded()))
         assert max(psnr for psnr, _ in found) < 15
         guesses = MPDPHistogram().run(silence(view, drown), victims.challenges(), seeded())
         assert hits(victims, guesses) < 0.7
@@ -243,12 +220,6 @@ def test_the_weighted_histogram_is_exact_at_any_batch(spec):
     expected = (alpha[:, None] * data.y).sum(0) / alpha.sum()
     torch.testing.assert_close(share, expected, rtol=0, atol=1e-11)
     assert torch.equal(share > 0, data.y.sum(0) > 0)
-
-
-@pytest.mark.parametrize("batch", [4, 8])
-def test_counts_are_read_off_the_histogram(batch):
-    view, victims = probed(MPDP(epsilon=0.1), batch=batch, count=4 * batch)
-    assert hits(victims, MPDPHistogram().run(view, victims.challenges(), seeded())) > 0.95
 
 
 def test_other_defenses_and_one_coefficient_for_all_classes_are_answered_as_label_recovery_does():

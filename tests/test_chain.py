@@ -184,7 +184,6 @@ def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one()
     observed = {name: value.detach() for name, value in simulation(plan, params)(x, y).items()}
     noisy = {name: value + 1e-3 * torch.randn_like(value) for name, value in observed.items()}
     steps = compile_chain(plan, params, torch.float64)
-    assert steps is not None
     exact = ChainObjective(steps, plan.loss, [observed], None, 1)
     assert all(isinstance(goal.rows, Outer) for goal in exact.targets)
     blurred = ChainObjective(steps, plan.loss, [noisy], None, 1)

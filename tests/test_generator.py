@@ -145,29 +145,18 @@ def test_training_that_fails_leaves_nothing_behind(tmp_path):
 
 Tensors, Entries = dict[str, Tensor], dict
 DAMAGE: dict[str, tuple[Callable[[Tensors, Entries], object], str]] = {
-    "missing": (lambda tensors, about: tensors.pop("block1.bias"), "'block1.bias' is missing"),
-    "unknown": (lambda tensors, about: tensors.update(other=torch.zeros(2)), "'other' is unknown"),
-    "shape": (
-        lambda tensors, about: tensors.update({"block1.weight": torch.zeros(3, 3)}),
-        r"'block1.weight' is torch.float32 \(3, 3\)",
-    ),
-    "dtype": (
-        lambda tensors, about: tensors.update({"block1.weight": tensors["block1.weight"].double()}),
-        "'block1.weight' is torch.float64",
-    ),
-    "nan": (lambda tensors, about: tensors["block0.bias"].fill_(torch.nan), "'block0.bias' holds .* not finite"),
-    "prints": (
-        lambda tensors, about: tensors.update(fingerprints=tensors["fingerprints"].flip(0)),
-        "'fingerprints' must be ascending",
-    ),
-    "entry": (lambda tensors, about: about.update(author="me"), "at author"),
-    "lacking": (lambda tensors, about: about.pop("seed"), "at seed"),
-    "type": (lambda tensors, about: about.update(images="many"), "at images"),
-    "range": (lambda tensors, about: about.update(data_range=[1.0, 0.0]), "at data_range .*must rise"),
-    "format": (lambda tensors, about: about.update(format="ppbench.generator/9"), "at format .*generator/1"),
-    "widths": (lambda tensors, about: about["plan"].update(widths=[0]), r"at plan\.widths"),
-    "bare": (lambda tensors, about: None, "is no generator"),
-    "json": (lambda tensors, about: None, "unknown metadata"),
+    "missing": (lambda t, about: t.pop("block1.bias"), "'block1.bias' is missing"),
+    "unknown": (lambda t, about: t.update(other=torch.zeros(2)), "'other' is unknown"),
+    "shape": (lambda t, about: t.update({"block1.weight": torch.zeros(3, 3)}), r"'block1.weight' is .* \(3, 3\)"),
+    "dtype": (lambda t, about: t.update({"block1.bias": t["block1.bias"].double()}), "'block1.bias' is torch.float64"),
+    "nan": (lambda t, about: t["block0.bias"].fill_(torch.nan), "'block0.bias' holds .* not finite"),
+    "prints": (lambda t, about: t.update(fingerprints=t["fingerprints"].flip(0)), "'fingerprints' must be ascending"),
+    "entry": (lambda t, about: about.update(author="me"), "at author"),
+    "range": (lambda t, about: about.update(data_range=[1.0, 0.0]), "at data_range .*must rise"),
+    "format": (lambda t, about: about.update(format="ppbench.generator/9"), "at format .*generator/1"),
+    "widths": (lambda t, about: about["plan"].update(widths=[0]), r"at plan\.widths"),
+    "bare": (lambda t, about: None, "is no generator"),
+    "json": (lambda t, about: None, "unknown metadata"),
 }
 
 

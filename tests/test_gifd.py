@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -183,14 +182,6 @@ def test_the_budget_is_kept_over_starts_and_stages(method, budget, tries, digits
         assert torch.equal(guess.path[-1][1], guess.x)
 
 
-@pytest.mark.parametrize("method", ["gifd", "ggl", "gias"])
-def test_stages_share_all_evaluations(method):
-    for blocks, total in itertools.product((2, 4, 6), (1, 2, 3, 10, 300, 1001)):
-        shares = GIFD(budget=total, method=method).shares(blocks)
-        assert sum(steps for _, steps in shares) == total and min(steps for _, steps in shares) >= 0
-        assert [stage for stage, _ in shares] == sorted(stage for stage, _ in shares)
-
-
 def test_the_generator_comes_from_the_views_public_examples(digits, public, tmp_path, monkeypatch):
     monkeypatch.setenv("PPBENCH_CACHE", str(tmp_path))
     x, y = victims(digits, 1)
@@ -224,8 +215,7 @@ def test_a_file_for_other_images_or_of_the_clients_images_is_refused(digits, pub
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"method": "magic"}, {"rho": -1.0}, {"latent": 2.0}, {"steps": 0}, {"map_lr": 0.0}, {"spread": math.nan}],
+    "wrong", [{"method": "magic"}, {"rho": -1.0}, {"latent": 2.0}, {"steps": 0}, {"map_lr": 0.0}, {"spread": math.nan}]
 )
 def test_options_out_of_range_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from observations import ask, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.label.recovery import (
-    LabelRecovery,
-    greedy_multiset,
-    noise_means,
-    recover_labels,
-    single_label,
-)
+from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, recover_labels, single_label
 from ppbench.attacks.label.squared import label_histogram
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
@@ -25,7 +19,6 @@ from ppbench.nets.net import initial, net_spec
 
 SHAPE, CLASSES = (1, 16, 16), 10
 PLAN = Plan(net_spec("dlnet", SHAPE, CLASSES), 4, Local("gradient"))
-SLOT = Slot(0, 0)
 
 
 def batch_gradient(batch: int, seed: int) -> tuple[Params, Params, torch.Tensor]:
@@ -52,22 +45,6 @@ def matches(found: torch.Tensor, truth: torch.Tensor) -> int:
     """Return the size of the intersection of two multisets of labels."""
     counts = torch.stack([torch.bincount(part, minlength=CLASSES) for part in (found, truth)])
     return int(counts.amin(0).sum())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
-def test_useless_gradients_give_labels_drawn_from_the_generator(value):
-    params, grads, _ = batch_gradient(4, 0)
-    broken = {name: torch.full_like(part, value) for name, part in grads.items()}
-    first, again = recovered(params, broken, 4, 3), recovered(params, broken, 4, 3)
-    assert first.shape == (4,) and first.dtype == torch.int64 and torch.equal(first, again)
-    assert len({tuple(recovered(params, broken, 4, seed).tolist()) for seed in range(20)}) > 3
-
-
-def test_a_diverged_model_counts_with_equal_predictions():
-    params = {name: torch.full_like(value, float("nan")) for name, value in initial(PLAN.spec, 0).items()}
-    prediction, features = noise_means(PLAN, params, seeded(0))
-    assert torch.equal(prediction, torch.full((CLASSES,), 0.1, dtype=torch.float64))
-    assert features == 1
 
 
 @given(st.lists(st.floats(-3, 9), min_size=2, max_size=6), st.integers(1, 12), st.data())
@@ -99,7 +76,6 @@ def test_the_attack_answers_each_challenge_and_leaves_granted_labels_alone():
 
 
 # -- any head, both losses, on images --------------------------------------------------------------------------------
-
 NETS = [
     ("mlp", {}),
     ("mlp", {"bias": False}),
@@ -157,7 +133,7 @@ def test_squared_loss_shows_labels_of_a_trained_model_too(model, options, digits
         assert rates(plan, params, Data(digits.x[:200], digits.y[:200]), batch, 15)[0] >= least
 
 
-@pytest.mark.parametrize(("model", "options"), NETS[:4], ids=["mlp", "mlp-bias", "cnn-bias", "cnn"])
+@pytest.mark.parametrize(("model", "options"), [NETS[1], NETS[3]], ids=["mlp-bias", "cnn-activation"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_null_noise_in_place_of_any_heads_gradient(model, options, loss):
     """Labels found in noise agree with the truth as often as with a batch drawn independently."""
@@ -212,8 +188,6 @@ def test_one_label_of_a_signal():
 
 
 # -- the squared loss' identities ------------------------------------------------------------------------------------
-
-
 @st.composite
 def heads(draw: st.DrawFn) -> tuple[Params, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """A head, the gradients of its weight and bias on random features, and the batch's labels; float64."""
@@ -249,20 +223,6 @@ def test_exact_gradients_show_which_classes_a_batch_holds(case):
     assert (found.counts[truth > 0] > -1e-9).all()
     if batch == 1:
         assert found.counts.max() == pytest.approx(1, abs=1e-6)
-
-
-def test_counts_are_exact_where_outputs_of_absent_classes_span_the_batch():
-    g = seeded(0)
-    for labels in ([3, 3, 3], [1, 7, 1, 1], [0, 2, 2, 9]):
-        batch = len(labels)
-        h = torch.rand(batch, 40, generator=g, dtype=torch.float64)
-        w = torch.randn(12, 40, generator=g, dtype=torch.float64)
-        error = (h @ w.T - torch.nn.functional.one_hot(torch.tensor(labels), 12)) / batch
-        found = label_histogram({"head.weight": w}, error.T @ h, None, batch)
-        assert found is not None
-        counts = found.counts.clamp(min=0)
-        assert counts.round().tolist() == torch.bincount(torch.tensor(labels), minlength=12).tolist()
-        assert torch.allclose(counts, counts.round(), atol=1e-6)
 
 
 def test_identities_claim_nothing_where_they_do_not_hold():

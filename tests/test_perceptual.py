@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from observations import seeded
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -25,7 +26,7 @@ DATA = os.environ.get("PPBENCH_TEST_DATA")
 
 def made(seed: int = 0) -> dict[str, torch.Tensor]:
     """Return convolutions of AlexNet's shapes with random weights of He's size."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     state = {}
     for layer, shape in SHAPES.items():
         scale = (2 / np.prod(shape[1:])) ** 0.5
@@ -44,7 +45,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alexnet(weights: Path) -> Network:
     found = network(str(weights))
-    assert found is not None
     return found
 
 
@@ -56,7 +56,7 @@ def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 
 
 def image(seed: int = 0, shape: tuple[int, ...] = (2, 3, 32, 32)) -> torch.Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(shape, generator=seeded(seed))
 
 
 def test_without_a_file_there_is_no_network_and_a_named_one_must_be_there(weights, tmp_path, monkeypatch):
@@ -234,8 +234,7 @@ def test_real_weights_on_real_images_give_the_published_check():
     cats = [np.array(Image.open(io.BytesIO(row["img"]["bytes"]))) for row in table if row["label"] == 3][:4]
     x = torch.tensor(np.stack(cats)).permute(0, 3, 1, 2).float() / 255
     real = network(str(root / "weights" / "alexnet_features.safetensors"))
-    assert real is not None
-    noise = 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    noise = 0.05 * torch.randn(x.shape, generator=seeded(0))
     near = [found.lpips for found in real.compare(x + noise, x)]
     assert all(0.003 < value < 0.013 for value in near) and 0.004 < np.mean(near) < 0.008
     pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]

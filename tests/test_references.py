@@ -9,16 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from ppbench.base.errors import Overflow, UsageError
-from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.spn import SPN
-from ppbench.federation.engine import Federation, run_many
+from ppbench.federation.engine import run_many
 from ppbench.federation.plan import Local, Plan
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import net_spec
 from ppbench.run.audit import runs as audit_runs
 from ppbench.run.audit.rounds import Recorder, recorded, spaced
 from ppbench.run.audit.runs import TARGET, Audit, Refused
@@ -41,12 +40,6 @@ def parallel_plan(**local) -> Plan:
     return Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16, **local))
 
 
-def federation(defense, plan, shards, seed, backend):
-    made = Federation(defense, plan, dict(shards), Seeds(seed), backend=backend)
-    made.start(initial(plan.spec, 1))
-    return made
-
-
 MASKED = {"loss": "squared", "local": Local("gradient", batch=16)}
 CASES = [
     (NoDefense(), {}),
@@ -59,10 +52,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("defense,changes", CASES, ids=lambda v: getattr(v, "name", ""))
-def test_runs_in_lockstep_give_the_bits_they_give_alone_in_a_loop(defense, changes, shards):
+def test_runs_in_lockstep_give_the_bits_they_give_alone_in_a_loop(defense, changes, federate):
     plan = replace(parallel_plan(), **changes)
-    alone = [federation(defense, plan, shards, seed, "loop") for seed in (5, 6, 7)]
-    beside = [federation(defense, plan, shards, seed, "loop") for seed in (5, 6, 7)]
+    alone = [federate(defense, plan, seed, backend="loop") for seed in (5, 6, 7)]
+    beside = [federate(defense, plan, seed, backend="loop") for seed in (5, 6, 7)]
     ends = [fed.run(2) for fed in alone]
     assert run_many(beside, 2) == ends
     for one, other in zip(alone, beside, strict=True):
@@ -76,17 +69,17 @@ def test_runs_in_lockstep_give_the_bits_they_give_alone_in_a_loop(defense, chang
     assert not torch.equal(weights[0], weights[1]), "runs of other seeds must differ"
 
 
-def test_runs_in_lockstep_agree_under_vmap_to_float_tolerance(shards):
+def test_runs_in_lockstep_agree_under_vmap_to_float_tolerance(federate):
     plan = parallel_plan()
-    alone = [federation(DP(), plan, shards, seed, "loop") for seed in (5, 6, 7)]
-    beside = [federation(DP(), plan, shards, seed, "vmap") for seed in (5, 6, 7)]
+    alone = [federate(DP(), plan, seed, backend="loop") for seed in (5, 6, 7)]
+    beside = [federate(DP(), plan, seed, backend="vmap") for seed in (5, 6, 7)]
     assert [fed.run(2) for fed in alone] == run_many(beside, 2) == [True] * 3
     for one, other in zip(alone, beside, strict=True):
         for a, b in zip(leaves(one.parties.server.params), leaves(other.parties.server.params), strict=True):
             assert torch.allclose(a, b, atol=2e-4)
 
 
-def test_a_run_that_diverges_stops_alone(shards):
+def test_a_run_that_diverges_stops_alone(federate):
     @dataclass(frozen=True)
     class Breaks(NoDefense):
         def upload(self, ctx, me, result):
@@ -96,16 +89,16 @@ def test_a_run_that_diverges_stops_alone(shards):
 
     plans = [parallel_plan(), replace(parallel_plan(), data_range=(0.0, 2.0))]
     seeds = {id(plan): index for index, plan in enumerate(plans)}
-    runs = [federation(Breaks(), plan, shards, 0, "loop") for plan in plans]
+    runs = [federate(Breaks(), plan, 0, backend="loop") for plan in plans]
     for run, plan in zip(runs, plans, strict=True):
         run.plan = plan
     assert run_many(runs, 3) == [False, True]
     assert [run.round for run in runs] == [1, 3]
 
 
-def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(shards, tmp_path):
-    fed = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
-    twin = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
+def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(federate, tmp_path):
+    fed = federate(NoDefense(), parallel_plan(), 0, backend="loop")
+    twin = federate(NoDefense(), parallel_plan(), 0, backend="loop")
     recorder = Recorder(fed, 4)
     assert fed.run(4, recorder) and twin.run(4)
     recorder.save(tmp_path / "rounds.safetensors")
@@ -126,8 +119,8 @@ def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(shards
     assert model * 21 <= size < model * 21 + 100, "a broadcast and the state that it came from are stored once"
 
 
-def test_evenly_spaced_rounds_are_kept_where_all_are_too_many(shards, tmp_path):
-    fed = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
+def test_evenly_spaced_rounds_are_kept_where_all_are_too_many(federate, tmp_path):
+    fed = federate(NoDefense(), parallel_plan(), 0, backend="loop")
     model = sum(v.numel() * 4 for v in fed.parties.server.params.values())
     recorder = Recorder(fed, 9, limit=3 * 6 * model + 100)  # a round: 4 uploads, the broadcast, the server's state
     fed.run(9, recorder)

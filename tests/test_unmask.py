@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import seeded
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.victims import Candidates, choose_candidates
 from ppbench.attacks.adaptive import unmask
-from ppbench.attacks.adaptive.euler import exact_moments, inner, noiseless_moments
+from ppbench.attacks.adaptive.euler import exact_moments, noiseless_moments
 from ppbench.attacks.adaptive.mask_estimators import by_projection, by_regression, by_rows, combined, surprise
 from ppbench.attacks.adaptive.perturbed_extraction import ExtractProjection, ExtractRegression, ExtractUpload
 from ppbench.attacks.extraction.query import Query
@@ -62,10 +63,6 @@ IDS = ["pbpfl", "pbpfl-clear", "pbpfl_ext", "mpdp", "mpdp-scalar", "mp_dp_naive"
 each_world = pytest.mark.parametrize("world", range(len(WORLDS)), ids=IDS)
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def plan_of(spec: NetSpec, clients: int = CLIENTS, batch: int = EACH) -> Plan:
     return Plan(spec, clients, Local("gradient", batch=batch), loss="squared", server_opt=Opt("adam", 5e-3))
 
@@ -107,7 +104,6 @@ def agreement(attack: Query, view: View, x: Tensor, true: Tensor) -> tuple[float
     """Return the share of equal decisions and the relative error of all outputs together."""
     guess = attack.run(view, [Challenge((), 1, x=x)], seeded())[0]
     scores = score_outputs(true, guess).victims
-    assert guess.outputs is not None
     return sum(s.agree for s in scores) / len(scores), float((guess.outputs - true).norm() / true.norm())
 
 
@@ -167,19 +163,6 @@ def test_moments_of_a_network_without_biases_need_no_first_surrogate(spec):
     torch.testing.assert_close(moments.labels, (alpha[:, None] * y).mean(0), rtol=0, atol=1e-12 * size)
 
 
-def test_a_layer_in_the_middle_is_no_source_where_a_shortcut_goes_round_it():
-    """The identities hold for the right parameters only: a residual branch is not of degree one in its own weights."""
-    spec = net_spec("resnet20", (3, 8, 8), 10, {"head_bias": False})
-    plan, params, _ = perturbed(spec, False, torch.eye(10, dtype=torch.float64))
-    x = torch.rand(2, 3, 8, 8, generator=seeded(3), dtype=torch.float64)
-    batch = Batch(x, torch.eye(10).double()[:2], torch.ones(2).double())
-    found = surrogates(plan.net, params, batch, torch.eye(10).double(), False)
-    total = inner(plan, found.beta, params)
-    name = "features.3.conv1.weight"
-    branch = (found.beta[name] * params[name]).sum()
-    assert abs(float((branch / total).detach()) - 1) > 0.1
-
-
 # -- the estimators --------------------------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 20), classes=st.integers(1, 6), vector=st.booleans())
@@ -193,18 +176,6 @@ def test_regression_is_exact_where_outputs_are_the_labels(seed, count, classes, 
     found = by_regression(masked, alpha, y, directions)
     torch.testing.assert_close(found.coefficients, coefficients, rtol=1e-9, atol=1e-9)
     assert float(found.covariance.abs().max()) < 1e-12 * float(coefficients.abs().max()) ** 2
-
-
-def test_error_of_the_outputs_does_not_grow_with_the_mask():
-    g = seeded(4)
-    y, noise = torch.randn(50, 10, generator=g).double(), 0.1 * torch.randn(50, 10, generator=g).double()
-    alpha, d = torch.rand(50, generator=g).double() + 1, torch.rand(1, 10, generator=g).double()
-    errors = []
-    for gamma in (1.0, 10.0, 1e3, 1e5):
-        found = by_regression(y + noise + alpha[:, None] * gamma * d, alpha, y, d).coefficients
-        errors.append(float((found - gamma).abs()))
-    assert max(errors) < 1.001 * min(errors)
-    assert 0 < max(errors) < 0.1
 
 
 def test_the_location_of_the_columns_beats_the_medians_of_the_rows():
@@ -292,21 +263,6 @@ def test_membership_is_as_visible_as_in_the_plain_model_once_unmasked(world, dig
     for attack in MEMBERSHIP:
         assert abs(area(attack(), view, candidates) - plain) <= 0.02
         assert area(attack(), delivered, candidates) == plain  # a delivered model carries no mask
-
-
-@pytest.mark.parametrize("count", [2, 10, 50])
-def test_few_own_examples_are_enough(count, digits_split, iterates):
-    """|dgamma / gamma| at kappa 100 beside 7e-5 to 2e-4 on Fashion-MNIST with 1 to 200 examples (spec, 7(A))."""
-    members, others = digits_split
-    fed = start(PBPFL(kappa=100.0), iterates[BIASED], members, BIASED)
-    transcript = fed.observe()
-    few = Data(members.x[:count], members.y[:count])
-    view = transcript.view("client/1", own=((-1, few),))
-    found = float(unmask.from_own_data(unmask.received(view)))
-    gamma = float(next(s.state for s in transcript.states if s.party == SERVER).own.gamma)
-    assert abs(found / gamma - 1) < 2e-3
-    share, _ = agreement(ExtractRegression(), view, others.x, fed.outputs(others.x))
-    assert share >= (0.99 if count >= 10 else 0.95)
 
 
 def test_a_listener_has_the_estimate_of_everybodys_data(digits_split, iterates):
