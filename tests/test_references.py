@@ -36,10 +36,7 @@ def audit(tmp_path, defense=None, **options):
     return Audit.of(experiment, Point(defense or NoDefense()), tmp_path / "cache")
 
 
-def parallel_plan(**local) -> Plan:
-    return Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16, **local))
-
-
+PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16))
 MASKED = {"loss": "squared", "local": Local("gradient", batch=16)}
 CASES = [
     (NoDefense(), {}),
@@ -53,26 +50,22 @@ CASES = [
 
 @pytest.mark.parametrize("defense,changes", CASES, ids=lambda v: getattr(v, "name", ""))
 def test_runs_in_lockstep_give_the_bits_they_give_alone_in_a_loop(defense, changes, federate):
-    plan = replace(parallel_plan(), **changes)
+    plan = replace(PLAN, **changes)
     alone = [federate(defense, plan, seed, backend="loop") for seed in (5, 6, 7)]
     beside = [federate(defense, plan, seed, backend="loop") for seed in (5, 6, 7)]
     ends = [fed.run(2) for fed in alone]
     assert run_many(beside, 2) == ends
     for one, other in zip(alone, beside, strict=True):
         assert (one.round, one.wire.up, one.wire.down) == (other.round, other.wire.up, other.wire.down)
-        mine, theirs = (
-            leaves((one.parties.server, one.parties.clients)),
-            leaves((other.parties.server, other.parties.clients)),
-        )
+        mine, theirs = (leaves((fed.parties.server, fed.parties.clients)) for fed in (one, other))
         assert len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     weights = [torch.cat([leaf.flatten() for leaf in leaves(fed.parties.server.params)]) for fed in beside]
     assert not torch.equal(weights[0], weights[1]), "runs of other seeds must differ"
 
 
 def test_runs_in_lockstep_agree_under_vmap_to_float_tolerance(federate):
-    plan = parallel_plan()
-    alone = [federate(DP(), plan, seed, backend="loop") for seed in (5, 6, 7)]
-    beside = [federate(DP(), plan, seed, backend="vmap") for seed in (5, 6, 7)]
+    alone = [federate(DP(), PLAN, seed, backend="loop") for seed in (5, 6, 7)]
+    beside = [federate(DP(), PLAN, seed, backend="vmap") for seed in (5, 6, 7)]
     assert [fed.run(2) for fed in alone] == run_many(beside, 2) == [True] * 3
     for one, other in zip(alone, beside, strict=True):
         for a, b in zip(leaves(one.parties.server.params), leaves(other.parties.server.params), strict=True):
@@ -87,7 +80,7 @@ def test_a_run_that_diverges_stops_alone(federate):
                 raise Overflow("out of range")
             return super().upload(ctx, me, result)
 
-    plans = [parallel_plan(), replace(parallel_plan(), data_range=(0.0, 2.0))]
+    plans = [PLAN, replace(PLAN, data_range=(0.0, 2.0))]
     seeds = {id(plan): index for index, plan in enumerate(plans)}
     runs = [federate(Breaks(), plan, 0, backend="loop") for plan in plans]
     for run, plan in zip(runs, plans, strict=True):
@@ -97,16 +90,15 @@ def test_a_run_that_diverges_stops_alone(federate):
 
 
 def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(federate, tmp_path):
-    fed = federate(NoDefense(), parallel_plan(), 0, backend="loop")
-    twin = federate(NoDefense(), parallel_plan(), 0, backend="loop")
+    fed = federate(NoDefense(), PLAN, 0, backend="loop")
+    twin = federate(NoDefense(), PLAN, 0, backend="loop")
     recorder = Recorder(fed, 4)
     assert fed.run(4, recorder) and twin.run(4)
     recorder.save(tmp_path / "rounds.safetensors")
     view = recorded(fed, tmp_path / "rounds.safetensors").view("server/1")
     exchanges = list(view.exchanges())
-    assert [(e.round, e.slot.probe, e.slot.client) for e in exchanges] == [
-        (t, -1, c) for t in range(1, 5) for c in range(4)
-    ]
+    seen = [(e.round, e.slot.probe, e.slot.client) for e in exchanges]
+    assert seen == [(t, -1, c) for t in range(1, 5) for c in range(4)]
     for exchange in exchanges:
         start = view.state_at(exchange).params
         assert all(torch.equal(start[name], value) for name, value in exchange.asked.params.items())
@@ -120,7 +112,7 @@ def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(federa
 
 
 def test_evenly_spaced_rounds_are_kept_where_all_are_too_many(federate, tmp_path):
-    fed = federate(NoDefense(), parallel_plan(), 0, backend="loop")
+    fed = federate(NoDefense(), PLAN, 0, backend="loop")
     model = sum(v.numel() * 4 for v in fed.parties.server.params.values())
     recorder = Recorder(fed, 9, limit=3 * 6 * model + 100)  # a round: 4 uploads, the broadcast, the server's state
     fed.run(9, recorder)
