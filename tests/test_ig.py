@@ -11,10 +11,9 @@ from observations import Seen, observation, psnr, reached, seeded, server_sees
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.attacks.reconstruction.explained import layer, layers
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses
+from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses, layer, layers
 from ppbench.attacks.reconstruction.likelihood import Likelihood
 from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
 from ppbench.base.errors import UsageError

@@ -12,11 +12,11 @@ from ppbench.adversary.attack import Challenge
 from ppbench.attacks.label.recovery import (
     LabelRecovery,
     greedy_multiset,
+    label_histogram,
     noise_means,
     recover_labels,
     single_label,
 )
-from ppbench.attacks.label.squared import label_histogram
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Local, Plan

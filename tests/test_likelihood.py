@@ -10,8 +10,8 @@ import pytest
 import torch
 from observations import observation, reached, seeded, server_sees
 
-from ppbench.attacks.reconstruction.explained import explained, layers, masked
 from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.layers_left_out import explained, layers, masked
 from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP

@@ -186,10 +186,7 @@ def auc_interval(strata: Sequence[tuple[Floats, Floats]], seed: int) -> Interval
 
 
 def balanced_interval(strata: Sequence[NDArray[np.bool_]], seed: int) -> Interval:
-    """Return the interval of the mean share of right decisions over strata (halves times classes), none empty.
-
-    Strata of one size: a plain proportion, Clopper-Pearson. Else the stratified percentile bootstrap.
-    """
+    """Return the interval of the mean share of right decisions over strata; bootstrap where their sizes differ."""
     if len({len(stratum) for stratum in strata}) == 1:
         return clopper_pearson(float(sum(s.sum() for s in strata)), sum(map(len, strata)))
     generator = np.random.default_rng(seed)
