@@ -125,10 +125,7 @@ def _largest_tenth(values: Floats) -> Floats:
 
 
 def bootstrap(units: Sequence[Floats], name: Statistic, seed: int) -> Estimate:
-    """Return a statistic over all victims with the percentile bootstrap over units, by `seed`.
-
-    units: one float64 array a unit (its victims' figures, finite), at least one, none empty.
-    """
+    """Return a statistic over all victims with the percentile bootstrap over units (float64 arrays, none empty)."""
     value, n = float(statistic(np.concatenate(units), name)), sum(map(len, units))
     if len(units) < 2:
         return Estimate(value, Interval(None, None, "none: one batch is one independent unit"), n)

@@ -165,7 +165,7 @@ def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tenso
 
 
 def reweighted(evidence: Evidence, start: Starts, row: int) -> Evidence:
-    """Return evidence whose weighted squares touch a Laplace likelihood: |r| <= (r^2 / |r0| + |r0|) / 2 at the guess r0."""
+    """Return evidence whose weighted squares touch a Laplace likelihood at r0: |r| <= (r^2 / |r0| + |r0|) / 2."""
     noise: Noise | None = evidence.noise
     assert noise is not None  # only called under a Laplace law
     scale = noise.std / math.sqrt(2)

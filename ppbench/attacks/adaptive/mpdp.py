@@ -2,9 +2,9 @@
 
 Yang et al. (2024) add noise to the gradient G at the perturbed weights, but not to Psi and Phi. One example: with
 e = yhat - ybar and q = e / alpha, Psi_i = grad(alpha e_i) and Phi = grad(alpha^2 / 2) give G exactly, as
-sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (see `euler`): for the server at the
-true weights, for a listener at those of an ordinary network, as transitional layers fold away. Batches: Psi and Phi are
-themselves exact functions of the batch.
+sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (`noiseless_moments`): for the server at
+the true weights, for a listener at those of an ordinary network, as transitional layers fold away. Of batches Psi and
+Phi are themselves exact functions.
 """
 
 from __future__ import annotations

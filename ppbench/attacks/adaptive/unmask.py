@@ -140,10 +140,7 @@ def data_free(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> 
 
 
 def upload(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return outputs [Q, C] less the mask that the surrogate gradients in the mail show, by Euler's identities.
-
-    Of all clients for a listener, or their sums where masks protect uploads; a client has its own data.
-    """
+    """Return outputs [Q, C] less the mask that all surrogate gradients in the mail show, by Euler's identities."""
     found, directions = moments(broadcast), broadcast.directions
     if not found:
         return own_regression(broadcast, x)

@@ -185,11 +185,7 @@ class MembershipAttack(Attack):
         return signal
 
     def answer(self, plan: Plan, signal: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
-        """Return finite scores [Q] float64, and decisions [Q] bool by the threshold that separates the known half best.
-
-        Where no threshold can be fitted (one class known, or equal scores) each decision is a coin from the generator.
-        A score that is not finite counts as the smallest finite one.
-        """
+        """Return finite scores [Q] float64, and decisions [Q] bool by the known half's threshold, or coins."""
         scores = finite_scores(self.scores(plan, signal, asked.labels))
         threshold = best_threshold(scores[asked.told], asked.members)
         decision = coins(len(scores), generator) if threshold is None else scores >= threshold

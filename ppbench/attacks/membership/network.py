@@ -1,8 +1,4 @@
-"""Membership inference by a classifier of outputs (Shokri et al. 2017), as Baluta et al. (CCS 2022) train it.
-
-A small network learns from candidates of known membership what the model's outputs on members look like, and judges the
-others. (Shokri's shadow models give such outputs to an adversary who knows nobody.)
-"""
+"""Membership inference by a classifier of outputs (Shokri et al. 2017), as Baluta et al. (CCS 2022) train it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Robust membership inference (Zarifzadeh, Liu and Shokri, ICML 2024): a record against a population, few references.
-
-A model trained on x makes x likelier than the average model does by more than it does for records z that nobody trained
-on. The score is the share of z that x beats so.
-"""
+"""Membership inference of RMIA (Zarifzadeh, Liu and Shokri, ICML 2024): a record against a population."""
 
 from __future__ import annotations
 

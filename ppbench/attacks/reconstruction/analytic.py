@@ -108,10 +108,7 @@ def best_label(mismatch: Mismatch, image: Tensor, label: int, granted: bool) -> 
 
 
 def best_scale(mismatch: Mismatch, image: Tensor, labels: Sequence[int]) -> Match:
-    """Return the multiple of `image` [D], in the data range, and the label among `labels` of least mismatch.
-
-    A grid over scales, signs and labels from the end of the range down, then a bounded scalar search around the best.
-    """
+    """Return the multiple of `image` [D] in the range, and the label, of least mismatch: by a grid, then a search."""
     low, high = mismatch.plan.data_range
     unit = image / image.abs().max()
     end = max(abs(low), abs(high)) or 1.0

@@ -47,6 +47,7 @@ def explained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = N
     sums = {key: torch.zeros(3, dtype=torch.float64) for key in layers(evidence)}
     for name, s in found.items():
         o, s = evidence.observed[name].detach().double().cpu(), s.detach().double().cpu()
+        # entries that are exactly 0 may be hidden: they do not count
         w = (o != 0).double() * (1.0 if evidence.weight is None else evidence.weight[name].double().cpu())
         sums[layer(name)] += torch.stack([(w * s * o).sum(), (w * s * s).sum(), (w * o * o).sum()])
     logs = [math.log(_apart(*row.tolist())) for row in sums.values() if float(row[2]) > 0]

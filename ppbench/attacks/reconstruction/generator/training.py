@@ -173,10 +173,7 @@ class Pair:
             leaf.requires_grad_(False)
 
     def finished(self, images: Tensor) -> tuple[Decoder, Callable[[Tensor], Tensor]]:
-        """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder.
-
-        The latents' mean and covariance go into the first block; factors of the maps go from block to block.
-        """
+        """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder."""
         codes = self.encode(images, 0).double()
         mean = codes.mean(0)
         values, vectors = torch.linalg.eigh((codes - mean).T @ (codes - mean) / len(codes))
