@@ -9,10 +9,9 @@ import torch
 from observations import scored, seeded
 
 from ppbench.adversary.victims import choose_victims
-from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
+from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC, gain_of, ternary_evidence
 from ppbench.attacks.adaptive.fedpc_labels import FedPCLabels, class_signs, known_signs, sign_labels
 from ppbench.attacks.adaptive.fedpc_pilot import observed_pilots, pilot_evidence, secrets
-from ppbench.attacks.adaptive.fedpc_ternary import gain_of, ternary_evidence
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map

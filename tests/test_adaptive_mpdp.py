@@ -12,7 +12,7 @@ from observations import scored, seeded
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.attacks.adaptive.euler import noiseless_moments
+from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion

@@ -13,8 +13,12 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.adaptive.feature_inversion import invert_features, total_variation
-from ppbench.attacks.adaptive.head_features import System, class_starts, recover_features
+from ppbench.attacks.adaptive.feature_inversion import (
+    System,
+    class_starts,
+    invert_features,
+    recover_features,
+)
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
@@ -167,16 +171,6 @@ def test_objective_vanishes_at_the_truth_and_nowhere_near_it():
     index = torch.zeros(1, dtype=torch.int64)
     assert float(objective(x.double()[None], w[None], index)[0]) < 1e-10
     assert float(objective(x.double().flip(0)[None], w[None], index)[0]) > 1e-4
-
-
-def test_total_variation_and_its_gradient():
-    x = torch.randn(2, 3, 5, 4, generator=seeded(0), dtype=torch.float64).requires_grad_()
-    direct = (x[:, :, 1:] - x[:, :, :-1]).abs().mean((1, 2, 3)) + (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
-    value, slope = total_variation(x.detach())
-    torch.testing.assert_close(value, direct.detach())
-    torch.testing.assert_close(slope, torch.autograd.grad(direct.sum(), x)[0])
-    flat, none = total_variation(torch.randn(2, 7, generator=seeded(0)))
-    assert not flat.any() and not none.any()
 
 
 def test_feature_inversion_beats_grey_and_keeps_victims_apart():

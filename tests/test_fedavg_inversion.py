@@ -11,8 +11,7 @@ from observations import reached, seeded
 
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.reconstruction.dlg import IDLG
-from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
-from ppbench.attacks.reconstruction.local_steps import CERTAIN, LocalTraining, rounded, trained_evidence
+from ppbench.attacks.reconstruction.fedavg import CERTAIN, FedAvgInversion, LocalTraining, rounded, trained_evidence
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective
 from ppbench.attacks.reconstruction.search.starts import groups
 from ppbench.base.seeds import Seeds

@@ -13,8 +13,7 @@ from observations import ask, psnr, seeded, updates, uploads
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
-from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights, project_l1
+from ppbench.attacks.reconstruction.generator.net import Decoder, Maps, Weights, architecture, initial, project_l1
 from ppbench.attacks.reconstruction.generator.store import Generator, overlap, write
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD

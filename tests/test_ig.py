@@ -11,10 +11,9 @@ import torch
 from observations import Seen, observation, psnr, reached, seeded, server_sees
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.explained import explained, layer, layers, masked
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses
+from ppbench.attacks.reconstruction.layers_left_out import IGLayers, explained, hypotheses, layer, layers, masked
 from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
 from ppbench.attacks.reconstruction.search.priors import Norm, Sum, TotalVariation
 from ppbench.base.errors import UsageError

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from observations import ask, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, recover_labels, single_label
-from ppbench.attacks.label.squared import label_histogram
+from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, label_histogram, recover_labels, single_label
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Local, Plan

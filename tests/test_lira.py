@@ -17,10 +17,9 @@ from torch.func import grad, vmap
 
 from ppbench.adversary.attack import Challenge, Guess, References
 from ppbench.adversary.augment import augmentations
-from ppbench.attacks.membership.base import AuditAttack
+from ppbench.attacks.membership.base import AuditAttack, log_likelihood, logit_gap
 from ppbench.attacks.membership.lira import LiRA, OfflineLiRA, World, likelihood_ratio, one_sided, strengths
 from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA
-from ppbench.attacks.membership.signal import log_likelihood, logit_gap
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan

@@ -15,8 +15,15 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.victims import Candidates, choose_candidates
 from ppbench.attacks.adaptive import unmask
-from ppbench.attacks.adaptive.euler import exact_moments, noiseless_moments
-from ppbench.attacks.adaptive.mask_estimators import by_projection, by_regression, by_rows, combined, surprise
+from ppbench.attacks.adaptive.mask_estimators import (
+    by_projection,
+    by_regression,
+    by_rows,
+    combined,
+    exact_moments,
+    noiseless_moments,
+    surprise,
+)
 from ppbench.attacks.adaptive.perturbed_extraction import ExtractProjection, ExtractRegression, ExtractUpload
 from ppbench.attacks.extraction.query import Query
 from ppbench.attacks.membership.loss import LossThreshold
