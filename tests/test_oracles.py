@@ -21,11 +21,10 @@ from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.mpdp.accounting import calibrate
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.spn import SPN
-from ppbench.federation.batching import shuffled
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Batch, Data, Local
+from ppbench.federation.plan import Batch, Data, Local, shuffled
 from ppbench.federation.view import Exchange, StateRecord, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.audit import audited, epsilon_lower
