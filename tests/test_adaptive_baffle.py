@@ -22,8 +22,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import directions, slope
-from ppbench.defenses.baffle.masks import RINGS
-from ppbench.defenses.baffle.messages import Differences
+from ppbench.defenses.baffle.messages import RINGS, Differences
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation import secagg
 from ppbench.federation.engine import Federation

@@ -24,8 +24,7 @@ from ppbench.defenses.mpdp.expansion import expanded, fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.evidence import exchanges
-from ppbench.defenses.pbpfl.perturbation import mask, multiply
+from ppbench.defenses.pbpfl.perturbation import exchanges, mask, multiply
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth

@@ -16,9 +16,8 @@ from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differ
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl.evidence import exchanges
 from ppbench.defenses.pbpfl.extended import PBPFLExt
-from ppbench.defenses.pbpfl.perturbation import multiply, surrogates
+from ppbench.defenses.pbpfl.perturbation import exchanges, multiply, surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation

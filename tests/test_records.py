@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from ppbench.base import files
 from ppbench.base.errors import Unwritable, UsageError
+from ppbench.base.files import publish_folder
 from ppbench.questions.membership import MemberScore
-from ppbench.records import files
-from ppbench.records.files import publish_folder
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store, canonical
 from ppbench.report.verify import record_problems

@@ -17,7 +17,7 @@ import zlib
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.base.files import unwritable, write_atomic
 
 MEMBER = re.compile(
     r"(?:ppbench|selftest|sources)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"

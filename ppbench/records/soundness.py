@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.records.files import write_atomic
+from ppbench.base.files import write_atomic
 from ppbench.records.schema import Strict
 from ppbench.records.store import Store, canonical
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 
+from ppbench.base.files import write_atomic
 from ppbench.base.registry import GROUPS, plugins
-from ppbench.records.files import write_atomic
 
 OWN = ("ppbench",)
 CODE = "sources.json"

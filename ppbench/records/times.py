@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.base.files import unwritable, write_atomic
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
 from ppbench.records.store import TIMES, canonical
 

@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ppbench.base.errors import UsageError, first_of
+from ppbench.base.files import unwritable, write_atomic
 from ppbench.base.version import __version__
-from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
 from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import chunks, step_seeds
-from ppbench.defenses.baffle.evidence import answers
+from ppbench.defenses.baffle.messages import answers
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.evidence import Shared, cohorts
 from ppbench.federation.evidence import Evidence, Simulate

@@ -25,8 +25,7 @@ from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
-from ppbench.defenses.pbpfl.evidence import exchanges
-from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, mask
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, exchanges, mask
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View

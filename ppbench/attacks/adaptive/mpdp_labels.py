@@ -20,8 +20,7 @@ from ppbench.attacks.adaptive.mask_estimators import Moments, noiseless_moments
 from ppbench.attacks.label.recovery import LabelRecovery, Reader, greedy_multiset
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
-from ppbench.defenses.pbpfl.evidence import exchanges, whole_cohorts
-from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, exchanges, whole_cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 

@@ -11,10 +11,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
+from ppbench.base.files import write_atomic
 from ppbench.base.registry import load
 from ppbench.federation.contract import Claim, Defense
 from ppbench.questions.base import missing
-from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ppbench.records.files import write_atomic
+from ppbench.base.files import write_atomic
 from ppbench.report.cap import Cap
 from ppbench.report.page.curves import curves
 from ppbench.report.page.entries import Board

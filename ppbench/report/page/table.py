@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pandas
 
+from ppbench.base.files import write_atomic
 from ppbench.questions.base import questions
-from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.report.cap import SeriesCap, caps, record_distance
 from ppbench.report.page.costs import Ratios, relative_costs

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
 from ppbench.base.errors import UsageError
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.base.files import unwritable, write_atomic
 
 FORMAT: Literal["ppbench.generator/1"] = "ppbench.generator/1"
 """Part of every file's name: raise it when the files, or what training makes, change."""
