@@ -149,7 +149,7 @@ def test_at_a_glance_judges_each_probe_for_itself(fabricate: Make) -> None:
     for records in orders(probes(fabricate)):
         tables = glances(records)
         verdicts = {
-            t.about.rpartition(", ")[2]: [r.verdict for r in t.rows if r.entry.defense.id == "dp"] for t in tables
+            t.about.rpartition(", ")[2]: [r.verdict for r in t.rows if r.value.entry.defense.id == "dp"] for t in tables
         }
         assert verdicts == {"probe gradient": ["hides images from plain attacks"], "probe local": ["falls to dlg"]}
 
@@ -235,7 +235,7 @@ def test_names_of_attacks_are_never_parsed(fabricate: Make) -> None:
     evil = fabricate("dp", 0.1, "portfolio (x)", "reconstruction", 35.0, control="sigma")
     controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
     (glance,) = glances([*controls, evil])
-    assert [row.verdict for row in glance.rows if row.entry.defense.id == "dp"] == ["falls to portfolio (x)"]
+    assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == ["falls to portfolio (x)"]
     sources = [Path(__file__).parents[1] / "ppbench" / where for where in ("leaderboard", "verdict", "report")]
     assert not [p for where in sources for p in where.rglob("*.py") if 'removeprefix("portfolio' in p.read_text()]
 
@@ -256,7 +256,7 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     told = [s for s in sentences("dp", records) if "sigma=0.5" in s]
     assert len(told) == 1 and "whether pixels are hidden is undecided, no attack on it gave a figure" in told[0]
     (glance,) = glances(records)
-    assert [row.verdict for row in glance.rows if row.entry.defense.id == "dp"] == [
+    assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == [
         "holds here" if level < 20 else "undecided"
     ], "a value that hides vouches for itself; that all values fall is not known"
 
