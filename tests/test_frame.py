@@ -18,6 +18,7 @@ from ppbench.report.page.table import no_claims
 from ppbench.report.page.worst import worst_rows
 from ppbench.report.verdict import sentences, verdicts
 from ppbench.report.verdict.lines import lines
+from ppbench.report.verdict.verdict import fate, together
 from ppbench.report.worst import WorstCase
 from ppbench.testing.worst import worst_figures
 
@@ -126,6 +127,14 @@ def test_one_probe_is_named_where_it_is_not_the_plain_one(fabricate):
     assert sentences("dp", [rounds])[0].startswith("[probe gradient, 2 rounds] ")
 
 
+def test_at_a_glance_judges_each_probe_for_itself(fabricate):
+    tables = glances(probes(fabricate))
+    verdicts = {
+        t.about.rpartition(", ")[2]: [r.verdict for r in t.rows if r.value.entry.defense.id == "dp"] for t in tables
+    }
+    assert verdicts == {"probe gradient": ["hides images from plain attacks"], "probe local": ["falls to dlg"]}
+
+
 def test_a_control_that_falls_under_one_probe_vouches_for_no_other(fabricate):
     some = [r for r in probes(fabricate) if (r.config.defense.id, r.config.probe) != ("none", "local")]
     stands = fabricate("none", None, "dlg", "reconstruction", 9.0, probe="local")
@@ -207,6 +216,12 @@ def test_names_of_attacks_are_never_parsed(fabricate):
     controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
     (glance,) = glances([*controls, evil])
     assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == ["falls to portfolio (x)"]
+
+
+def test_a_cell_without_a_figure_is_undecided_and_never_hidden(fabricate):
+    failed = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", status="failed")
+    assert fate(None) == fate(failed) == "undecided"
+    assert together(["hidden", "falls", "undecided"]) == "falls" and together(["hidden", "hidden"]) == "hidden"
 
 
 @pytest.mark.parametrize("level", [9.0, 35.0])

@@ -47,7 +47,7 @@ def _over(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else value / base
 
 
-def cost_sentence(defense: str, records: Sequence[Record], times: TimesOf) -> str:
+def cost_sentence(defense: str, records: Sequence[Record], times: TimesOf = lambda _: None) -> str:
     """Return "costs: up 0.31 of none's bytes, down 1.00; time 12x (11-13x)" over all control values, or ""."""
     relative = relative_costs(records)
     mine = [r for r in records if r.config.defense.id == defense]
