@@ -134,6 +134,13 @@ def versus(controls, tmp_path):
     return make
 
 
+def test_a_dropped_mask_is_found(cell, versus):
+    """A server that reads sums alone, and the same protocol when its masks are gone."""
+    base, new = (cell("pbpfl_ext", 10.0, share, error=error) for share, error in ((7.0, 0.9), (35.0, 0.02)))
+    found = versus([base], [new])
+    assert found.exit_code == 1 and {row.metric for row in found.regressions} == {"psnr_median", "share_above_20db"}
+
+
 CHANGED = {
     "attack.version": lambda r: configured(r, "attack", version="2"),
     "attack.parameters.budget": lambda r: configured(r, "attack", parameters={"budget": 9}),

@@ -120,7 +120,6 @@ def test_the_examples_suite_is_one(tmp_path):
     assert load_suite(tmp_path / "small.toml").id == "sign-sgd-small"
 
 
-# -- the workflow ----------------------------------------------------------------------------------------------------
 WORKFLOW = yaml.safe_load((EXAMPLES / "ci/github-workflow.yml").read_text())
 
 

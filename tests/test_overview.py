@@ -169,7 +169,6 @@ def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate)
     assert sentence not in both and '<a href="#defense-dp">dp</a>' in both
 
 
-# -- what could not be read -------------------------------------------------------------------------------------------
 @pytest.fixture
 def damaged(fabricate, tmp_path):
     """A folder with three good records, a truncated one, one of a newer schema, and one whose images are gone."""

@@ -77,7 +77,6 @@ def test_attacks_that_know_more_and_find_less_are_flagged(fabricate, knowing, fl
     assert ("knows more, finds less" in {b.text for b in board.entries[0].badges}) == flagged
 
 
-# -- tuning ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Told(Attack):
     """Answers what it is told: the truth of the victims `seen`, times `gain`."""

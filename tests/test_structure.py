@@ -134,7 +134,6 @@ def test_a_question_says_all_that_is_shown_of_it(name, fabricate):
     assert question.board in ("", "reconstruction") and question.title
 
 
-# -- a question that is not installed ----------------------------------------------------------------------------------
 @pytest.fixture
 def stranger(fabricate):
     """Return a record of a question that nobody here has, as it lies on disk."""

@@ -148,7 +148,7 @@ def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, asked, 
     assert any("epsilon_lower.value" in problem for problem in verify(store.out))
 
 
-def test_a_damaged_record_is_named_and_the_rest_is_read(store):
+def test_a_damaged_record_is_named_and_the_rest_is_checked(store):
     """Truncated, of another cell, of a newer schema: each is named, nothing is deleted, and the other is still read."""
     first, second = store.ids()
     path, other = (store.folder / f"{cell}.json" for cell in (first, second))
