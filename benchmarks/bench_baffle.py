@@ -27,8 +27,8 @@ from ppbench.base.seeds import Seeds
 from ppbench.defenses.baffle.estimator import Scheme, step_seeds
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.client_map import channels_last
 from ppbench.federation.contract import Defense, Job
+from ppbench.federation.drive import channels_last
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan

@@ -1,6 +1,6 @@
 """How long a page of many records takes: loading, rendering, memory; with `--browser`, opening and sorting in Chromium.
 
-Records are made by hand: no attack runs. `synthetic` is used by tests/test_board_scale.py, too.
+Records are made by hand: no attack runs. `synthetic` is used by tests/test_overview.py, too.
 
     python benchmarks/bench_page.py --records 10000 --folder /tmp/many
     python benchmarks/bench_page.py --records 500 --folder /tmp/some --browser

@@ -11,7 +11,10 @@ import typer
 
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.version import __version__
-from ppbench.commands import boards, compare, evaluate, sweep
+from ppbench.commands.boards import claims, leaderboard, pack, verify
+from ppbench.commands.compare import baseline, compare
+from ppbench.commands.evaluate import evaluate
+from ppbench.commands.sweep import sweep
 
 app = typer.Typer(
     add_completion=False,
@@ -69,17 +72,9 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             typer.echo(f"  {name:<16} {title}")
 
 
-for command in (
-    evaluate.evaluate,
-    sweep.sweep,
-    boards.leaderboard,
-    boards.verify,
-    boards.pack,
-    compare.compare,
-    boards.claims,
-):
+for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims):
     app.command()(command)
-app.add_typer(compare.baseline, name="baseline")
+app.add_typer(baseline, name="baseline")
 
 
 INTERRUPTED = 130

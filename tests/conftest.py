@@ -1,16 +1,11 @@
 """Shared fixtures: a small task on the embedded digits, federations over it, and records made by hand."""
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations
-from multiprocessing.context import BaseContext
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +13,12 @@ import torch
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import CellConfig, Record, Score
+from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost
 from ppbench.task.dataset import open_dataset
 
@@ -33,25 +27,22 @@ CLIENTS = 4
 
 
 # -- batteries: many cases, of which a usual run asks enough ----------------------------------------------------------
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--battery", choices=("pairs", "whole"), default="pairs",
         help="ask the batteries' cases until every pair of their values was met, or the whole of them",
     )  # fmt: skip
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     config.addinivalue_line("markers", "battery(*values): a case of a battery, known by these values, one of each axis")
 
 
-def covering(cases: Sequence[tuple[Hashable, ...]]) -> list[int]:
-    """Return places of cases, in order, that hold every pair of values of two axes that any case holds.
-
-    Each pair is met first where fewest cases hold it; of those the case with the most pairs yet unmet is taken, and
-    the first of equals, so that the choice is the same in every process.
-    """
+def covering(cases):
+    """Return places of cases, in order, that hold every pair of values of two axes that any case holds: greedily, the
+    rarest pair first, by the case with the most pairs yet unmet, so that the choice is the same in every process."""
     pairs = [list(combinations(enumerate(case), 2)) for case in cases]
-    holders: dict[Hashable, list[int]] = defaultdict(list)
+    holders = defaultdict(list)
     for place, held in enumerate(pairs):
         for pair in held:
             holders[pair].append(place)
@@ -64,11 +55,11 @@ def covering(cases: Sequence[tuple[Hashable, ...]]) -> list[int]:
     return sorted(chosen)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Leave out what a battery need not ask, unless the whole is wanted or cases are chosen by name."""
     if config.getoption("--battery") == "whole" or config.option.keyword or any("[" in arg for arg in config.args):
         return
-    batteries: dict[str, list[tuple[pytest.Item, tuple[Hashable, ...]]]] = defaultdict(list)
+    batteries = defaultdict(list)
     for item in items:
         if mark := item.get_closest_marker("battery"):
             batteries[item.nodeid.partition("[")[0]].append((item, mark.args))
@@ -81,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_timed_pair() -> Iterator[None]:
+def one_timed_pair():
     """Let trainings in this process time a single pair: how long a client takes is in no record."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "BUDGET_S", 0.0)
@@ -90,7 +81,7 @@ def one_timed_pair() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def planted() -> Iterator[Path]:
+def planted():
     """Let this process, and those that it starts, find the planted plugins; return where they are."""
     home = Path(__file__).parent / "planted"
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +94,7 @@ def planted() -> Iterator[Path]:
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> BaseContext:
+def forked(monkeypatch):
     """Let executors of this process fork their workers: how long everything takes to import is tested elsewhere."""
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
@@ -111,10 +102,10 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> BaseContext:
 
 
 @pytest.fixture
-def refused(tmp_path: Path) -> Callable[..., None]:
+def refused(tmp_path):
     """Return an assertion: opening a data set fails with one line that contains all words."""
 
-    def check(text: str, *words: str) -> None:
+    def check(text, *words):
         with pytest.raises(UsageError) as caught:
             open_dataset(text, seed=0, root=tmp_path)
         message = str(caught.value)
@@ -125,7 +116,7 @@ def refused(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def digits() -> Data:
+def digits():
     from sklearn.datasets import load_digits
 
     raw = load_digits()
@@ -134,22 +125,21 @@ def digits() -> Data:
 
 
 @pytest.fixture
-def plan() -> Plan:
+def plan():
     return Plan(net_spec("dlnet", (1, 8, 8), 10), CLIENTS, Local(batch=16))
 
 
 @pytest.fixture
-def shards(digits: Data) -> dict[int, Data]:
+def shards(deal):
     """Four clients; the last one has fewer examples."""
-    sizes = (48, 48, 48, 40)
-    return {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(sizes)}
+    return deal((48, 48, 48, 40))
 
 
 @pytest.fixture(scope="session")
-def deal(digits: Data) -> Callable[..., dict[int, Data]]:
+def deal(digits):
     """Return a maker of shards of the given sizes, one behind the other, in storage of their own."""
 
-    def make(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> dict[int, Data]:
+    def make(sizes, dtype=torch.float32):
         ends = [sum(sizes[: client + 1]) for client in range(len(sizes))]
         parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return {
@@ -160,11 +150,11 @@ def deal(digits: Data) -> Callable[..., dict[int, Data]]:
 
 
 @pytest.fixture
-def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
+def federate(plan, shards):
     """Return a started federation of a defense."""
 
-    def make(defense: Defense, plan: Plan = plan, seed: int = 0, **options: object) -> Federation:
-        federation = Federation(defense, plan, shards, Seeds(seed), **options)  # type: ignore[arg-type]
+    def make(defense, plan=plan, seed=0, **options):
+        federation = Federation(defense, plan, shards, Seeds(seed), **options)
         federation.start(initial(plan.spec, 1))
         return federation
 
@@ -172,32 +162,40 @@ def federate(plan: Plan, shards: dict[int, Data]) -> Callable[..., Federation]:
 
 
 @pytest.fixture(scope="session")
-def bench_page() -> ModuleType:
+def script():
+    """Return what imports a file of the repository that is in no package."""
+
+    def imported(path):
+        spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return imported
+
+
+@pytest.fixture(scope="session")
+def bench_page(script):
     """benchmarks/bench_page.py, which makes many records."""
-    path = Path(__file__).parent.parent / "benchmarks" / "bench_page.py"
-    spec = importlib.util.spec_from_file_location("bench_page", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(Path(__file__).parent.parent / "benchmarks" / "bench_page.py")
 
 
 # -- records made by hand --------------------------------------------------------------------------------------------
-Fields = dict[str, object]
-FEDERATION: Fields = dict(
+FEDERATION = dict(
     rounds=20, schedule="parallel", local_epochs=1, batch=32, optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[],
     decay=1.0, partition="iid", server_optimizer="sgd", server_lr=0.1, backend="loop", device="cpu", dtype="float32",
 )  # fmt: skip
 COUNT = {"membership": 400, "extraction": 200}
 
 
-def _victims(kind: str, share: float, error: float, n: int, alike: float | None) -> Iterator[Fields]:
+def _victims(kind, share, error, n, alike):
     """Yield scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
     for i in range(n):
         hit = i < round(share * n)
         if kind == "membership":  # four strata of equal size: two halves times members and others
             member, right = bool(i % 2), i // 4 < round(share * n / 4)
-            own: Fields = dict(kind="member", half=i % 4 // 2, member=member, decision=member == right)
+            own = dict(kind="member", half=i % 4 // 2, member=member, decision=member == right)
             own["score"] = float(member == right)
         elif kind == "extraction":
             decision = None if alike is None else int(i >= alike * n)
@@ -213,12 +211,10 @@ def _victims(kind: str, share: float, error: float, n: int, alike: float | None)
 
 
 def _config(
-    defense: str, value: float | None, attack: str, kind: str, *, control: str = "kappa", adaptive: bool = False,
-    parameters: Fields | None = None, stage: str | None = None, threat: str | None = None, batch: int = 1,
-    dataset: str = "digits", sha256: str = "0" * 64, model: str = "mlp", options: Fields | None = None,
-    shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, loss: str = "squared", clients: int = 10,
-    upload: str = "gradient", seed: int = 0, **more: object,
-) -> CellConfig:  # fmt: skip
+    defense, value, attack, kind, *, control="kappa", adaptive=False, parameters=None, stage=None, threat=None, batch=1,
+    dataset="digits", sha256="0" * 64, model="mlp", options=None, shape=(1, 8, 8), classes=10, loss="squared",
+    clients=10, upload="gradient", seed=0, **more,
+):  # fmt: skip
     of_records = kind in COUNT
     given = {} if value is None else {control: value}
     threat = threat or ("client/1" if of_records else "server/1")
@@ -237,7 +233,7 @@ def _config(
 
 
 @pytest.fixture(scope="session")
-def fabricate() -> Callable[..., Record]:
+def fabricate():
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
 
     share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
@@ -245,20 +241,17 @@ def fabricate() -> Callable[..., Record]:
     """
 
     def make(
-        defense: str, value: float | None, attack: str, kind: str, share: float = 0.5, *, error: float = 0.5,
-        n: int | None = None, alike: float | None = None, status: str = "complete", accuracy: float | None = 0.95,
-        mse: float | None = None, bytes_up: float = 1000.0, epsilon: float | None = None,
-        reason: str | None = "no noise", scores: Sequence[Score] | None = None, **about: Any,
-    ) -> Record:  # fmt: skip
+        defense, value, attack, kind, share=0.5, *, error=0.5, n=None, alike=None, status="complete", accuracy=0.95,
+        mse=None, bytes_up=1000.0, epsilon=None, reason="no noise", scores=None, **about,
+    ):  # fmt: skip
         config = _config(defense, value, attack, kind, **about)
         fates = _victims(kind, share, error, n or COUNT.get(kind, 12), alike) if scores is None else scores
         ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
         utility = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, curve=[],
                        chance=1 / config.model.classes, reason=None if accuracy is not None else "none",
                        mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse)  # fmt: skip
-        privacy = dict(
-            epsilon=epsilon, delta=None if epsilon is None else 1e-5, reason=reason if epsilon is None else None
-        )
+        claim = (None, None, reason) if epsilon is None else (epsilon, 1e-5, None)
+        privacy = dict(zip(("epsilon", "delta", "reason"), claim, strict=True))
         environment = dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1, dtype="float32")
         draft = Record.model_validate(
             dict(
@@ -276,10 +269,10 @@ def fabricate() -> Callable[..., Record]:
 
 
 @pytest.fixture(scope="session")
-def asked() -> Callable[..., Record]:
+def asked():
     """Return a maker of a record whose questions have a name, with `changes`, and with its metrics made again."""
 
-    def make(record: Record, **changes: object) -> Record:
+    def make(record, **changes):
         new = record.model_copy(update={"asked": "a1b2", **changes})
         about = new.config
         metrics = aggregate(new.victims, classes=about.model.classes, seed=about.seed, delta=new.privacy.delta)
@@ -289,13 +282,13 @@ def asked() -> Callable[..., Record]:
 
 
 @pytest.fixture(scope="session")
-def cell(fabricate: Callable[..., Record], asked: Callable[..., Record]) -> Callable[..., Record]:
+def cell(fabricate, asked):
     """Return a maker of records that `ppbench compare` compares: of dp at sigma = .1, 24 victims, unless told."""
 
     def make(
-        defense: str = "dp", value: float | None = 0.1, share: float = 10.0, attack: str = "dlg",
-        kind: str = "reconstruction", n: int | None = 24, **more: Any,
-    ) -> Record:  # fmt: skip
+        defense = "dp", value = 0.1, share = 10.0, attack = "dlg",
+        kind = "reconstruction", n = 24, **more,
+    ):  # fmt: skip
         return asked(fabricate(defense, value, attack, kind, share, control="sigma", n=n, **more))
 
     return make

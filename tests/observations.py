@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from scipy import stats
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
@@ -23,6 +25,8 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.questions.images import score_images
 
 Seen = tuple[View, Victims]
+CHANCE = float(stats.norm.isf(5e-4))
+"""Deviations from chance that a null exceeds once in a thousand."""
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -42,13 +46,36 @@ def updates(simulate: Simulate, x: Tensor, y: Tensor) -> list[Params]:
     ]
 
 
+def letters(number: int, client: int, params: Params, update: Params, probe: int = -1) -> tuple[Envelope, Envelope]:
+    """Return a broadcast and the client's answer, an update."""
+    return (
+        Envelope(probe, number, 0, SERVER, client, 0, Model(params)),
+        Envelope(probe, number, 0, client, SERVER, 0, Update(update)),
+    )
+
+
+def delivered(plan: Plan, params: Params) -> View:
+    """Return a client's view of a delivered model."""
+    return View("client/1", 0, plan, NoDefense(), (Envelope(-1, 1, 0, SERVER, 0, 0, Model(params)),), ())
+
+
+def told(member: Tensor) -> Tensor:
+    """Return what a challenge tells of who was a member: of every second record nothing (-1)."""
+    known = member.to(torch.int8)
+    known[1::2] = -1
+    return known
+
+
+def deviations(member: Tensor, score: Tensor) -> float:
+    """Return how far an AUC lies from .5, in deviations of Mann and Whitney's law: (m + n + 1) / (12 m n)."""
+    inside, outside = int(member.sum()), int((~member).sum())
+    return float(roc_auc_score(member, score) - 0.5) / ((inside + outside + 1) / (12 * inside * outside)) ** 0.5
+
+
 def uploads(plan: Plan, params: Params, observed: Sequence[Params], public: Data | None = None) -> View:
     """Return an undefended server's view of one upload a probe, all from client 0."""
-    mail = []
-    for probe, update in enumerate(observed):
-        mail.append(Envelope(probe, 1, 0, SERVER, 0, 0, Model(params)))
-        mail.append(Envelope(probe, 1, 0, 0, SERVER, 0, Update(update)))
-    return View("server/1", SERVER, plan, NoDefense(), tuple(mail), (), public=public)
+    mail = tuple(letter for probe, update in enumerate(observed) for letter in letters(1, 0, params, update, probe))
+    return View("server/1", SERVER, plan, NoDefense(), mail, (), public=public)
 
 
 def ask(count: int, batch: int = 1, y: Tensor | None = None) -> list[Challenge]:
@@ -70,6 +97,12 @@ def server_sees(digits: Data, defense: Defense, batch: int = 1, count: int = 8, 
     fed.start(initial(plan.spec, 1))
     victims = choose_victims(fed.shards, "server/1", batch, count, Seeds(0))
     return fed.probe(victims.data).view("server/1"), victims
+
+
+def scored(victims: Victims, guesses: Sequence[Guess], own: Sequence[Evidence] = ()) -> list[tuple[float, bool]]:
+    """Return each image's PSNR (100 dB at most) and label hit, by the scorer."""
+    found = score_images(victims, guesses, {e.unit: e for e in own}, {}, (0.0, 1.0))
+    return [(s.psnr or 0.0, bool(s.label)) for s in found.victims]
 
 
 def reached(seen: Seen, attack: Attack) -> tuple[list[float], list[Guess]]:

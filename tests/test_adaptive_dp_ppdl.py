@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import seeded
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
@@ -28,7 +29,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Slot
+from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.images import score_images
@@ -47,7 +48,7 @@ def probe(federate: Federate, defense: Defense, count: int = 6, batch: int = 1) 
 
 def attacked(attack: Attack, view: View, victims: Victims) -> list[ImageScore]:
     """Return the scores of an attack, with the discrepancy of its own evidence at the truth."""
-    guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
+    guesses = attack.run(view, victims.challenges(), seeded(0))
     evidence = {e.unit: e for e in attack.evidence(view)}
     return score_images(victims, guesses, evidence, {}, view.plan.data_range).victims
 
@@ -79,30 +80,15 @@ def norm(evidence: Evidence) -> float:
 
 
 # -- noise without clipping ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_little_noise_does_not_hide_the_image(law: str, federate: Federate) -> None:
-    view, victims = probe(federate, DP(1e-4, law), 4)
-    scores = attacked(AdaptiveDP(budget=900), view, victims)
-    assert median(scores) > grey(victims) + 15
-    assert all(score.label for score in scores)
-
-
-def test_the_noise_law_helps_where_plain_matching_falters(federate: Federate) -> None:
+def test_the_noise_law_helps_where_plain_matching_falters(federate):
     """By 0.6 to 2 dB on the mean over several draws of victims."""
     view, victims = probe(federate, DP(1e-3), 12)
     adaptive, plain = attacked(AdaptiveDP(budget=900), view, victims), attacked(DLG(), view, victims)
     assert sum(a.psnr - p.psnr for a, p in zip(adaptive, plain, strict=True)) / 12 > 0.3
 
 
-def test_much_noise_hides_the_image(federate: Federate) -> None:
-    view, victims = probe(federate, DP(1.0))
-    assert median(attacked(AdaptiveDP(budget=300), view, victims)) < grey(victims) + 1
-
-
 @pytest.mark.parametrize(("law", "passes"), [("gaussian", 0), ("laplace", module.REWEIGHTINGS)])
-def test_squares_are_reweighted_under_a_laplace_law_only(
-    law: str, passes: int, federate: Federate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_squares_are_reweighted_under_a_laplace_law_only(law, passes, federate, monkeypatch):
     """Every pass after the first takes its weights at the point where the one before ended."""
     points: list[Tensor] = []
 
@@ -117,7 +103,7 @@ def test_squares_are_reweighted_under_a_laplace_law_only(
     assert all(not torch.equal(a, b) for a, b in zip(points, points[2:], strict=False))
 
 
-def test_noise_is_the_public_law_and_none_where_there_is_none(federate: Federate) -> None:
+def test_noise_is_the_public_law_and_none_where_there_is_none(federate):
     for defense in (DP(0.25), DP(0.25, "laplace"), DPSGD(0.5, 2.0), DP(0.0)):
         view, _ = probe(federate, defense, 2)
         assert {e.noise for e in AdaptiveDP().evidence(view)} == {defense.noise(view.plan)}
@@ -125,20 +111,17 @@ def test_noise_is_the_public_law_and_none_where_there_is_none(federate: Federate
 
 
 # -- clipping --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("multiplier", "gain"), [(0.0, 0.0), (1e-4, 6.0)])
-def test_the_scale_search_beats_plain_matching_on_clipped_gradients(
-    multiplier: float, gain: float, federate: Federate
-) -> None:
+def test_the_scale_search_beats_plain_matching_on_clipped_gradients(federate):
     """Clip .3 shrinks these gradients tenfold; plain DLG takes that for a soft label, and so reads labels wrong."""
-    view, victims = probe(federate, DPSGD(multiplier, 0.3), 4)
+    view, victims = probe(federate, DPSGD(1e-4, 0.3), 4)
     adaptive, plain = attacked(AdaptiveDP(), view, victims), attacked(DLG(), view, victims)
-    assert median(adaptive) > max(20.0, median(plain) + gain)
+    assert median(adaptive) > max(20.0, median(plain) + 6)
     assert all(score.label for score in adaptive)
     assert not all(score.label for score in plain)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_shrinkage_at_the_true_batch_is_the_norm_over_the_clip(batch: int, digits) -> None:
+def test_shrinkage_at_the_true_batch_is_the_norm_over_the_clip(batch, digits):
     x, y = digits.x[:batch], digits.y[:batch]
     evidence = evidence_on(x, y)
     start = Starts(x[None], certain(y)[None], joint=True)
@@ -149,16 +132,9 @@ def test_shrinkage_at_the_true_batch_is_the_norm_over_the_clip(batch: int, digit
     assert norm(restored) == pytest.approx(norm(evidence), rel=1e-5)
 
 
-def test_shrinkage_is_one_where_the_simulation_is_not_finite(digits) -> None:
-    start = Starts(torch.full((1, 1, 1, 8, 8), torch.nan), certain(digits.y[:1])[None], joint=True)
-    assert shrinkage([evidence_on(digits.x[:1], digits.y[:1])], start, 0.1).tolist() == [1.0]
-
-
 @settings(max_examples=20, deadline=None)
 @given(factor=st.floats(0.05, 0.95), which=st.integers(0, 179))
-def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_whole(
-    factor: float, which: int, digits
-) -> None:
+def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_whole(factor, which, digits):
     """Why `decided`: the label p - f (p - y) gives f times the gradient of y, so that its norm says nothing of f."""
     x, y = digits.x[which : which + 1], digits.y[which : which + 1]
     prediction = PLAN.net(PARAMS, x).softmax(-1).detach()
@@ -177,9 +153,9 @@ def laplace_loss(residual: Tensor, scale: float) -> Tensor:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), std=st.floats(1e-3, 10.0))
-def test_reweighted_squares_touch_the_laplace_likelihood(seed: int, std: float) -> None:
+def test_reweighted_squares_touch_the_laplace_likelihood(seed, std):
     """At the present residual r0: half its value, its gradient; elsewhere, with that half added, never below it."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     present, scale = {"w": torch.randn(40, generator=generator).double()}, std / math.sqrt(2)
     signs = torch.randn(40, generator=generator).sign()
     r0 = signs * scale * (0.2 + 5 * torch.rand(40, generator=generator))  # beyond the floor of .1 scale
@@ -201,7 +177,7 @@ def test_reweighted_squares_touch_the_laplace_likelihood(seed: int, std: float) 
         assert float(laplace_loss(other, scale)) <= float(bound) * (1 + 1e-3)
 
 
-def test_reweighting_keeps_hidden_entries_hidden_and_weights_finite(digits) -> None:
+def test_reweighting_keeps_hidden_entries_hidden_and_weights_finite(digits):
     """A residual of 0 gets the weight of one at a tenth of the scale: 20, and no more."""
     x, y = digits.x[:1], digits.y[:1]
     evidence = evidence_on(x, y)
@@ -214,7 +190,7 @@ def test_reweighting_keeps_hidden_entries_hidden_and_weights_finite(digits) -> N
 
 
 # -- PPDL ------------------------------------------------------------------------------------------------------------
-def test_the_visible_support_undoes_pruning(federate: Federate) -> None:
+def test_the_visible_support_undoes_pruning(federate):
     view, victims = probe(federate, PPDL(0.3), 8)
     adaptive, plain = attacked(AdaptivePPDL(), view, victims), attacked(DLG(), view, victims)
     assert all(score.psnr > 30 and score.label for score in adaptive)
@@ -223,12 +199,7 @@ def test_the_visible_support_undoes_pruning(federate: Federate) -> None:
     assert all(score.at_truth > 1e-5 for score in plain)
 
 
-def test_a_batch_is_rebuilt_from_its_support_too(federate: Federate) -> None:
-    view, victims = probe(federate, PPDL(0.3), 4, batch=2)
-    assert median(attacked(AdaptivePPDL(), view, victims)) > median(attacked(DLG(), view, victims)) + 5
-
-
-def test_the_noise_on_sent_entries_is_known(federate: Federate) -> None:
+def test_the_noise_on_sent_entries_is_known(federate):
     view, victims = probe(federate, PPDL(0.3, sigma=1e-4), 4)
     adaptive = attacked(AdaptivePPDL(), view, victims)
     assert {e.noise for e in AdaptivePPDL().evidence(view)} == {Noise("gaussian", 1e-4)}
@@ -236,7 +207,7 @@ def test_the_noise_on_sent_entries_is_known(federate: Federate) -> None:
 
 
 @pytest.mark.parametrize("theta", [0.02, 0.3, 1.0])  # sent as indices, as a bitmap, whole
-def test_the_mask_says_what_the_message_says(theta: float, federate: Federate) -> None:
+def test_the_mask_says_what_the_message_says(theta, federate):
     """It follows from the places alone, marks as many entries as were sent, and all that were not zero."""
     view, _ = probe(federate, PPDL(theta), 4)
     sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
@@ -248,14 +219,3 @@ def test_the_mask_says_what_the_message_says(theta: float, federate: Federate) -
             assert bool(mask[evidence.observed[name] != 0].all())
         total = sum(v.numel() for v in evidence.observed.values())
         assert sum(int(mask.sum()) for mask in evidence.weight.values()) == len(message.value) == round(theta * total)
-
-
-def test_a_client_sees_no_masks_and_other_defenses_have_none(federate: Federate) -> None:
-    run = federate(PPDL(0.3))
-    victims = choose_victims(run.shards, "client/1", 1, 3, Seeds(0))
-    seen = run.probe(victims.data).view("client/1", own=victims.own)
-    assert SERVER not in {e.receiver for e in seen.mail if e.sender != seen.party}
-    for view in (seen, probe(federate, DP(0.0), 2)[0]):
-        found = AdaptivePPDL().evidence(view)
-        assert found
-        assert all(evidence.weight is None for evidence in found)

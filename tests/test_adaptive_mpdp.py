@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from observations import scored, seeded
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims, choose_victims
-from ppbench.attacks.adaptive.euler import noiseless_moments
+from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
@@ -23,8 +24,7 @@ from ppbench.defenses.mpdp.expansion import expanded, fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.evidence import exchanges
-from ppbench.defenses.pbpfl.perturbation import mask, multiply
+from ppbench.defenses.pbpfl.perturbation import exchanges, mask, multiply
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
@@ -33,7 +33,6 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
-from ppbench.questions.images import score_images
 from ppbench.questions.labels import score_labels
 from ppbench.testing.scene import digits
 
@@ -48,30 +47,15 @@ UNMASKED = [MPDP(), MPDP(gamma="scalar"), MPDPNaive(), MPCDP()]
 IDS = ["mpdp", "mpdp-scalar", "mp_dp_naive", "mp_cdp"]
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def probed(
-    defense: Defense,
-    spec: NetSpec = BARE,
-    batch: int = 1,
-    count: int = 8,
-    threat: str = "server/1",
-    clients: int = CLIENTS,
+    defense: Defense, spec: NetSpec = BARE, batch: int = 1, count: int = 8, threat: str = "server/1"
 ) -> tuple[View, Victims]:
-    x, y = digits().x, digits().y
-    data = {c: Data(x[64 * c : 64 * c + 64].clone(), y[64 * c : 64 * c + 64].clone()) for c in range(clients)}
-    fed = Federation(defense, Plan(spec, clients, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
+    x, y = digits().x.split(64), digits().y.split(64)
+    data = {c: Data(x[c].clone(), y[c].clone()) for c in range(CLIENTS)}
+    fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
     victims = choose_victims(data, threat, batch, count, Seeds(0), sums=defense.sums)
     return fed.probe(victims.data).view(threat, own=victims.own), victims
-
-
-def scored(victims: Victims, guesses: Sequence[Guess]) -> list[tuple[float, bool]]:
-    """Return each image's PSNR (100 dB at most) and label hit, by the scorer."""
-    found = score_images(victims, guesses, {}, {}, (0.0, 1.0))
-    return [(s.psnr or 0.0, bool(s.label)) for s in found.victims]
 
 
 def hits(victims: Victims, guesses: Sequence[Guess]) -> float:
@@ -101,7 +85,7 @@ def silence(view: View, change: object) -> View:
 @pytest.mark.parametrize(
     "spec", [BARE, DEEP, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: f"{s.model}-{dict(s.options)}"
 )
-def test_the_exact_gradient_of_one_example_is_rebuilt(spec: NetSpec) -> None:
+def test_the_exact_gradient_of_one_example_is_rebuilt(spec):
     """U8: below 1e-10 in float64 (spec: 2.6e-15 for an MLP-5, 2.7e-14 for ResNet20), whatever noise was added."""
     view, victims = probed(MPDP(epsilon=0.1, kappa=10.0), spec, count=4)
     found = AdaptiveMPDP().evidence(view)
@@ -115,19 +99,11 @@ def test_the_exact_gradient_of_one_example_is_rebuilt(spec: NetSpec) -> None:
     assert distance(noisy.observed, true_gradient(view.plan, noisy.params, victims.truth(noisy.unit))) > 1
 
 
-@pytest.mark.parametrize("spec", [DEEP, RESNET], ids=lambda s: s.model)
-def test_float32_rebuilds_to_its_rounding(spec: NetSpec) -> None:
-    """Spec: 4.4e-7 (MLP-5), 2.6e-6 (ResNet20), at kappa 1."""
-    view, victims = probed(MPDP(precision="float32", kappa=1.0), spec, count=4)
-    for one in AdaptiveMPDP().evidence(view):
-        assert distance(one.observed, true_gradient(view.plan, one.params, victims.truth(one.unit))) < 2e-4
-
-
 @pytest.mark.parametrize(
     "defense", [MPDP(), MPDPNaive(), MPCDP(), MPDP(bound=37.0)], ids=["mpdp", "naive", "cdp", "bound"]
 )
 @pytest.mark.parametrize("spec", [BARE, CNN], ids=lambda s: s.model)
-def test_a_listener_rebuilds_the_gradient_of_an_ordinary_network(defense: Defense, spec: NetSpec) -> None:
+def test_a_listener_rebuilds_the_gradient_of_an_ordinary_network(defense, spec):
     """No state and no data: transitional layers fold away, and most of the mask comes off with the head's columns."""
     view, victims = probed(defense, spec, count=4, threat="eavesdropper/1")
     assert not view.states
@@ -136,7 +112,7 @@ def test_a_listener_rebuilds_the_gradient_of_an_ordinary_network(defense: Defens
         assert distance(one.observed, true_gradient(view.plan, one.params, victims.truth(one.unit))) < 1e-9
 
 
-def test_the_rebuilt_gradient_owes_nothing_to_the_noisy_one() -> None:
+def test_the_rebuilt_gradient_owes_nothing_to_the_noisy_one():
     view, _ = probed(MPDP(), count=4)
     blind = silence(view, lambda m: replace(m, g={n: torch.full_like(v, torch.nan) for n, v in m.g.items()}))
     attack = AdaptiveMPDP()
@@ -146,7 +122,7 @@ def test_the_rebuilt_gradient_owes_nothing_to_the_noisy_one() -> None:
 
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1"])
 @pytest.mark.parametrize("defense", UNMASKED, ids=IDS)
-def test_every_image_and_label_of_one_example_is_read(defense: Defense, threat: str) -> None:
+def test_every_image_and_label_of_one_example_is_read(defense, threat):
     """Spec: 309 to 312 dB whatever epsilon; the scorer stops at 100. The noisy gradient alone gives little."""
     view, victims = probed(defense, count=4, threat=threat)
     attack = AdaptiveMPDP()
@@ -160,7 +136,7 @@ def test_every_image_and_label_of_one_example_is_read(defense: Defense, threat: 
         assert sorted(psnr for psnr, _ in plain)[2] < 20
 
 
-def test_batches_are_matched_with_what_carries_no_noise() -> None:
+def test_batches_are_matched_with_what_carries_no_noise():
     view, victims = probed(MPDP(epsilon=1.0), batch=2, count=6)
     attack = AdaptiveMPDP()
     for one in attack.evidence(view):
@@ -172,7 +148,7 @@ def test_batches_are_matched_with_what_carries_no_noise() -> None:
     assert sum(psnr > 40 for psnr, _ in found) >= 4
 
 
-def test_null_noise_instead_of_surrogates_gives_no_image() -> None:
+def test_null_noise_instead_of_surrogates_gives_no_image():
     g = seeded(9)
 
     def drown(message: object) -> object:
@@ -180,14 +156,14 @@ def test_null_noise_instead_of_surrogates_gives_no_image() -> None:
 
     for batch in (1, 2):
         view, victims = probed(MPDP(), batch=batch, count=4)
-        found = scored(victims, AdaptiveMPDP(budget=60).run(silence(view, drown), victims.challenges(), seeded()))
+        found = scored(victims, AdaptiveMPDP(budget=30).run(silence(view, drown), victims.challenges(), seeded()))
         assert max(psnr for psnr, _ in found) < 15
         guesses = MPDPHistogram().run(silence(view, drown), victims.challenges(), seeded())
         assert hits(victims, guesses) < 0.7
 
 
 # -- the hardened variant --------------------------------------------------------------------------------------------
-def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates() -> None:
+def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates():
     """U8's other half: mpdp_h. A client's ring words are noise, and the sums are no single example's."""
     view, victims = probed(MPDPH(), count=CLIENTS)
     assert labels_of(view) == {}
@@ -210,7 +186,7 @@ def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates() -> None:
     assert max(abs(s - round(s)) for s in shares) > 1e-3  # no one-hot label
 
 
-def test_the_cohorts_sums_carry_no_noise_either() -> None:
+def test_the_cohorts_sums_carry_no_noise_either():
     """Secure aggregation, not privacy: the sums are those of a batch as large as the cohort."""
     view, victims = probed(MPDPH(), count=2 * CLIENTS)
     attack = AdaptiveMPDP()
@@ -226,14 +202,14 @@ def test_the_cohorts_sums_carry_no_noise_either() -> None:
 # -- the label histogram ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("defense", UNMASKED, ids=IDS)
 @pytest.mark.parametrize("spec", [BARE, CNN], ids=lambda s: s.model)
-def test_the_label_of_one_example_is_exact(defense: Defense, spec: NetSpec) -> None:
+def test_the_label_of_one_example_is_exact(defense, spec):
     for threat in ("server/1", "eavesdropper/1"):
         view, victims = probed(defense, spec, threat=threat)
         assert hits(victims, MPDPHistogram().run(view, victims.challenges(), seeded())) == 1
 
 
 @pytest.mark.parametrize("spec", [BARE, RESNET], ids=lambda s: s.model)
-def test_the_weighted_histogram_is_exact_at_any_batch(spec: NetSpec) -> None:
+def test_the_weighted_histogram_is_exact_at_any_batch(spec):
     """Spec: 1e-13. A skewed batch of 21; zeros are zeros."""
     view, victims = probed(MPDP(epsilon=0.1), spec, batch=21, count=21)
     (share,) = histograms(view).values()
@@ -245,13 +221,7 @@ def test_the_weighted_histogram_is_exact_at_any_batch(spec: NetSpec) -> None:
     assert torch.equal(share > 0, data.y.sum(0) > 0)
 
 
-@pytest.mark.parametrize("batch", [4, 8])
-def test_counts_are_read_off_the_histogram(batch: int) -> None:
-    view, victims = probed(MPDP(epsilon=0.1), batch=batch, count=4 * batch)
-    assert hits(victims, MPDPHistogram().run(view, victims.challenges(), seeded())) > 0.95
-
-
-def test_other_defenses_and_one_coefficient_for_all_classes_are_answered_as_label_recovery_does() -> None:
+def test_other_defenses_and_one_coefficient_for_all_classes_are_answered_as_label_recovery_does():
     from ppbench.attacks.label.recovery import LabelRecovery
 
     for defense in (NoDefense(), MPDP(gamma="scalar")):
@@ -262,7 +232,7 @@ def test_other_defenses_and_one_coefficient_for_all_classes_are_answered_as_labe
 
 # -- C2: transitional layers hide nothing ----------------------------------------------------------------------------
 @pytest.mark.parametrize("spec", [DEEP, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: f"{s.model}-{dict(s.options)}")
-def test_folded_and_unmasked_weights_have_the_true_canonical_form(spec: NetSpec) -> None:
+def test_folded_and_unmasked_weights_have_the_true_canonical_form(spec):
     """Spec: 1e-16 (weights), 5e-15 (function)."""
     made, params = expanded(spec), {n: v.double() for n, v in initial(spec, 1).items()}
     scales, r = made.laws.draw(seeded(2)), torch.randn(10, generator=seeded(3)).double()

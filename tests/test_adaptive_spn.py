@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import io
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import letters, seeded
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.adaptive.feature_inversion import invert_features, total_variation
-from ppbench.attacks.adaptive.head_features import System, class_starts, recover_features
+from ppbench.attacks.adaptive.feature_inversion import (
+    System,
+    class_starts,
+    invert_features,
+    recover_features,
+)
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.testing.scene import digits
+from ppbench.testing.worlds import median, written
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10)
 PLAN = Plan(SPEC, 8, Local("gradient"))
@@ -34,13 +35,9 @@ BITS = 64
 QUICK = AdaptiveSPN(inversion_budget=200, joint_budget=600)
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def some(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return `count` digits [count, 1, 8, 8] in [0, 1] and their labels."""
-    chosen = torch.randperm(len(digits().x), generator=generator(seed))[:count]
+    chosen = torch.randperm(len(digits().x), generator=seeded(seed))[:count]
     return digits().x[chosen], digits().y.argmax(1)[chosen]
 
 
@@ -48,7 +45,7 @@ def spn_gradient(
     plan: Plan, params: Params, x: Tensor, labels: Tensor, alpha2: float, seed: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Params, Tensor]:
     """Return the public gradient of CE + alpha2 * polarization (secret head and code of `seed`), and the features."""
-    g = generator(seed)
+    g = seeded(seed)
     public = {name: value.to(dtype).requires_grad_() for name, value in params.items()}
     phi = plan.net.features(public, x.to(dtype))
     head = (torch.rand(BITS, phi.shape[1] + 1, generator=g).to(dtype) * 2 - 1) * 0.3
@@ -72,9 +69,7 @@ class World:
 def world_of(plan: Plan, params: Params, batches: list[tuple[Tensor, Tensor]], alpha2: float) -> World:
     mail, challenges = [], []
     for client, (x, y) in enumerate(batches):
-        upload = Update(spn_gradient(plan, params, x, y, alpha2, client)[0])
-        mail.append(Envelope(0, 1, 0, SERVER, client, 0, Model(params)))
-        mail.append(Envelope(0, 1, 0, client, SERVER, 0, upload))
+        mail += letters(1, client, params, spn_gradient(plan, params, x, y, alpha2, client)[0], probe=0)
         challenges.append(Challenge((Slot(0, client),), len(x)))
     view = View("server/1", SERVER, plan, NoDefense(), tuple(mail), ())
     return World(view, challenges, [x for x, _ in batches], [y for _, y in batches])
@@ -85,51 +80,37 @@ def world(victims: int, batch: int, alpha2: float, seed: int = 0) -> World:
     return world_of(PLAN, initial(SPEC, seed), batches, alpha2)
 
 
-def changed(scene: World, change: Callable[[Tensor], Tensor]) -> View:
-    """Return the view with every uploaded tensor replaced by `change(tensor)`."""
-    mail = []
-    for e in scene.view.mail:
-        if isinstance(e.message, Update):
-            e = replace(e, message=Update({n: change(v) for n, v in e.message.params.items()}))
-        mail.append(e)
-    return View("server/1", SERVER, scene.view.plan, NoDefense(), tuple(mail), ())
-
-
 def psnr(guess: Tensor, x: Tensor) -> list[float]:
     """Return for each true image the PSNR in dB of the reconstruction nearest to it."""
     error = ((guess.clamp(0, 1)[:, None] - x[None]) ** 2).flatten(2).mean(2).amin(0)
     return (-10 * error.clamp(min=1e-12).log10()).tolist()
 
 
-def median(values: list[float]) -> float:
-    return float(torch.tensor(values).median())
-
-
 # -- the head --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
-def test_one_example_gives_its_features_exactly(alpha2: float, dtype: torch.dtype, tolerance: float) -> None:
+def test_one_example_gives_its_features_exactly(alpha2, dtype, tolerance):
     for seed in range(5):
         params, (x, y) = initial(SPEC, seed), some(1, seed)
         grads, phi = spn_gradient(PLAN, params, x, y, alpha2, seed, dtype)
-        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, generator(0))
+        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
         assert found.exact and float((found.value - phi).norm() / phi.norm()) < tolerance
 
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
-def test_a_batch_of_distinct_labels_gives_every_feature(batch: int) -> None:
+def test_a_batch_of_distinct_labels_gives_every_feature(batch):
     plan = Plan(net_spec("dlnet", (1, 16, 16), 10), 2, Local("gradient"))
     for seed in range(4):
-        params, g = initial(plan.spec, seed), generator(seed)
+        params, g = initial(plan.spec, seed), seeded(seed)
         x, y = torch.rand(batch, 1, 16, 16, generator=g), torch.arange(batch)
         grads, phi = spn_gradient(plan, params, x, y, 0.5, seed, torch.float64)
         # weights stay float32 in the message; the client computed with the same numbers in float64
-        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, generator(0))
+        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
         assert found.exact
         assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-8
 
 
-def test_the_head_gradient_does_not_depend_on_the_defense() -> None:
+def test_the_head_gradient_does_not_depend_on_the_defense():
     params, (x, y) = initial(SPEC, 0), some(4, 0)
     reference, _ = spn_gradient(PLAN, params, x, y, 0.0, 0)
     for alpha2 in (1e-4, 0.1, 0.5):
@@ -138,19 +119,19 @@ def test_the_head_gradient_does_not_depend_on_the_defense() -> None:
         assert not torch.equal(grads["features.0.weight"], reference["features.0.weight"])
 
 
-def test_batches_too_large_or_noisy_fall_back_to_the_class_means() -> None:
+def test_batches_too_large_or_noisy_fall_back_to_the_class_means():
     params, (x, y) = initial(SPEC, 0), some(12, 0)
     grads, _ = spn_gradient(PLAN, params, x, y, 0.1, 0)
     weight, bias = grads["head.weight"], grads["head.bias"]
-    large = recover_features(params, weight, bias, y, generator(0))
+    large = recover_features(params, weight, bias, y, seeded(0))
     assert not large.exact and torch.equal(large.value, class_starts(weight, bias, y))
-    noise = torch.randn(weight.shape, generator=generator(1))
-    noisy = recover_features(params, weight + noise, bias, y[:4], generator(0), restarts=4)
+    noise = torch.randn(weight.shape, generator=seeded(1))
+    noisy = recover_features(params, weight + noise, bias, y[:4], seeded(0), restarts=4)
     assert not noisy.exact and torch.equal(noisy.value, class_starts(weight + noise, bias, y[:4]))
 
 
-def test_jacobian_of_the_closed_system() -> None:
-    g = generator(0)
+def test_jacobian_of_the_closed_system():
+    g = seeded(0)
     draw = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5, 4), (3, 5), (5,), (2, 3, 3))]
     system = System(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
     expected = torch.stack(
@@ -162,11 +143,9 @@ def test_jacobian_of_the_closed_system() -> None:
 # -- the backbone ----------------------------------------------------------------------------------------------------
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.sampled_from(["sigmoid", "tanh"]))
 @settings(max_examples=12, deadline=None)
-def test_fast_objective_equals_double_backward(
-    seed: int, victims: int, batch: int, masked: bool, activation: str
-) -> None:
+def test_fast_objective_equals_double_backward(seed, victims, batch, masked, activation):
     plan = Plan(net_spec("dlnet", (2, 8, 8), 4, {"activation": activation}), 2, Local("gradient"))
-    params, g = initial(plan.spec, seed), generator(seed)
+    params, g = initial(plan.spec, seed), seeded(seed)
     width = plan.net.feature_count
     seen = [{n: torch.randn(v.shape, generator=g) for n, v in params.items()} for _ in range(victims)]
     weights = [{n: torch.rand(v.shape, generator=g).round() for n, v in params.items()} for _ in range(victims)]
@@ -180,11 +159,11 @@ def test_fast_objective_equals_double_backward(
         torch.testing.assert_close(part, reference, rtol=1e-9, atol=1e-11)
 
 
-def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
+def test_objective_vanishes_at_the_truth_and_nowhere_near_it():
     params, (x, _) = initial(SPEC, 0), some(3, 0)
     weights = {n: v.double() for n, v in params.items()}
     phi = PLAN.net.features(weights, x.double())
-    w = torch.randn(phi.shape, generator=generator(0), dtype=torch.float64)
+    w = torch.randn(phi.shape, generator=seeded(0), dtype=torch.float64)
     public = {n: v.requires_grad_() for n, v in weights.items() if n.startswith("features.")}
     grads = torch.autograd.grad((w * PLAN.net.features(public, x.double())).sum(), list(public.values()))
     seen = dict(zip(public, grads, strict=True))
@@ -194,30 +173,10 @@ def test_objective_vanishes_at_the_truth_and_nowhere_near_it() -> None:
     assert float(objective(x.double().flip(0)[None], w[None], index)[0]) > 1e-4
 
 
-def test_networks_without_a_fast_form_take_double_backward() -> None:
-    plan = Plan(net_spec("resnet20", (3, 32, 32), 10), 2, Local("gradient"))
-    params = initial(plan.spec, 0)
-    phi = torch.rand(1, 1, plan.net.feature_count)
-    objective = backbone_objective(plan, params, [params], phi)
-    assert isinstance(objective, AutogradBackbone)
-    loss, by_x, by_w = objective(torch.rand(1, 1, 3, 32, 32), torch.rand_like(phi), torch.zeros(1, dtype=torch.int64))
-    assert loss.shape == (1,) and by_x.shape == (1, 1, 3, 32, 32) and by_w.shape == phi.shape
-
-
-def test_total_variation_and_its_gradient() -> None:
-    x = torch.randn(2, 3, 5, 4, generator=generator(0), dtype=torch.float64).requires_grad_()
-    direct = (x[:, :, 1:] - x[:, :, :-1]).abs().mean((1, 2, 3)) + (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
-    value, slope = total_variation(x.detach())
-    torch.testing.assert_close(value, direct.detach())
-    torch.testing.assert_close(slope, torch.autograd.grad(direct.sum(), x)[0])
-    flat, none = total_variation(torch.randn(2, 7, generator=generator(0)))
-    assert not flat.any() and not none.any()
-
-
-def test_feature_inversion_beats_grey_and_keeps_victims_apart() -> None:
+def test_feature_inversion_beats_grey_and_keeps_victims_apart():
     params, (x, _) = initial(SPEC, 0), some(4, 0)
     phi = PLAN.net.features(params, x).detach()
-    found = invert_features(PLAN, params, phi.view(2, 2, -1), generator(0), budget=200, smoothness=0.003)
+    found = invert_features(PLAN, params, phi.view(2, 2, -1), seeded(0), budget=200, smoothness=0.003)
     assert found.x.shape == (2, 2, 1, 8, 8) and found.loss.shape == (2,)
     error = ((found.x.view(4, -1).clamp(0, 1)[:, None] - x.flatten(1)) ** 2).mean(2)
     assert torch.equal(error.argmin(1), torch.arange(4))
@@ -226,61 +185,34 @@ def test_feature_inversion_beats_grey_and_keeps_victims_apart() -> None:
 
 # -- the attack ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
-def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2: float) -> None:
+def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2):
     scene = world(6, 1, alpha2)
-    guesses = QUICK.run(scene.view, scene.challenges, generator(0))
+    guesses = QUICK.run(scene.view, scene.challenges, seeded(0))
     assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) > 35
     assert all(torch.equal(guess.y, y) for guess, y in zip(guesses, scene.labels, strict=True))
     assert all(guess.confidence < 1e-3 and 0 < guess.evaluations <= 800 for guess in guesses)
 
 
-def test_a_network_without_a_fast_form_is_broken_too() -> None:
+def test_a_network_without_a_fast_form_is_broken_too():
     plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"}), 2, Local("gradient"))
     scene = world_of(plan, initial(plan.spec, 0), [some(1, 3)], 0.1)
-    (guess,) = QUICK.run(scene.view, scene.challenges, generator(0))
+    (guess,) = QUICK.run(scene.view, scene.challenges, seeded(0))
     assert psnr(guess.x, scene.x[0])[0] > 30
 
 
-def test_batches_are_broken_too() -> None:
+def test_batches_are_broken_too():
     scene = world(2, 4, 0.1, seed=2)
-    alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, generator(0))
-    joint = QUICK.run(scene.view, scene.challenges, generator(0))
+    alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, seeded(0))
+    joint = QUICK.run(scene.view, scene.challenges, seeded(0))
     quality = [median([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)]) for some in (alone, joint)]
     assert quality[0] > 10 and quality[1] > quality[0] + 3
     assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))
 
 
-def test_null_pure_noise_gives_no_image_and_no_confidence() -> None:
-    scene, g = world(6, 1, 0.1), generator(9)
-    noise = changed(scene, lambda v: torch.randn(v.shape, generator=g))
-    guesses = QUICK.run(noise, scene.challenges, generator(0))
+def test_null_pure_noise_gives_no_image_and_no_confidence():
+    scene, g = world(6, 1, 0.1), seeded(9)
+    noise = written(scene.view, lambda v: torch.randn(v.shape, generator=g))
+    guesses = QUICK.run(noise, scene.challenges, seeded(0))
     grey = median([psnr(torch.full_like(x, 0.5), x)[0] for x in scene.x])
     assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) < grey + 2
     assert all(guess.confidence > 1e-3 for guess in guesses)
-
-
-def test_a_zero_backbone_gradient_leaves_the_image_from_the_features() -> None:
-    scene = world(1, 1, 0.1)
-    headless = changed(scene, lambda v: v if v.shape[0] == 10 else torch.zeros_like(v))
-    (guess,) = QUICK.run(headless, scene.challenges, generator(0))
-    assert bool(guess.x.isfinite().all()) and psnr(guess.x, scene.x[0])[0] > 9
-
-
-def test_cifar_victims_fall_at_the_strength_of_the_paper() -> None:
-    """SPN's own setting: CIFAR-10 (JPEG), DLNet U(-.3, .3), alpha2 .1, batch 1."""
-    folder = os.environ.get("PPBENCH_TEST_DATA")
-    path = Path(folder or ".") / "cifar10" / "test.parquet"
-    if folder is None or not path.is_file():
-        pytest.skip("PPBENCH_TEST_DATA names no folder with cifar10/test.parquet")
-    import numpy as np
-    import pyarrow.parquet as pq
-    from PIL import Image
-
-    rows = next(pq.ParquetFile(path).iter_batches(batch_size=2)).to_pylist()
-    pixels = [np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")) for row in rows]
-    images = [torch.tensor(image).permute(2, 0, 1)[None].float() / 255 for image in pixels]
-    batches = [(x, torch.tensor([row["label"]])) for x, row in zip(images, rows, strict=True)]
-    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 2, Local("gradient"))
-    scene = world_of(plan, initial(plan.spec, 0), batches, 0.1)
-    guesses = AdaptiveSPN(joint_budget=500).run(scene.view, scene.challenges, generator(0))
-    assert median([psnr(guess.x, x)[0] for guess, x in zip(guesses, images, strict=True)]) > 25

@@ -1,7 +1,5 @@
 """Results in one file: equal bytes there and back, and nothing that a stranger's file could do."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import io
@@ -9,7 +7,6 @@ import stat
 import struct
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,6 @@ from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.records import archive as module
 from ppbench.records.archive import MEMBER, Archive, pack, unpack
-from ppbench.records.schema import Record
 from ppbench.records.soundness import Soundness, Trial, save_soundness, soundness_of
 from ppbench.records.store import Store, marker_bytes
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
@@ -39,7 +35,7 @@ TIME = ClientTime(
 
 
 @pytest.fixture
-def store(tmp_path: Path, fabricate: Callable[..., Record]) -> Store:
+def store(tmp_path, fabricate):
     """Results with everything that a folder can hold, and things that do not travel."""
     made = Store(tmp_path / "out")
     images = np.linspace(0, 1, 2 * 64, dtype=np.float32).reshape(2, 1, 8, 8)
@@ -57,18 +53,17 @@ def store(tmp_path: Path, fabricate: Callable[..., Record]) -> Store:
 
 
 @pytest.fixture
-def packed(store: Store, tmp_path: Path) -> Path:
+def packed(store, tmp_path):
     assert pack(store.out, tmp_path / "out.zip") == ["cache/", "leaderboard.html", "notes.txt"]
     return tmp_path / "out.zip"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     return {name: data for name, data in files.items() if MEMBER.fullmatch(name)}
 
 
-# -- there and back ---------------------------------------------------------------------------------------------------
-def test_there_and_back_byte_for_byte(store: Store, packed: Path, tmp_path: Path) -> None:
+def test_there_and_back_byte_for_byte(store, packed, tmp_path):
     assert unpack(packed, tmp_path / "back") == []
     assert contents(tmp_path / "back") == contents(store.out) and len(contents(store.out)) == 4 * 3 + 3
     pack(tmp_path / "back", tmp_path / "again.zip")
@@ -77,7 +72,7 @@ def test_there_and_back_byte_for_byte(store: Store, packed: Path, tmp_path: Path
         assert other.testzip() is None and {n: other.read(n) for n in other.namelist()} == contents(store.out)
 
 
-def test_what_reads_a_folder_reads_its_archive(store: Store, packed: Path) -> None:
+def test_what_reads_a_folder_reads_its_archive(store, packed):
     read = Store(packed)
     assert read.ids() == store.ids() and read.load_all() == store.load_all() and read.has(store.ids()[0])
     one, other = (some.images(some.load_all()[0]) for some in (read, store))
@@ -88,8 +83,8 @@ def test_what_reads_a_folder_reads_its_archive(store: Store, packed: Path) -> No
         read.prepare()
 
 
-def test_the_commands_take_an_archive(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*words: object) -> tuple[int, str]:
+def test_the_commands_take_an_archive(store, tmp_path, monkeypatch):
+    def run(*words):
         found = CliRunner().invoke(app, [str(word) for word in words])
         assert found.exception is None or isinstance(found.exception, SystemExit | UsageError), found.exception
         return found.exit_code, str(found.exception or "") + found.output
@@ -100,11 +95,8 @@ def test_the_commands_take_an_archive(store: Store, tmp_path: Path, monkeypatch:
     assert "is there already" in run("pack", "out")[1] and "holds no records" in run("pack", "out.zip")[1]
     assert run("verify", "out.zip")[0] == 0 and "is no folder" in run("verify", "nowhere.zip")[1]
     assert compare(Path("out.zip"), store.out).exit_code == compare(store.out, Path("out.zip")).exit_code
-    for some in ("out.zip", "out"):
-        code, told = run("claims", some)
-        assert code == 0 and "4 records of ppbench" in told
+    assert "4 records of ppbench" in run("claims", "out.zip")[1]
     assert "--out FOLDER is where" in run("leaderboard", "out.zip")[1]
-    assert "--out FOLDER is where" in run("leaderboard", "out", "--out", "drawn")[1]
     code, told = run("leaderboard", "out.zip", "--out", "drawn")
     assert code == 0 and Path("drawn/leaderboard.html").is_file() and verify(Path("drawn")) == []
     last = store.load_all()[-1]
@@ -112,7 +104,7 @@ def test_the_commands_take_an_archive(store: Store, tmp_path: Path, monkeypatch:
     assert "not empty" in run("leaderboard", "out.zip", "--out", "drawn")[1]
 
 
-def test_an_archive_is_accepted_and_is_no_target(store: Store, packed: Path, tmp_path: Path) -> None:
+def test_an_archive_is_accepted_and_is_no_target(store, packed, tmp_path):
     line = accept(packed, tmp_path / "base", "from a colleague")
     assert line.digest == records_digest(store.load_all()) and soundness_of(Store(tmp_path / "base"))
     pack(tmp_path / "base", tmp_path / "base.zip")
@@ -121,8 +113,7 @@ def test_an_archive_is_accepted_and_is_no_target(store: Store, packed: Path, tmp
         accept(packed, tmp_path / "base.zip", "again")
 
 
-# -- what is damaged --------------------------------------------------------------------------------------------------
-def offset(path: Path, name: str) -> int:
+def offset(path, name):
     """Return where the middle of a member's packed bytes lies."""
     with zipfile.ZipFile(path) as opened:
         member = opened.getinfo(name)
@@ -130,7 +121,7 @@ def offset(path: Path, name: str) -> int:
 
 
 @pytest.mark.parametrize("end", [".json", ".safetensors", ".timing.json"])
-def test_a_flipped_byte_costs_its_member_alone(store: Store, packed: Path, tmp_path: Path, end: str) -> None:
+def test_a_flipped_byte_costs_its_member_alone(store, packed, tmp_path, end):
     cell = store.ids()[1]
     data = bytearray(packed.read_bytes())
     data[offset(packed, f"records/{cell}{end}")] ^= 0x10
@@ -147,15 +138,14 @@ def test_a_flipped_byte_costs_its_member_alone(store: Store, packed: Path, tmp_p
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_a_truncated_archive_is_refused_in_a_sentence(packed: Path, share: float) -> None:
+def test_a_truncated_archive_is_refused_in_a_sentence(packed, share):
     data = packed.read_bytes()
     packed.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(UsageError, match="is a file and no whole archive"):
         Store(packed)
 
 
-# -- what a stranger's file could do ----------------------------------------------------------------------------------
-def zipped(path: Path, *members: tuple[str, bytes], mode: int = stat.S_IFREG, flags: int = 0, method: int = 8) -> Path:
+def zipped(path, *members, mode=stat.S_IFREG, flags=0, method=8):
     """Write a zip as anyone could, the marker first."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as made:
@@ -169,21 +159,17 @@ def zipped(path: Path, *members: tuple[str, bytes], mode: int = stat.S_IFREG, fl
     return path
 
 
+CELL = "a" * 32
 BAD = (
     *("../evil.json", "records/../../evil", "/etc/passwd", "C:/evil.json", "C:\\evil.json", "..\\evil", "records\\x"),
     *("records/", "records/mine.json", "figures/x.svg", "leaderboard.html", "records//a", "", ".", "PPBENCH.JSON"),
-    *(
-        f"records/{'A' * 32}.json",
-        f"records/{'a' * 32}.json/x",
-        f"records/{'a' * 32}.json\n",
-        f"./times/{'a' * 32}.json",
-    ),
-    f"records/{'a' * 32}.json\0/../../evil",
+    *(f"records/{'A' * 32}.json", f"records/{CELL}.json/x", f"records/{CELL}.json\n", f"./times/{CELL}.json"),
+    f"records/{CELL}.json\0/../../evil",
 )
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_name_that_is_none_of_ours_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_none_of_ours_is_refused(tmp_path, name):
     path = zipped(tmp_path / "a.zip", (name, b"{}"))
     for read in (Store, lambda path: unpack(path, tmp_path / "deep" / "back")):
         with pytest.raises(UsageError, match=r"its member .* is no file of results|no whole archive"):
@@ -192,7 +178,7 @@ def test_a_name_that_is_none_of_ours_is_refused(tmp_path: Path, name: str) -> No
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-def test_no_name_leads_out_of_the_folder(name: str) -> None:
+def test_no_name_leads_out_of_the_folder(name):
     """What is accepted is made of a few letters, has no empty part and no part of dots; two never differ by case."""
     for tried in (name, f"records/{name}", f"times/{name}.json", f"records/{'a' * 32}{name}"):
         if MEMBER.fullmatch(tried):
@@ -214,14 +200,12 @@ TWICE = (("sources.json", b"[]"), ("sources.json", b"{}"))
         (TWICE, {}, "is there twice"),
     ],
 )
-def test_links_ciphers_other_methods_and_doubles_are_refused(
-    tmp_path: Path, members: tuple[tuple[str, bytes], ...], about: dict[str, int], why: str
-) -> None:
+def test_links_ciphers_other_methods_and_doubles_are_refused(tmp_path, members, about, why):
     with pytest.raises(UsageError, match=why):
         Store(zipped(tmp_path / "a.zip", *members, **about))
 
 
-def test_an_archive_that_unfolds_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unfolds_to_too_much_is_refused(tmp_path, monkeypatch):
     bomb = zipped(tmp_path / "bomb.zip", ("sources.json", bytes(module.FREE_BYTES)))
     with pytest.raises(UsageError, match="would unfold to 2 files of"):
         Store(bomb)
@@ -234,9 +218,7 @@ def test_an_archive_that_unfolds_to_too_much_is_refused(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-def test_a_member_that_lies_about_its_size_is_unfolded_no_further(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int
-) -> None:
+def test_a_member_that_lies_about_its_size_is_unfolded_no_further(tmp_path, monkeypatch, method):
     path = zipped(tmp_path / "a.zip", ("sources.json", bytes(1 << 24)), method=method)
     data, place = path.read_bytes(), path.read_bytes().rindex(b"sources.json") - 46
     path.write_bytes(data[: place + 24] + struct.pack("<I", 100) + data[place + 28 :])  # the size in the directory
@@ -247,9 +229,8 @@ def test_a_member_that_lies_about_its_size_is_unfolded_no_further(
     assert lengths == [101]
 
 
-# -- what the project keeps -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("manifest", BOARDS, ids=[path.parent.name for path in BOARDS])
-def test_every_committed_board_is_what_its_manifest_says(manifest: Path) -> None:
+def test_every_committed_board_is_what_its_manifest_says(manifest):
     """The digest of the records is the one under which `ppbench baseline accept` verified all of them."""
     about, folder = tomllib.loads(manifest.read_text()), manifest.parent
     path = folder / ("records.zip" if "archive_sha256" in about else "baseline")
@@ -266,7 +247,7 @@ def test_every_committed_board_is_what_its_manifest_says(manifest: Path) -> None
 
 
 @pytest.mark.skipif(not BOARDS, reason="the committed boards are not here")
-def test_the_committed_boards_are_small_and_one_is_verified_and_drawn(tmp_path: Path) -> None:
+def test_the_committed_boards_are_small_and_one_is_verified_and_drawn(tmp_path):
     folder = Path(__file__).parents[1] / "leaderboards" / "results"
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 5_000_000
     path = folder / "bank-marketing-two-cores" / "records.zip"

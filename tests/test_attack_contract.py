@@ -2,15 +2,16 @@
 
 Attacks come from the registry, each also against the defenses that it is built for, so that a new one is tested
 without a line here: in the network, loss and federation that the defense's own setting asks for. Attacks that need an
-audit are asked in `test_audit_contract.py`.
+audit are asked below: one of an undefended federation that learns its few records by heart, and of noise.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,8 @@ from ppbench.base.registry import load, plugins
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.federation.view import THREATS
+from ppbench.records.schema import Record
+from ppbench.run.evaluation import evaluate
 from ppbench.testing.attacks import ATTACK_PROPERTIES, asked_of, duels
 from ppbench.testing.findings import ask
 from ppbench.testing.gradients import finds_the_planted_leak
@@ -100,12 +103,12 @@ def apart(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize(("duel", "question"), [named(*case) for case in CASES])
-def test_the_battery_finds_what_is_right(duel: Duel, question: str) -> None:
+def test_the_battery_finds_what_is_right(duel, question):
     found = ask(question, ATTACK_PROPERTIES[duel.attack.kind][question], duel)
     assert found.outcome == "holds", found.sentence
 
 
-def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question(pytestconfig: pytest.Config) -> None:
+def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question(pytestconfig):
     def pairs(cases: list[tuple[str, ...]]) -> set[Any]:
         return {pair for case in cases for pair in combinations(enumerate(case), 2)}
 
@@ -116,7 +119,7 @@ def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question
     assert covering([("a", "x"), ("a", "y"), ("a", "x")]) == [0, 1]
 
 
-def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
+def test_every_kind_has_attacks_and_their_declarations_hold():
     assert {attack.kind for attack in ATTACKS.values()} == set(ATTACK_PROPERTIES)
     for name, attack in ATTACKS.items():
         assert attack.name == name
@@ -126,7 +129,7 @@ def test_every_kind_has_attacks_and_their_declarations_hold() -> None:
         assert attack.adaptive or attack.targets is None or attack.kind == "extraction"
 
 
-def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent() -> None:
+def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent():
     duel, public = (
         Duel(ATTACKS["ggl"](), NoDefense(), DECIBELS["ggl"]),
         Data(digits().x[600:1000], digits().y[600:1000]),
@@ -141,7 +144,7 @@ def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent()
 
 
 @pytest.mark.parametrize("name", [n for n in EXTRACTION if not ATTACKS[n].adaptive])
-def test_who_takes_a_masked_iterate_as_it_is_finds_no_decisions(name: str) -> None:
+def test_who_takes_a_masked_iterate_as_it_is_finds_no_decisions(name):
     for duel in duels(ATTACKS[name]())[1:]:
         plan = masked_plan(duel)
         for threat in duel.attack.threats:
@@ -151,7 +154,7 @@ def test_who_takes_a_masked_iterate_as_it_is_finds_no_decisions(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [n for n in EXTRACTION if not ATTACKS[n].adaptive])
-def test_null_under_an_overwhelming_mask_decisions_are_chance(name: str) -> None:
+def test_null_under_an_overwhelming_mask_decisions_are_chance(name):
     """Classes are exchangeable in the mask's law, so agreement is 1 / C in the mean over masks, whatever the model."""
     duel = Duel(ATTACKS[name](), replace(load("defenses", "pbpfl")(), kappa=1e6))
     plan = masked_plan(duel)
@@ -159,3 +162,73 @@ def test_null_under_an_overwhelming_mask_decisions_are_chance(name: str) -> None
     views = (observed(duel, plan, params, "client/1", seed) for seed in range(60))
     shares = torch.tensor([answered(duel.attack, view, plan, params).share for view in views])
     assert abs(float(shares.mean()) - 0.1) <= stats.t.isf((1 - LEVEL) / 2, 59) * float(shares.std()) / 60**0.5
+
+
+AUDITS = {name: attack for name, attack in ATTACKS.items() if attack.audit}
+ASKED: dict[str, Any] = {
+    **{"defense": "none", "model": "mlp", "model_options": {"hidden": 64}, "clients": 3, "train": 240, "public": 0.4},
+    **{"rounds": 25, "local_epochs": 4, "batch_size": 16, "decay_at": (), "schedule": "parallel"},
+    **{"attacks": tuple(AUDITS), "stages": ("audit",), "references": 8, "canaries": 30, "candidates": 40},
+    **{"threats": ("server/1", "client/1")},
+}
+Found = Mapping[tuple[str, str, str], Record]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Return the records by defense, attack and threat."""
+    out: Path = tmp_path_factory.mktemp("audit") / "out"
+    records = evaluate(**ASKED, out=out, workers=1).records
+    return {(r.config.defense.id, r.config.attack.id, r.config.threat_model.id): r for r in records}
+
+
+AUDITED = [(name, threat) for name, attack in AUDITS.items() for threat in attack.threats]
+MEMBERS = [(name, threat) for name, threat in AUDITED if AUDITS[name].kind == "membership"]
+OWNERS = [(name, threat) for name, threat in AUDITED if AUDITS[name].kind == "tracing"]
+
+
+def test_audits_have_attacks_of_every_need():
+    assert {attack.audit for attack in AUDITS.values()} == {"references", "rounds"}
+    assert MEMBERS and OWNERS
+
+
+@pytest.mark.parametrize(("name", "threat"), AUDITED)
+def test_an_audit_gives_a_complete_cell(name, threat, found):
+    for defense in ("none", "full_noise"):
+        record = found[defense, name, threat]
+        assert record.status == "complete", record.reason
+        assert record.config.stage == "audit" and record.config.audit is not None
+        assert record.config.audit.references == 8 and record.config.audit.canaries == 30
+
+
+@pytest.mark.parametrize(("name", "threat"), MEMBERS)
+def test_planted_leak_canaries_that_were_learned_by_heart_are_found(name, threat, found):
+    record = found["none", name, threat]
+    assert record.metric("canary_auc").value > (0.8 if "offline" in name else 0.9)  # these learn from half of the runs
+    epsilon = record.metric("epsilon_lower")
+    assert epsilon is None or epsilon.value > 0.5
+
+
+@pytest.mark.parametrize(("name", "threat"), MEMBERS)
+def test_null_uploads_of_noise_know_no_member(name, threat, found):
+    record = found["full_noise", name, threat]
+    for metric in ("auc", "canary_auc"):
+        area = record.metric(metric)
+        assert area.low - 0.05 <= 0.5 <= area.high + 0.05  # 95 % intervals of a dozen cells: about one is left
+    epsilon = record.metric("epsilon_lower")
+    assert epsilon is None or epsilon.value == 0
+
+
+@pytest.mark.parametrize(("name", "threat"), OWNERS)
+def test_owners_are_traced_and_not_in_noise(name, threat, found):
+    traced, noise = (found[d, name, threat].metric("tracing_accuracy") for d in ("none", "full_noise"))
+    assert traced.low > traced.chance
+    assert noise.low <= noise.chance  # or below: the first client owns no record here, which the attack cannot know
+
+
+def test_one_seed_one_result(found, tmp_path):
+    """Of the attacks that need no references: the target is trained anew, in another folder."""
+    some = tuple(n for n, attack in AUDITS.items() if attack.audit == "rounds" and n != "mia_whitebox")  # it fits long
+    small = {**ASKED, "attacks": some, "references": 0, "rounds": 2, "canaries": 4, "candidates": 10}
+    once, again = (evaluate(**small, out=tmp_path / folder, workers=1).records for folder in ("a", "b"))
+    assert [r.model_dump_json() for r in once] == [r.model_dump_json() for r in again]

@@ -20,8 +20,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.report.verify import verify
 from ppbench.run.audit import runs
-from ppbench.run.audit.canaries import AVERAGE, FAMILIES, canaries
-from ppbench.run.audit.population import levelled, needs_level, populate
+from ppbench.run.audit.population import AVERAGE, FAMILIES, canaries, levelled, needs_level, populate
 from ppbench.run.audit.questions import Questions
 from ppbench.run.audit.runs import Audit, Refused, Target
 from ppbench.run.choice import Point

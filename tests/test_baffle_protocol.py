@@ -16,9 +16,7 @@ from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, nbytes, tree_map
 from ppbench.defenses.baffle.estimator import directions
-from ppbench.defenses.baffle.evidence import answers
-from ppbench.defenses.baffle.masks import RINGS, peeled
-from ppbench.defenses.baffle.messages import Differences, Evaluate
+from ppbench.defenses.baffle.messages import RINGS, Differences, Evaluate, answers, peeled
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context, Defense

@@ -1,18 +1,13 @@
 """A baseline moves whole, with a reason, and in no other way."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
 from ppbench.commands.compare import baseline as command
-from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report import baseline as module
 from ppbench.report.accepted import HISTORY, history
@@ -23,10 +18,10 @@ from ppbench.report.verify import verify
 
 
 @pytest.fixture
-def run(fabricate: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def run(fabricate, tmp_path, monkeypatch):
     """Return a maker of finished runs, with images, times and a cache; boards are tables alone, to be quick."""
 
-    def board(store: Store) -> list[Path]:
+    def board(store):
         store.csv_path.write_text("")
         (store.out / "figures").mkdir(exist_ok=True)
         store.html_path.write_text("a page")
@@ -35,9 +30,9 @@ def run(fabricate: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "write_board", board)
     monkeypatch.setattr(module, "_OURS", module._OURS - {"leaderboard.csv"})
 
-    def make(name: str, **dp: float) -> Path:
+    def make(name, **dp):
         store = Store(tmp_path / name)
-        tensors: Any = {"guess": [[[[0.0]]]] * 12, "truth": [[[[1.0]]]] * 12}
+        tensors = {"guess": [[[[0.0]]]] * 12, "truth": [[[[1.0]]]] * 12}
         points = [("none", None, 30.0), ("full_noise", None, 5.0), *(("dp", float(v[1:]), s) for v, s in dp.items())]
         for defense, value, share in points:
             record = fabricate(defense, value, "dlg", "reconstruction", share, control="sigma")
@@ -49,11 +44,11 @@ def run(fabricate: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.Mo
     return make
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_baseline_holds_the_records_and_why_and_no_images(run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_baseline_holds_the_records_and_why_and_no_images(run, tmp_path):
     new, base = run("new", _1=10.0), tmp_path / "base"
     line = accept(new, base, "  the first\none ")
     assert (line.reason, line.cells) == ("the first one", 3)
@@ -66,7 +61,7 @@ def test_a_baseline_holds_the_records_and_why_and_no_images(run: Callable[..., P
     assert compare(base, new).exit_code == 0
 
 
-def test_each_move_is_kept_with_what_changed(run: Callable[..., Path], tmp_path: Path) -> None:
+def test_each_move_is_kept_with_what_changed(run, tmp_path):
     base = tmp_path / "base"
     accept(run("one", _1=10.0, _2=9.0), base, "first")
     accept(run("two", _1=12.0, _3=9.0), base, "second")
@@ -78,7 +73,7 @@ def test_each_move_is_kept_with_what_changed(run: Callable[..., Path], tmp_path:
     assert verify(base) == []
 
 
-def test_an_edit_by_hand_is_found(run: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_edit_by_hand_is_found(run, tmp_path):
     new, base = run("new", _1=10.0), tmp_path / "base"
     accept(new, base, "first")
     path = next(p for p in (base / "records").iterdir() if '"dp"' in p.read_text())
@@ -101,7 +96,7 @@ def test_an_edit_by_hand_is_found(run: Callable[..., Path], tmp_path: Path) -> N
     assert any(f"{HISTORY} is missing" in problem for problem in verify(base))
 
 
-def test_what_may_not_be_accepted(run: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_may_not_be_accepted(run, tmp_path):
     new, base = run("new", _1=10.0), tmp_path / "base"
     refused = [
         (new, base, " \n", "moves for a reason"),
@@ -132,9 +127,7 @@ def test_what_may_not_be_accepted(run: Callable[..., Path], tmp_path: Path) -> N
     assert len(history(base)) == 1 and verify(base) == []
 
 
-def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(
-    run: Callable[..., Path], fabricate: Callable[..., Record], tmp_path: Path
-) -> None:
+def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(run, fabricate, tmp_path):
     base, new = tmp_path / "base", run("new", _1=10.0)
     Store(new).save(fabricate("dp", 2.0, "dlg", "reconstruction", 9.0, control="sigma", status="failed"))
     with pytest.raises(UsageError, match=r"1 of 4 cells in .* failed, such as dp under dlg"):
@@ -150,9 +143,7 @@ def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(
 
 
 @pytest.mark.parametrize("target", [".", "..", "../here"])
-def test_the_current_folder_is_refused_and_a_path_with_dots_is_not(
-    run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
+def test_the_current_folder_is_refused_and_a_path_with_dots_is_not(run, tmp_path, monkeypatch, target):
     new, here = run("new", _1=10.0), tmp_path / "deep" / "here"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
@@ -165,15 +156,13 @@ def test_the_current_folder_is_refused_and_a_path_with_dots_is_not(
 
 
 @pytest.mark.parametrize("place", ["records", "board", "rename"])
-def test_a_failure_leaves_the_old_baseline_and_nothing_else(
-    run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_failure_leaves_the_old_baseline_and_nothing_else(run, tmp_path, monkeypatch, place):
     base = tmp_path / "base"
     accept(run("one", _1=10.0), base, "first")
     before, new = {p: p.read_bytes() for p in base.rglob("*") if p.is_file()}, run("two", _1=12.0)
     around = sorted(tmp_path.iterdir())
 
-    def broken(*_: object) -> None:
+    def broken(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -188,11 +177,11 @@ def test_a_failure_leaves_the_old_baseline_and_nothing_else(
     assert {p: p.read_bytes() for p in base.rglob("*") if p.is_file()} == before and verify(base) == []
 
 
-def test_the_board_of_a_baseline_is_made_without_images(fabricate: Callable[..., Record], tmp_path: Path) -> None:
+def test_the_board_of_a_baseline_is_made_without_images(fabricate, tmp_path):
     store = Store(tmp_path / "new")
     for defense, share in (("none", 30.0), ("full_noise", 5.0)):
         record = fabricate(defense, None, "dlg", "reconstruction", share)
-        store.save(record, tensors={"guess": [[[[0.0] * 8] * 8]] * 12, "truth": [[[[1.0] * 8] * 8]] * 12})  # type: ignore[dict-item]
+        store.save(record, tensors={"guess": [[[[0.0] * 8] * 8]] * 12, "truth": [[[[1.0] * 8] * 8]] * 12})
     write_board(store)
     base = tmp_path / "base"
     accept(store.out, base, "first")
@@ -200,10 +189,11 @@ def test_the_board_of_a_baseline_is_made_without_images(fabricate: Callable[...,
     assert {p.name for p in base.iterdir()} == {*module.KEPT, "records", "ppbench.json", HISTORY}
     for name in ("leaderboard.csv", "worst_case.csv"):
         assert (base / name).read_bytes() == (store.out / name).read_bytes()
-    assert "data:image/png" not in (base / "leaderboard.html").read_text()
+    page = (base / "leaderboard.html").read_text()
+    assert "data:image/png" not in page and "Reconstructions were left out of this baseline." in page
 
 
-def test_the_command_asks_for_a_reason(run: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_command_asks_for_a_reason(run, tmp_path):
     new, base = run("new", _1=10.0), tmp_path / "base"
     without = CliRunner().invoke(command, ["accept", str(new), str(base)])
     assert without.exit_code == 2 and not base.exists()

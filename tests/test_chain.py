@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.fastpath import affine
-from ppbench.attacks.reconstruction.fastpath.affine import Convolution
+from ppbench.attacks.reconstruction.fastpath.affine import Convolution, Outer
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.fastpath.passes import Outer
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Measure, simulation
@@ -89,7 +88,7 @@ def check(
     weight=st.sampled_from(["none", "entries"]),
     loss=st.sampled_from(["cross_entropy", "squared"]),
 )
-def test_random_convolutional_networks(data, channels, size, convolutions, batch, weight, loss) -> None:
+def test_random_convolutional_networks(data, channels, size, convolutions, batch, weight, loss):
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     inside = channels
@@ -127,9 +126,7 @@ def test_random_convolutional_networks(data, channels, size, convolutions, batch
         ("cnn", (2, 9, 10), {"pool": "max", "widths": "3,4", "activation": "leaky_relu"}),
     ],
 )
-def test_registered_models_take_the_fast_path(
-    model: str, shape: tuple[int, ...], options: dict, batch: int, loss: str
-) -> None:
+def test_registered_models_take_the_fast_path(model, shape, options, batch, loss):
     plan = Plan(net_spec(model, shape, CLASSES, options), 1, loss=loss)
     params = {name: value.double() for name, value in initial(plan.spec, 0).items()}
     for measure in ("squares", "absolute", "cosine"):
@@ -138,7 +135,7 @@ def test_registered_models_take_the_fast_path(
 
 
 @pytest.mark.parametrize("measure", ["cosine", "squares"])
-def test_plain_gradients_of_other_networks_are_mapped_over_victims(measure: Measure) -> None:
+def test_plain_gradients_of_other_networks_are_mapped_over_victims(measure):
     """A residual network has no chain: by vmap as one by one, with one precision a tensor, an entry, or none."""
     plan = Plan(net_spec("densenet", (1, 8, 8), CLASSES, {"growth": 2, "blocks": 2, "layers": 1}), 1)
     params = {n: v.double() for n, v in initial(plan.spec, 0).items()}
@@ -149,9 +146,7 @@ def test_plain_gradients_of_other_networks_are_mapped_over_victims(measure: Meas
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "size"), [(3, 1, 1, (6, 5)), ((3, 2), (1, 2), (2, 0), (7, 9)), (5, 2, 2, (8, 9))]
 )
-def test_patches_are_summed_alike_slice_by_slice_and_by_torch(
-    kernel: int, stride: int, padding: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patches_are_summed_alike_slice_by_slice_and_by_torch(kernel, stride, padding, size, monkeypatch):
     module = nn.Conv2d(3, 4, kernel, stride, padding)
     layer = Convolution(module, "layer", module.weight.detach(), None, False, size)
     dropped = torch.rand(2, module.weight[0].numel(), layer.out[0] * layer.out[1], generator=seeded())
@@ -175,20 +170,19 @@ def test_patches_are_summed_alike_slice_by_slice_and_by_torch(
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_layers_without_a_fast_form_are_refused_not_approximated(layer: nn.Module) -> None:
+def test_layers_without_a_fast_form_are_refused_not_approximated(layer):
     features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), layer, nn.Flatten())
     plan, params = plan_of(features, (1, 8, 8))
     assert compile_chain(plan, params, torch.float64) is None
 
 
-def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one() -> None:
+def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one():
     torch.manual_seed(2)
     plan, params = plan_of(nn.Sequential(nn.Linear(6, 5), nn.Sigmoid()), (6,))
     x, y = torch.rand(1, 1, 6, dtype=torch.float64), torch.eye(CLASSES, dtype=torch.float64)[None, :1]
     observed = {name: value.detach() for name, value in simulation(plan, params)(x, y).items()}
     noisy = {name: value + 1e-3 * torch.randn_like(value) for name, value in observed.items()}
     steps = compile_chain(plan, params, torch.float64)
-    assert steps is not None
     exact = ChainObjective(steps, plan.loss, [observed], None, 1)
     assert all(isinstance(goal.rows, Outer) for goal in exact.targets)
     blurred = ChainObjective(steps, plan.loss, [noisy], None, 1)
@@ -215,9 +209,7 @@ def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one()
         ("mlp", (3, 32, 32), 8, 8, "squares", ChainObjective),  # 2.0
     ],
 )
-def test_the_chain_is_left_where_vmap_was_measured_to_be_faster(
-    model: str, shape: tuple[int, ...], batch: int, victims: int, measure: Measure, path: type
-) -> None:
+def test_the_chain_is_left_where_vmap_was_measured_to_be_faster(model, shape, batch, victims, measure, path):
     plan = Plan(net_spec(model, shape, CLASSES), 1)
     params = initial(plan.spec, 0)
     one = Evidence((Slot(0, 0),), params, simulation(plan, params), params, measure=measure)
@@ -231,7 +223,7 @@ def test_the_chain_is_left_where_vmap_was_measured_to_be_faster(
     ("batch", "victims", "path"),
     [(1, 32, ChainBackbone), (8, 3, ChainBackbone), (4, 8, AutogradBackbone)],  # .44 to .76 of the chain's time at 8
 )
-def test_the_backbones_gradient_follows_the_same_rule(batch: int, victims: int, path: type) -> None:
+def test_the_backbones_gradient_follows_the_same_rule(batch, victims, path):
     plan = Plan(net_spec("dlnet", (3, 32, 32), CLASSES), 1)
     params = initial(plan.spec, 0)
     width = plan.net.features(params, torch.zeros(1, 3, 32, 32)).shape[1]

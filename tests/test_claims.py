@@ -1,25 +1,19 @@
 """The table of claims: every rule and every way out of it, from records made by hand."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
+import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
 from ppbench.federation.contract import Claim
-from ppbench.records.schema import Record
 from ppbench.report.cap import series_cap
-from ppbench.report.claims import RULES, Checked, Unchecked, check
-from ppbench.report.claims.figures import KEY_OF, Benchmark, read_figures
-from ppbench.report.claims.page import claimed_text
+from ppbench.report.claims import RULES, Unchecked, check
+from ppbench.report.claims.page import claimed_text, escape, page
+from ppbench.report.claims.use import KEY_OF, Benchmark, read_figures
 
-Make = Callable[..., Record]
 ASR = Claim("asr", 0.5030, "cifar10", "resnet20", None, "Table 4", undefended=0.7201)
 PSNR = Claim("psnr_median", 9.22, "digits", "resnet20", None, "Table 2", undefended=13.56)
 READ = Claim("agreement", None, "", "", None, "Lemma 3", note="clients cannot obtain the true prediction")
@@ -36,12 +30,12 @@ TIME = Claim("client_backward_ratio", 2.54, "", "resnet56", None, "Table 3")
 CAP = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8")
 
 
-def one(claim: Claim, records: list[Record], *benchmarks: Benchmark) -> Checked | Unchecked:
+def one(claim, records, *benchmarks):
     (found,) = check({"pbpfl": [claim]}, records, benchmarks)
     return found
 
 
-def told(claim: Claim, records: list[Record], *benchmarks: Benchmark) -> str:
+def told(claim, records, *benchmarks):
     """Return the verdict in words, or why there is none."""
     found = one(claim, records, *benchmarks)
     if isinstance(found, Unchecked):
@@ -49,8 +43,7 @@ def told(claim: Claim, records: list[Record], *benchmarks: Benchmark) -> str:
     return f"{found.finding.verdict} {found.finding.to}: {found.finding.reason}"
 
 
-# -- records: what a claim is set beside -------------------------------------------------------------------------------
-def members(make: Make, knowing: float | None = 0.71, plain: float = 0.5, none: float = 0.71) -> list[Record]:
+def members(make, knowing=0.71, plain=0.5, none=0.71):
     found = [make("full_noise", None, "mia_loss", "membership", 0.5, stage=s) for s in ("iterate", "final")]
     found += [make("none", None, "mia_loss", "membership", none, stage=s) for s in ("iterate", "final")]
     found.append(make("pbpfl", 10.0, "mia_loss", "membership", plain, stage="iterate"))
@@ -60,7 +53,7 @@ def members(make: Make, knowing: float | None = 0.71, plain: float = 0.5, none: 
     return found
 
 
-def pixels(make: Make, plain: float, knowing: float | None, none: float = 35.0) -> list[Record]:
+def pixels(make, plain, knowing, none=35.0):
     found = [make(d, None, "dlg", "reconstruction", db) for d, db in (("none", none), ("full_noise", 5.0))]
     found.append(make("pbpfl", 10.0, "dlg", "reconstruction", plain))
     if knowing is not None:
@@ -68,14 +61,14 @@ def pixels(make: Make, plain: float, knowing: float | None, none: float = 35.0) 
     return found
 
 
-def outputs(make: Make, plain: float, knowing: float | None, stage: str = "iterate") -> list[Record]:
+def outputs(make, plain, knowing, stage="iterate"):
     found = [make("pbpfl", 10.0, "query", "extraction", plain, error=98.0, stage=stage)]
     if knowing is not None:
         found.append(make("pbpfl", 10.0, "unmask", "extraction", knowing, error=0.012, adaptive=True, stage=stage))
     return found
 
 
-def pair(make: Make, none: dict[str, Any], mine: dict[str, Any], value: float = 10.0, **both: Any) -> list[Record]:
+def pair(make, none, mine, value=10.0, **both):
     """Return the undefended cell and the defense's; fields of their utility and cost are put in afterwards."""
     found = []
     for name, control, own in (("none", None, none), ("pbpfl", value, mine)):
@@ -86,71 +79,55 @@ def pair(make: Make, none: dict[str, Any], mine: dict[str, Any], value: float = 
     return found
 
 
-def share(name: str, value: float | None) -> dict[str, Any]:
+def share(name, value):
     """Return an accuracy or a Dice coefficient with an interval."""
     prefix = "" if name == "accuracy" else f"{name}_"
     return {name: value, f"{prefix}low": value and value - 0.025, f"{prefix}high": value and value + 0.023}
 
 
-def kept(make: Make, ours: float | None, none: float | None, name: str = "accuracy") -> list[Record]:
+def kept(make, ours, none, name="accuracy"):
     return pair(make, share(name, none), share(name, ours), dataset="parquet:cifar10", model="resnet20")
 
 
-def numbers(make: Make, mse: float | None, layers: int = 3, clients: int = 5) -> list[Record]:
+def numbers(make, mse, layers=3, clients=5):
     options = {"hidden": "64", "layers": layers} if layers != 3 else {"hidden": "64,64"}
     about = dict(dataset="csv:bank-marketing.csv.gz", classes=1, shape=(16,), clients=clients, options=options)
     own = {"mse": mse, "mse_low": mse and 0.95 * mse, "mse_high": mse and 1.05 * mse}
     return pair(make, {"mse": 0.06}, own, accuracy=None, **about)
 
 
-def costing(make: Make, up: float = 1e3, memory: int | None = 9, plain: int | None = 1000, **both: Any) -> list[Record]:
+def costing(make, up=1e3, memory=9, plain=1000, **both):
     return pair(make, {"memory_peak": plain}, {"bytes_up": up, "memory_peak": memory}, **both)
 
 
-def sending(make: Make, up: float, precision: str) -> list[Record]:
+def sending(make, up, precision):
     return costing(make, up, parameters={"precision": precision})
 
 
-def grid(make: Make, accuracies: dict[float, float | None]) -> list[Record]:
+def grid(make, accuracies):
     return [make("pbpfl", v, "mia_loss", "membership", accuracy=a) for v, a in accuracies.items()]
 
 
-def guarded(make: Make, value: float = 3.0, **about: Any) -> list[Record]:
+def guarded(make, value=3.0, **about):
     return [make("pbpfl", value, "dlg", "reconstruction", **about)]
 
 
-# -- rules -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("claim", "make", "about", "verdict"),
     [
-        (
-            ASR,
-            members,
-            (0.71,),
-            "falls to 71.0%: above chance at Bonferroni's level over the cells tried; undefended 71",
-        ),
+        (ASR, members, (0.71,), "falls to 71.0%: above chance at Bonferroni's level over the cells tried; undef"),
         (ASR, members, (0.5,), "holds : the strongest attack is not above chance, and below the undefended figure"),
         (ASR, members, (0.5, 0.66), "falls to 66.0%: above chance"),
         (ASR, members, (None,), "cannot be told : no attack that knows the defense was run"),
         (ASR, members, (None, 0.66), "falls to 66.0%: above chance"),
         (ASR, members, (0.71, 0.5, 0.52), "cannot be told : the undefended model is not shown to give members away"),
         (ASR, members, (0.54, 0.5, 0.58), "cannot be told : the strongest attack is neither above chance nor below"),
-        (
-            PSNR,
-            pixels,
-            (8.0, 99.0),
-            "falls to 100.0 dB: the median image is above 20 dB; batch 1, random weights; undef",
-        ),
+        (PSNR, pixels, (8.0, 99.0), "falls to 100.0 dB: the median image is above 20 dB; batch 1, random weights"),
         (PSNR, pixels, (35.0, None), "falls to 36.0 dB"),
         (PSNR, pixels, (8.0, 12.0), "holds : the median image stays below 20 dB under every attack tried"),
         (PSNR, pixels, (8.0, None), "cannot be told : no attack that knows the defense was run"),
         (PSNR, pixels, (8.0, 19.0), "cannot be told : the interval of the median contains 20 dB"),
-        (
-            PSNR,
-            pixels,
-            (8.0, 12.0, 10.0),
-            "cannot be told : a control speaks against the attacks: The best attack (dlg)",
-        ),
+        (PSNR, pixels, (8.0, 12.0, 10.0), "cannot be told : a control speaks against the attacks: The best attack"),
         (PSNR, members, (), "unchecked: no reconstruction of images"),
         (replace(PSNR, dataset="cifar10"), pixels, (8.0, 99.0), "unchecked: no record of cifar10"),
         (READ, outputs, (0.1, 1.0), "falls to 100.0% of decisions read: relative error of its outputs 0.012"),
@@ -160,7 +137,6 @@ def guarded(make: Make, value: float = 3.0, **about: Any) -> list[Record]:
         (READ, outputs, (0.1, 0.28), "cannot be told : the interval allows both"),
         (READ, outputs, (1.0, None, "final"), "unchecked: no extraction attack was run on what clients train on"),
         (ERROR, numbers, (0.06,), "holds : 1.000 of the undefended error where the paper has 1.017"),
-        (ERROR, numbers, (0.04,), "holds : 0.667 of"),
         (ERROR, numbers, (0.09,), "falls to 0.0900: 1.500"),
         (ERROR, numbers, (None,), "falls to no model: training diverged"),
         (ERROR, numbers, (0.06, 5), "unchecked: no record of bank-marketing, mlp, layers=3"),
@@ -176,7 +152,6 @@ def guarded(make: Make, value: float = 3.0, **about: Any) -> list[Record]:
         (replace(ACCURACY, metric="accuracy_top5"), kept, (0.8, 0.8), "unchecked: records hold how often"),
         (DICE, kept, (0.88, 0.9, "dice"), "holds : 2.0 points are lost where the paper loses 2.00"),
         (DICE, kept, (0.80, 0.9, "dice"), "falls to 80.0%: 10.0 points"),
-        (DICE, kept, (None, 0.9, "dice"), "falls to no model"),
         (RISES, grid, ({1.0: 0.5, 10.0: 0.4, 100.0: 0.8},), "holds : from 1 to 100"),
         (RISES, grid, ({1.0: 0.8, 100.0: 0.5},), "falls : from 1 to 100"),
         (RISES, grid, ({1.0: 0.80, 100.0: 0.81},), "cannot be told : from 1 to 100, the intervals overlap"),
@@ -185,7 +160,6 @@ def guarded(make: Make, value: float = 3.0, **about: Any) -> list[Record]:
         (SAVING, costing, (375.0,), "holds : 1375 B a client and round beside 2000 B"),
         (SAVING, costing, (376.9,), "holds"),  # .31155, to the third digit what is claimed
         (SAVING, costing, (378.0,), "falls to 31.10%"),
-        (SAVING, costing, (100.0,), "holds"),
         (replace(SAVING, clients=3), costing, (100.0,), "unchecked: no record of 3 clients"),
         (MEMORY, costing, (1e3, 100), "holds : 100 B at most beside 1000 B"),
         (MEMORY, costing, (1e3, 126), "falls to 0.13"),
@@ -201,13 +175,11 @@ def guarded(make: Make, value: float = 3.0, **about: Any) -> list[Record]:
         (EPSILON, guarded, (1.0,), "unchecked: no record at kappa=3"),
     ],
 )
-def test_a_claim_is_judged_by_its_rule(
-    claim: Claim, make: Callable[..., list[Record]], about: tuple[Any, ...], verdict: str, fabricate: Make
-) -> None:
+def test_a_claim_is_judged_by_its_rule(claim, make, about, verdict, fabricate):
     assert told(claim, make(fabricate, *about)).startswith(verdict)
 
 
-def test_what_is_not_there_is_no_comparison(fabricate: Make) -> None:
+def test_what_is_not_there_is_no_comparison(fabricate):
     none, mine = costing(fabricate)
     assert told(SAVING, [mine]).startswith("unchecked: the undefended bytes are not there")
     assert told(UPLOAD, [none]) == "unchecked: no record of pbpfl"
@@ -216,7 +188,7 @@ def test_what_is_not_there_is_no_comparison(fabricate: Make) -> None:
     assert told(ERROR, [none, good, lost]).startswith("falls to no model"), "one control value diverged"
 
 
-def test_a_finding_on_members_names_its_figures_and_cells(fabricate: Make) -> None:
+def test_a_finding_on_members_names_its_figures_and_cells(fabricate):
     records = members(fabricate)
     found = one(ASR, records).finding
     assert found.plain == "50.0% [45.0, 55.0] (mia_loss)" and found.worst == "71.0% [66.3, 75.4] (unmask)"
@@ -224,7 +196,7 @@ def test_a_finding_on_members_names_its_figures_and_cells(fabricate: Make) -> No
     assert len(found.cells) == 4 and set(found.cells) <= {r.cell_id for r in records}
 
 
-def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabricate: Make) -> None:
+def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabricate):
     final = ("pbpfl", "final")
     records = [r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != final]
     assert told(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5] == "holds"
@@ -232,7 +204,7 @@ def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabrica
     assert told(ASR, quiet).startswith("cannot be told : the delivered model is not shown to give members away either")
 
 
-def test_a_control_that_fails_takes_the_verdict_away(fabricate: Make) -> None:
+def test_a_control_that_fails_takes_the_verdict_away(fabricate):
     alarm = fabricate("full_noise", None, "mia_nn", "membership", 0.8, stage="final")
     assert "cannot be told : a control speaks against the attacks" in told(ASR, [*members(fabricate), alarm])
     failed = fabricate("pbpfl", 10.0, "unmask", "membership", adaptive=True, stage="iterate", status="failed")
@@ -242,7 +214,7 @@ def test_a_control_that_fails_takes_the_verdict_away(fabricate: Make) -> None:
     assert told(ASR, without).startswith("cannot be told : a control speaks against the attacks: No attack ran on")
 
 
-def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate: Make) -> None:
+def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate):
     records = [r for r in pixels(fabricate, 8.0, None) if r.config.defense.id != "pbpfl"]
     for kappa in (1.0, 10.0):
         records.append(fabricate("pbpfl", kappa, "dlg", "reconstruction", 8.0, error=0.6))
@@ -255,7 +227,7 @@ def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate: Make) -> 
     assert told(replace(CAP, model="dlnet"), records) == "unchecked: no record of digits, dlnet"
 
 
-def on_grid(make: Make, errors: dict[float, float | None]) -> list[Record]:
+def on_grid(make, errors):
     """Return the controls and a CAP's cells of pbpfl, whose paper's grid is .1, 1, 10, 100, 1000: errors by kappa."""
     found = [r for r in pixels(make, 8.0, None) if r.config.defense.id != "pbpfl"]
     for kappa, error in errors.items():
@@ -264,7 +236,7 @@ def on_grid(make: Make, errors: dict[float, float | None]) -> list[Record]:
     return found
 
 
-def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate: Make) -> None:
+def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate):
     strict = on_grid(fabricate, {0.1: 0.6, 1.0: 0.6, 10.0: 0.6})
     with_off = [*strict, *on_grid(fabricate, {0.0: 0.001, 2.0: 0.001, 30.0: 0.001})]
     assert one(CAP, with_off).finding == one(CAP, strict).finding
@@ -278,14 +250,12 @@ def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate: Make) -> None:
 @pytest.mark.parametrize(
     ("errors", "count"), [({0.0: 0.01, 2.0: 0.01}, 0), ({0.0: 0.01, 1.0: 0.01}, 1), ({1.0: 0.01, 10.0: None}, 1)]
 )
-def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(
-    errors: dict[float, float | None], count: int, fabricate: Make
-) -> None:
+def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(errors, count, fabricate):
     reason = f"{count} of 5 values of the paper's grid were run; a CAP needs two"
     assert told(CAP, on_grid(fabricate, errors)) == f"cannot be told : {reason}"
 
 
-def test_a_cap_without_accuracies_or_without_a_papers_grid_tells_nothing(fabricate: Make) -> None:
+def test_a_cap_without_accuracies_or_without_a_papers_grid_tells_nothing(fabricate):
     bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
     assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"cannot be told : {reason}"
@@ -294,7 +264,7 @@ def test_a_cap_without_accuracies_or_without_a_papers_grid_tells_nothing(fabrica
     assert (found.finding.verdict, found.finding.reason) == ("cannot be told", "the grid of the paper is not known")
 
 
-def test_every_claimed_cap_has_a_papers_grid_of_at_least_two_values() -> None:
+def test_every_claimed_cap_has_a_papers_grid_of_at_least_two_values():
     claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
     assert not [f.name for f in claiming if 0 in f.grids["paper"]]
@@ -315,9 +285,7 @@ def test_every_claimed_cap_has_a_papers_grid_of_at_least_two_values() -> None:
         (dict(clients=10, partition="iid"), None),
     ],
 )
-def test_an_accuracy_compares_only_in_the_papers_setting(
-    change: dict[str, Any], reason: str | None, fabricate: Make
-) -> None:
+def test_an_accuracy_compares_only_in_the_papers_setting(change, reason, fabricate):
     about = dict(dataset="parquet:cifar10", model="resnet20", parameters={"norms": "refuse"})
     records = pair(fabricate, {}, {}, **about)
     for parameter in ("", ":0.35"):  # a partition is named with or without its parameter
@@ -327,7 +295,7 @@ def test_an_accuracy_compares_only_in_the_papers_setting(
         assert found.startswith("holds") if reason is None else found == f"unchecked: {reason}"
 
 
-def test_times_come_from_benchmarks(fabricate: Make, tmp_path: Path) -> None:
+def test_times_come_from_benchmarks(fabricate, tmp_path):
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction")]
     file = tmp_path / "figures.json"
     entry = {"backward_ratio": 2.9, "client_ratio": 2.1, "machine": "x86_64", "date": "2026-11-21", "torch": "2.13"}
@@ -342,16 +310,15 @@ def test_times_come_from_benchmarks(fabricate: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"pbpfl": 3}', "\xff"])
-def test_a_file_that_is_no_benchmarks_is_one_sentence(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_benchmarks_is_one_sentence(text, tmp_path):
     (tmp_path / "f.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError) as caught:
         read_figures([tmp_path / "f.json"])
     assert "f.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
-# -- which evaluation counts -----------------------------------------------------------------------------------------
-def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate: Make) -> None:
-    def at(dataset: str, knowing: float, seed: int = 0) -> list[Record]:
+def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate):
+    def at(dataset, knowing, seed=0):
         return [
             fabricate(r.config.defense.id, r.config.defense.control and 10.0, r.config.attack.id, "membership",
                       {"unmask": knowing}.get(r.config.attack.id, r.metric("asr").value),
@@ -369,8 +336,35 @@ def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate: Make) -> 
     assert one(ASR, far).differs == ("data set", "model")
 
 
-def test_every_claim_of_an_installed_defense_has_words_and_a_rule() -> None:
+def test_every_claim_of_an_installed_defense_has_words_and_a_rule():
     for name, factory in load_all("defenses").items():
         for claim in factory.claimed:
             assert claim.metric in RULES or claim.metric in KEY_OF, (name, claim)
             assert claimed_text(claim) and "\n" not in claimed_text(claim) and claim.source
+
+
+EVIL = "a|b\nc <script>`x`</script> *y* [z](http://w) _q_"
+
+
+def cells(line):
+    return re.split(r"(?<!\\)\|", line)[1:-1]
+
+
+def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(fabricate):
+    evil = [fabricate("pbpfl", 10.0, EVIL, "extraction", 0.1, stage="iterate", dataset=EVIL)]
+    claims = {"pbpfl": [ASR, replace(READ, source=EVIL, note=EVIL), UPLOAD], "spn": [UPLOAD]}
+    records = members(fabricate) + evil
+    benchmarks = [Benchmark("pbpfl", EVIL, {"backward_ratio": 2.0}, EVIL, "2026")]
+    claims["pbpfl"].append(replace(TIME, setting=EVIL))
+    text = page(check(claims, records, benchmarks), records, benchmarks)
+    twice = [*records[::-1], *records]
+    assert text == page(check(claims, twice, benchmarks), twice, benchmarks)
+    assert "<script>" not in text and "](http" not in text.replace("\\]", "")
+    assert escape("unmask_regression 71.0%") == "unmask_regression 71.0%"
+    assert escape("_a_ b_c *d* `e` <f> x|y\n z") == "\\_a\\_ b_c \\*d\\* \\`e\\` &lt;f&gt; x\\|y z"
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + 4 and {len(cells(line)) for line in table} == {9}
+    assert all(f"`{r.cell_id[:8]}`" in text for r in records if r.config.attack.id == "unmask")
+    assert "- spn: 1 claim. Not checked: no record of spn." in text
+    assert "Of 4 claims that could be checked 2 hold, 1 fall, and of 1 it cannot be told." in text
+    assert "of ppbench 0.1.0, seed 0, and 1 benchmarks" in text

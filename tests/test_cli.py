@@ -1,7 +1,5 @@
 """The command line, as a user meets it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -9,18 +7,22 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import ppbench.base.registry as registry
 from ppbench import cli
 from ppbench.base.errors import UsageError
+from ppbench.records.store import Store
 
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 ROOT = Path(__file__).parent.parent
 QUICK = ["--grid", "0.1", "--clients", "2", "--rounds", "1", "--victims", "2", "--attack-batch", "1", "--stage", "init"]
 
 
-def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+def call(monkeypatch, capsys, *words):
     monkeypatch.setattr(sys, "argv", ["ppbench", *words])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -28,15 +30,18 @@ def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
     return int(stop.value.code or 0), text.out, text.err
 
 
-def test_help_and_list_do_not_import_torch():
+def test_what_is_quick_to_ask_imports_nothing_heavy():
+    """The pytest plugin, the batteries, records, help and lists, in one process that begins with the lightest."""
     code = (
-        "import sys\nfrom ppbench import cli\n"
+        "import sys\nheavy = {'torch', 'sklearn', 'pandas', 'matplotlib'}\n"
+        "import ppbench.pytest_plugin\nassert not {*heavy, 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "import ppbench.testing, ppbench.records.schema, ppbench.records.store\nassert 'torch' not in sys.modules\n"
+        "from ppbench import cli\n"
         "for words in (['--help'], ['list'], ['evaluate', '--help'], ['--version']):\n"
         "    sys.argv = ['ppbench', *words]\n"
         "    try: cli.main()\n"
         "    except SystemExit: pass\n"
-        "    heavy = {'torch', 'sklearn', 'pandas', 'matplotlib'} & set(sys.modules)\n"
-        "    assert not heavy, (words, heavy)"
+        "    assert not heavy & set(sys.modules), words"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -63,10 +68,6 @@ def test_evaluate_says_what_was_found_in_words_and_in_json_alone(monkeypatch, ca
     code, out, _ = call(monkeypatch, capsys, *words, "--json")
     result = json.loads(out)
     assert code == 0 and {c["defense"] for c in result["cells"]} == {"none", "full_noise", "spn"}
-    code, out, _ = call(monkeypatch, capsys, "verify", str(tmp_path / "o"))
-    assert code == 0 and "agrees" in out
-    code, out, _ = call(monkeypatch, capsys, "leaderboard", str(tmp_path / "o"))
-    assert code == 0 and "leaderboard.html" in out
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,8 @@ def test_evaluate_says_what_was_found_in_words_and_in_json_alone(monkeypatch, ca
         (["evaluate", "--defense", "spn", "--victims", "100000"], "--victims"),
         (["leaderboard", "/no/such/folder"], "/no/such/folder"),
         (["verify", "/no/such/folder"], "/no/such/folder"),
+        (["claims", "/no/such/folder"], "/no/such/folder"),
+        pytest.param(["evaluate", "--defense", "spn", "--device", "cuda"], "no GPU", marks=NO_GPU),
     ],
 )
 def test_bad_input_exits_with_2_and_one_sentence(words, sentence, monkeypatch, capsys, tmp_path):
@@ -99,35 +102,28 @@ def test_bad_input_exits_with_2_and_one_sentence(words, sentence, monkeypatch, c
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch, capsys, tmp_path):
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    words = ("--defense", "spn", "--device", "cuda", "--out", str(tmp_path / "o"))
-    code, _, err = call(monkeypatch, capsys, "evaluate", *words)
-    assert code == 2 and "no GPU" in err
-
-
-# -- plugins -------------------------------------------------------------------------------------------------------
-class FakeEntry:
-    def __init__(self, name: str, value: str, dist: str, group: str = "ppbench.attacks"):
-        self.name, self.value, self.group = name, value, group
-        self.dist = type("Dist", (), {"name": dist})()
-
-    def load(self):
-        return metadata.EntryPoint(self.name, self.value, self.group).load()
+def test_claims_of_several_folders_are_the_same_file_twice(fabricate, tmp_path, monkeypatch, capsys):
+    for folder, defense, share in (("one", "none", 0.71), ("one", "full_noise", 0.5), ("two", "pbpfl", 0.71)):
+        Store(tmp_path / folder).save(fabricate(defense, None, "mia_loss", "membership", share))
+    first, second = str(tmp_path / "one"), str(tmp_path / "two")
+    code, out, _ = call(monkeypatch, capsys, "claims", first, second, "--to", str(tmp_path / "a.md"))
+    assert code == 0 and out.strip() == str(tmp_path / "a.md")
+    code, out, _ = call(monkeypatch, capsys, "claims", second, first)
+    assert code == 0 and out == (tmp_path / "a.md").read_text() and out.startswith("# What papers claim")
+    code, out, err = call(monkeypatch, capsys, "claims", first, "--to", str(tmp_path / "no" / "such.md"))
+    assert code == 2 and out == "" and "There is no folder" in err
 
 
 @pytest.fixture
-def strangers(monkeypatch):
-    """Install entry points of other packages beside ours."""
+def stranger(monkeypatch):
+    """Return what installs an attack of another package beside ours."""
     real = metadata.entry_points
 
-    def install(*entries: FakeEntry):
-        monkeypatch.setattr(
-            metadata, "entry_points", lambda group: [*real(group=group), *(e for e in entries if e.group == group)]
-        )
+    def install(name, value):
+        entry = metadata.EntryPoint(name, value, "ppbench.attacks")
+        vars(entry).update(dist=SimpleNamespace(name="stranger"))
+        more = {entry.group: [entry]}
+        monkeypatch.setattr(metadata, "entry_points", lambda group: [*real(group=group), *more.get(group, ())])
         registry.plugins.cache_clear()
 
     yield install
@@ -135,8 +131,8 @@ def strangers(monkeypatch):
     registry.plugins.cache_clear()
 
 
-def test_a_broken_plugin_is_named_and_does_not_take_the_program_down(strangers):
-    strangers(FakeEntry("bad", "no_such_package_xyz:Attack", "stranger"))
+def test_a_broken_plugin_is_named_and_does_not_take_the_program_down(stranger):
+    stranger("bad", "no_such_package_xyz:Attack")
     with pytest.warns(UserWarning, match=r"'bad'.*'stranger'.*no_such_package_xyz"):
         loaded = registry.load_all("attacks")
     assert "bad" not in loaded and "dlg" in loaded
@@ -145,31 +141,13 @@ def test_a_broken_plugin_is_named_and_does_not_take_the_program_down(strangers):
     assert registry.summary(registry.plugins("attacks")["bad"]).startswith("broken")
 
 
-def test_a_stranger_cannot_take_our_names(strangers):
-    strangers(FakeEntry("dlg", "os:getcwd", "stranger"))
+def test_a_stranger_cannot_take_our_names(stranger):
+    stranger("dlg", "os:getcwd")
     with pytest.warns(UserWarning, match="stranger"):
         plugin = registry.plugins("attacks")["dlg"]
     assert plugin.distribution == "ppbench"
 
 
-def test_a_strangers_defense_enters_by_the_same_door(strangers, tmp_path, monkeypatch):
-    module = tmp_path / "stranger_defense.py"
-    module.write_text(
-        "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom ppbench import Defense\n\n"
-        "@dataclass(frozen=True)\nclass Mine(Defense):\n    '''Halves.'''\n    name: ClassVar[str] = 'mine'\n"
-        "    def upload(self, ctx, me, result):\n"
-        "        return super().upload(ctx, me, {n: v * 0.5 for n, v in result.items()})\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    strangers(FakeEntry("mine", "stranger_defense:Mine", "stranger", "ppbench.defenses"))
-    from ppbench.run.evaluation import evaluate
-
-    few = {"clients": 2, "rounds": 1, "victims": 2, "attack_batch": (1,), "stages": ("init",)}
-    found = evaluate(defense="mine", **few, attacks=("label_recovery",), out=tmp_path / "o", workers=1)
-    assert {r.config.defense.id for r in found.records} == {"none", "full_noise", "mine"}
-
-
-# -- the package -----------------------------------------------------------------------------------------------------
 def test_a_checkout_that_shadows_an_installed_ppbench_still_has_its_plugins(tmp_path):
     """`python -c "import ppbench"` in a clone finds the folder ppbench/ first: it must be the whole package."""
     code = "import ppbench.defenses.spn as d, ppbench.attacks.reconstruction.dlg as a; print(d.__file__, a.__file__)"

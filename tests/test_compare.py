@@ -1,14 +1,9 @@
 """`ppbench compare` must find what was planted, say nothing of what is as it was, and never trust a changed control."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,33 +14,30 @@ from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.base.errors import UsageError
 from ppbench.commands.compare import compare as command
 from ppbench.defenses.dp import DP
-from ppbench.records.schema import Record
 from ppbench.records.sources import CODE
 from ppbench.records.store import Store
 from ppbench.report.cap import caps
 from ppbench.report.compare import machine, report
 from ppbench.report.compare.join import join
-from ppbench.report.compare.outcome import Comparison, compare
+from ppbench.report.compare.outcome import compare
 from ppbench.report.compare.paired import change
 from ppbench.report.compare.rows import rows_of
-from ppbench.report.compare.samples import RULES, rules_for
+from ppbench.report.compare.samples import RULES
 from ppbench.run import evaluation
 from ppbench.run.evaluation import evaluate
 
-Make = Callable[..., Record]
-REAL: dict[str, Any] = {
+REAL = {
     **{"defense": "dp", "grid": (0.01,), "model": "mlp", "clients": 3, "train": 60, "rounds": 1, "victims": 12},
     **{"attack_batch": (1,), "attacks": ("dlg", "analytic"), "stages": ("init",), "tuning": 0},
     "settings": {"dlg.budget": 40, "dlg.restarts": 0},
 }
 
 
-# -- real evaluations ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+def run(tmp_path_factory):
     """Return a maker of results, without boards: a comparison reads records alone. changed: code, while it runs."""
 
-    def make(changed: tuple[Any, str, Any] | None = None, **options: Any) -> Path:
+    def make(changed=None, **options):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(evaluation, "write_board", lambda store: [])
             if changed is not None:
@@ -56,22 +48,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path
 
 
 @pytest.fixture(scope="module")
-def baseline(run: Callable[..., Path]) -> Path:
+def baseline(run):
     return run()
 
 
 @pytest.fixture(scope="module")
-def half_noise(run: Callable[..., Path]) -> Path:
+def half_noise(run):
     """The same defense at the same parameters, whose code adds half the noise."""
     whole = DP.local_gradient
 
-    def halved(self: DP, *given: Any) -> Any:
+    def halved(self, *given):
         return whole(dataclasses.replace(self, sigma=self.sigma / 2), *given)
 
     return run((DP, "local_gradient", halved))
 
 
-def test_half_the_noise_is_a_regression_and_in_the_worst_case_too(baseline: Path, half_noise: Path) -> None:
+def test_half_the_noise_is_a_regression_and_in_the_worst_case_too(baseline, half_noise):
     found = compare(baseline, half_noise)
     assert found.exit_code == 1 and "REGRESSION" in found.verdict and "dp" in found.verdict
     worse = {row.where.attack: row for row in found.regressions if row.metric == "psnr_median"}
@@ -83,15 +75,13 @@ def test_half_the_noise_is_a_regression_and_in_the_worst_case_too(baseline: Path
     assert back.exit_code == 0 and any(row.metric == "psnr_median" for row in back.of("improved"))
 
 
-def test_an_identical_rerun_has_nothing_to_report(baseline: Path, run: Callable[..., Path]) -> None:
+def test_an_identical_rerun_has_nothing_to_report(baseline, run):
     found = compare(baseline, run())
     assert found.exit_code == 0 and not found.faults and {row.status for row in found.rows} == {"ok"}
     assert {row.where.defense for row in found.rows} == {"none", "full_noise", "dp"}
 
 
-def test_an_attack_that_got_weaker_is_a_harness_fault_and_no_verdict_on_the_defense(
-    baseline: Path, run: Callable[..., Path]
-) -> None:
+def test_an_attack_that_got_weaker_is_a_harness_fault_and_no_verdict_on_the_defense(baseline, run):
     """The same attack at the same version and parameters, whose code stops after one step."""
     whole = DLG.run
     weak = run((DLG, "run", lambda self, *given: whole(dataclasses.replace(self, budget=1), *given)))
@@ -102,7 +92,7 @@ def test_an_attack_that_got_weaker_is_a_harness_fault_and_no_verdict_on_the_defe
     assert any("stronger" in note for note in compare(weak, baseline).notes)
 
 
-def test_a_missing_cell_is_named_and_a_new_one_listed(baseline: Path, tmp_path: Path) -> None:
+def test_a_missing_cell_is_named_and_a_new_one_listed(baseline, tmp_path):
     less = shutil.copytree(baseline, tmp_path / "less")
     victim = next(r for r in Store(less).load_all() if r.config.defense.id == "dp" and r.config.attack.id == "dlg")
     (less / "records" / f"{victim.cell_id}.json").unlink()
@@ -113,25 +103,7 @@ def test_a_missing_cell_is_named_and_a_new_one_listed(baseline: Path, tmp_path: 
     assert more.exit_code == 0 and [row.where.attack for row in more.of("new")] == ["dlg"]
 
 
-def test_another_seed_asks_about_others_and_is_incomparable(baseline: Path, run: Callable[..., Path]) -> None:
-    found = compare(baseline, run(seed=1))
-    assert found.exit_code == 3 and not found.faults and len(found.of("incomparable")) == len(found.rows)
-    assert all("seed is 0, NEW has 1" in row.note for row in found.rows)
-
-
-def test_figures_are_those_of_the_records(baseline: Path, half_noise: Path) -> None:
-    pairs = join(Store(baseline).load_all(), Store(half_noise).load_all()).pairs
-    assert len(pairs) == 6
-    for pair in pairs:
-        for rule in rules_for(pair.base[0]):
-            found = change(pair.base, pair.new, rule, "key")
-            levels = [record.metric(rule.metric).value for record in (pair.base[0], pair.new[0])]
-            if rule.metric != "psnr_median" or pair.where.defense != "none":  # exact copies are alike
-                assert [found.base, found.new] == pytest.approx(levels, rel=1e-9)
-
-
-# -- records made by hand --------------------------------------------------------------------------------------------
-def configured(record: Record, part: str | None = None, **changes: object) -> Record:
+def configured(record, part=None, **changes):
     """Return a record with another configuration: fields of `part`, or of the whole, changed."""
     config = record.config
     inner = changes if part is None else {part: getattr(config, part).model_copy(update=changes)}
@@ -140,39 +112,29 @@ def configured(record: Record, part: str | None = None, **changes: object) -> Re
 
 
 @pytest.fixture
-def controls(cell: Make) -> list[Record]:
+def controls(cell):
     return [cell("none", None, 30.0), cell("full_noise", None, 5.0)]
 
 
-def written(folder: Path, *records: Record) -> Path:
+def written(folder, *records):
     for record in records:
         Store(folder).save(record)
     return folder
 
 
-Versus = Callable[..., Comparison]
-
-
 @pytest.fixture
-def versus(controls: list[Record], tmp_path: Path) -> Versus:
+def versus(controls, tmp_path):
     """Return what compares records, each side beside sound controls unless told otherwise."""
     runs = iter(range(9))
 
-    def make(base: list[Record], new: list[Record], controlled: bool = True) -> Comparison:
+    def make(base, new, controlled=True):
         folder, beside = tmp_path / str(next(runs)), controls if controlled else []
         return compare(written(folder / "base", *beside, *base), written(folder / "new", *beside, *new))
 
     return make
 
 
-def test_a_dropped_mask_is_found(cell: Make, versus: Versus) -> None:
-    """A server that reads sums alone, and the same protocol when its masks are gone."""
-    base, new = (cell("pbpfl_ext", 10.0, share, error=error) for share, error in ((7.0, 0.9), (35.0, 0.02)))
-    found = versus([base], [new])
-    assert found.exit_code == 1 and {row.metric for row in found.regressions} == {"psnr_median", "share_above_20db"}
-
-
-CHANGED: dict[str, Callable[[Record], Record]] = {
+CHANGED = {
     "attack.version": lambda r: configured(r, "attack", version="2"),
     "attack.parameters.budget": lambda r: configured(r, "attack", parameters={"budget": 9}),
     "threat_model.id": lambda r: configured(r, "threat_model", id="server/2"),
@@ -189,13 +151,13 @@ CHANGED: dict[str, Callable[[Record], Record]] = {
 
 
 @pytest.mark.parametrize("key", CHANGED)
-def test_what_differs_makes_a_row_incomparable_and_is_named(cell: Make, versus: Versus, key: str) -> None:
+def test_what_differs_makes_a_row_incomparable_and_is_named(cell, versus, key):
     found = versus([cell()], [CHANGED[key](cell())])
     row = next(row for row in found.rows if row.where.defense == "dp")
     assert found.exit_code == 3 and row.status == "incomparable" and key in row.note, row.note
 
 
-def test_the_version_of_a_defense_may_differ_but_not_within_a_folder(cell: Make, versus: Versus) -> None:
+def test_the_version_of_a_defense_may_differ_but_not_within_a_folder(cell, versus):
     later = configured(cell(), "defense", version="2")
     found = versus([cell()], [later])
     rows = [row for row in found.rows if row.where.defense == "dp"]
@@ -204,7 +166,7 @@ def test_the_version_of_a_defense_may_differ_but_not_within_a_folder(cell: Make,
         join([cell()], [cell(), later])
 
 
-def test_what_is_left_over_meets_the_cell_that_differs_least(cell: Make) -> None:
+def test_what_is_left_over_meets_the_cell_that_differs_least(cell):
     base = cell()
     near = configured(base, "attack", version="2")
     far = configured(configured(configured(base, "attack", version="3"), "model", id="x"), victims=7)
@@ -212,7 +174,7 @@ def test_what_is_left_over_meets_the_cell_that_differs_least(cell: Make) -> None
     assert set(left) == {"incomparable", "new"} and 'version is "1", NEW has "2"' in left["incomparable"].reason
 
 
-def test_cells_that_failed_are_missing_and_those_that_had_failed_are_not_judged(cell: Make, versus: Versus) -> None:
+def test_cells_that_failed_are_missing_and_those_that_had_failed_are_not_judged(cell, versus):
     good, bad = cell(), cell(status="failed")
     found = versus([good], [bad])
     assert found.exit_code == 4 and "failed in NEW: it broke" in found.of("missing")[0].note
@@ -221,9 +183,7 @@ def test_cells_that_failed_are_missing_and_those_that_had_failed_are_not_judged(
     assert "UNDECIDABLE: dp: none of its 1 rows was judged" in back.verdict and "1 unjudged" in back.verdict
 
 
-def test_a_baseline_in_which_nothing_can_be_judged_is_never_green(
-    cell: Make, controls: list[Record], versus: Versus
-) -> None:
+def test_a_baseline_in_which_nothing_can_be_judged_is_never_green(cell, controls, versus):
     alone = versus([], [])
     assert alone.exit_code == 3 and "Nothing was judged" in alone.verdict
     found = versus([cell("none", None, status="failed"), controls[1], cell()], [*controls, cell()], controlled=False)
@@ -232,7 +192,7 @@ def test_a_baseline_in_which_nothing_can_be_judged_is_never_green(
     assert half.exit_code == 0 and "1 unjudged" in half.verdict, "the other point was judged; the verdict counts this"
 
 
-def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell: Make, asked: Make) -> None:
+def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, asked):
     base = [cell(seed=seed) for seed in (0, 1, 2)]
     joined = join(base, base)
     assert len(joined.pairs) == 1 and joined.pairs[0].seeds == (0, 1, 2)
@@ -250,19 +210,19 @@ def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell: Make, aske
     assert noted == {"dlg", "worst case of 2 attacks"}
 
 
-def test_oracles_are_left_out(cell: Make) -> None:
+def test_oracles_are_left_out(cell):
     oracle = configured(cell(), "attack", oracle=True)
     assert join([oracle], []) == join([], [oracle]) == join([], [])
 
 
-def test_a_stronger_attack_that_is_only_in_new_is_no_regression_of_the_defense(cell: Make, versus: Versus) -> None:
+def test_a_stronger_attack_that_is_only_in_new_is_no_regression_of_the_defense(cell, versus):
     base = [cell(), cell(attack="ig", share=11.0)]
     found = versus(base, [*base, cell(attack="gifd", share=40.0)])
     assert found.exit_code == 0 and [row.where.attack for row in found.of("new")] == ["gifd"]
     assert any(row.where.attack == "worst case of 2 attacks" for row in found.rows)
 
 
-def test_noise_that_can_be_read_is_a_harness_fault(cell: Make, controls: list[Record], versus: Versus) -> None:
+def test_noise_that_can_be_read_is_a_harness_fault(cell, controls, versus):
     loud = [controls[0], cell("full_noise", None, 40.0), cell()]
     found = versus([*controls, cell()], loud, controlled=False)
     assert found.exit_code == 3 and any("full_noise" in fault for fault in found.faults)
@@ -270,15 +230,13 @@ def test_noise_that_can_be_read_is_a_harness_fault(cell: Make, controls: list[Re
     assert alone.exit_code == 3 and alone.faults, "without controls nothing is vouched for"
 
 
-def trained(record: Record, accuracy: float, n: int = 10_000) -> Record:
+def trained(record, accuracy, n=10_000):
     half = 2 * (accuracy * (1 - accuracy) / n) ** 0.5
     utility = dict(accuracy=accuracy, low=accuracy - half, high=accuracy + half, n=n)
     return record.model_copy(update={"utility": record.utility.model_copy(update=utility)})
 
 
-def test_accuracy_that_falls_is_a_regression_of_the_defense_and_a_fault_of_the_undefended_model(
-    cell: Make, controls: list[Record], versus: Versus
-) -> None:
+def test_accuracy_that_falls_is_a_regression_of_the_defense_and_a_fault_of_the_undefended_model(cell, controls, versus):
     base = [trained(r, 0.95) for r in (*controls, cell())]
     found = versus(base, [*base[:2], trained(base[2], 0.90)], controlled=False)
     assert found.exit_code == 1 and [row.metric for row in found.regressions] == ["accuracy"]
@@ -286,8 +244,8 @@ def test_accuracy_that_falls_is_a_regression_of_the_defense_and_a_fault_of_the_u
     assert fault.exit_code == 3 and "Training of the undefended model got worse" in fault.faults[0]
 
 
-def test_the_claimed_epsilon_is_compared_as_stated(cell: Make, versus: Versus) -> None:
-    def at(epsilon: float | None) -> Record:
+def test_the_claimed_epsilon_is_compared_as_stated(cell, versus):
+    def at(epsilon):
         return cell("dp_sgd", 1.0, 9.0, epsilon=epsilon)
 
     for epsilon, code in ((2.2, 0), (2.3, 1), (1.0, 0), (None, 1)):
@@ -297,9 +255,7 @@ def test_the_claimed_epsilon_is_compared_as_stated(cell: Make, versus: Versus) -
     assert "no guarantee in NEW" in found.regressions[0].note
 
 
-def test_cap_is_that_of_the_board_and_falls_with_the_distance(
-    cell: Make, controls: list[Record], versus: Versus
-) -> None:
+def test_cap_is_that_of_the_board_and_falls_with_the_distance(cell, controls, versus):
     base, new = ([cell(value=v, error=e) for v, e in ((0.1, 0.5), (0.2, last))] for last in (0.8, 0.4))
     row = next(row for row in versus(base, new).rows if row.metric == "cap")
     assert row.where.value is None and row.change is not None and row.status == "regression"
@@ -309,13 +265,10 @@ def test_cap_is_that_of_the_board_and_falls_with_the_distance(
     assert not [r for r in rows_of(join(base, new[:-1])) if r.metric == "cap"], "half a grid has no CAP"
 
 
-# -- what comes out --------------------------------------------------------------------------------------------------
 EVIL = "<img src=x onerror=alert(1)>|@all `x`\n::error::\x1b[31m\x00"
 
 
-def test_names_of_others_do_nothing_in_any_output(
-    cell: Make, versus: Versus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_others_do_nothing_in_any_output(cell, versus, capsys):
     base, new = (configured(cell(share=share), "defense", id=EVIL) for share in (10.0, 30.0))
     evil = versus([base, configured(cell(), "defense", id=EVIL + "2")], [new])
     page = report.markdown(evil)
@@ -337,7 +290,7 @@ LINKS = ("@octocat", "https://evil.example/x", "www.evil.example", "a@b.example"
 
 
 @pytest.mark.parametrize("text", [*LINKS, "GH-1 <b>"])
-def test_markdown_shows_names_as_they_are_and_links_nothing(text: str) -> None:
+def test_markdown_shows_names_as_they_are_and_links_nothing(text):
     """Rendered, the comments that break links and mentions are gone, and what is left is the text itself."""
     page = MarkdownIt("commonmark", {"html": True}).render(report.markdown_text(text))
     assert page.startswith("<p>") and html.unescape(page.strip()[3:-4].replace("<!-- -->", "")) == text
@@ -346,9 +299,7 @@ def test_markdown_shows_names_as_they_are_and_links_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "told"), [('["a1", "b2"]', 1), ('["a1"]', 0), ("{", 0), ("7", 0)])
-def test_cells_of_several_states_of_the_code_are_told(
-    cell: Make, controls: list[Record], tmp_path: Path, content: str, told: int
-) -> None:
+def test_cells_of_several_states_of_the_code_are_told(cell, controls, tmp_path, content, told):
     base, new = (written(tmp_path / name, *controls, cell()) for name in ("base", "new"))
     (new / CODE).write_text(content)
     found = compare(base, new)
@@ -358,9 +309,7 @@ def test_cells_of_several_states_of_the_code_are_told(
     assert ("several states of the code" in report.markdown(found)) == bool(told)
 
 
-def test_the_command_writes_what_is_asked_for(
-    baseline: Path, half_noise: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_the_command_writes_what_is_asked_for(baseline, half_noise, tmp_path, capsys, monkeypatch):
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -385,7 +334,7 @@ def test_the_command_writes_what_is_asked_for(
         command(baseline, baseline, junit=tmp_path / "nowhere" / "x.xml")
 
 
-def test_folders_that_cannot_be_compared_are_refused(cell: Make, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_compared_are_refused(cell, tmp_path):
     good, empty = written(tmp_path / "good", cell()), tmp_path / "empty"
     with pytest.raises(UsageError, match=r"BASELINE: .* is no folder"):
         compare(tmp_path / "nowhere", good)

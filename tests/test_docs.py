@@ -1,23 +1,17 @@
 """The documents say what the program does: the reference is made from it, and what they tell people to type parses."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import typer
-from pydantic import BaseModel
 
 from ppbench.base.registry import plugins
 from ppbench.cli import app
@@ -37,40 +31,22 @@ LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 FOLDERS = ("attacks", "benchmarks", "defenses", "docs", "examples", "leaderboards", "ppbench", "tests")
 TOLD = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*|[\w-]+\.(?:md|sh))`")
 REPOSITORY = (ROOT / "docs").is_dir() and (ROOT / "pyproject.toml").is_file()
-MADE_BY_READERS = frozenset({"compare.md"})
-"""Files that readers make by the commands of a page."""
 
 pytestmark = pytest.mark.skipif(not REPOSITORY, reason="the documents are not here")
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page, and the line on which it begins."""
-
-    page: Path
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-
-def blocks(language: str) -> list[Block]:
-    """Return all fenced blocks in a language."""
+def blocks(language):
+    """Return the fenced blocks in a language: page, the line on which each begins, and its text."""
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for match in FENCE.finditer(text):
-            if match[1] == language:
-                found.append(Block(page, text[: match.start()].count("\n") + 1, match[2]))
+        fences = [match for match in FENCE.finditer(text) if match[1] == language]
+        found += [(page.name, text[: match.start()].count("\n") + 1, match[2]) for match in fences]
     return found
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    """Return every `ppbench ...` that people are told to type, with its place, as words after the name.
-
-    Lines of pages and workflows, and code within lines. Words in capitals stand for what people put there.
-    """
+def commands():
+    """Return every `ppbench ...` that people are told to type, with its place; capitals stand for what they put."""
     found = []
     for file in [page for page in PAGES if page.name != "cli.md"] + WORKFLOWS:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
@@ -82,21 +58,17 @@ def commands() -> list[tuple[str, list[str]]]:
     return [(place, [word for word in words if word != "..."]) for place, words in found]
 
 
-def test_the_reference_of_the_command_line_is_the_programs() -> None:
+def test_the_reference_of_the_command_line_is_the_programs():
     made = runpy.run_path(str(ROOT / "docs" / "make_cli.py"), run_name="make_cli")["reference"]()
     assert (ROOT / "docs" / "cli.md").read_text() == made, "docs/cli.md is old; run: python docs/make_cli.py"
 
 
-def parsed(words: list[str]) -> str:
+def parsed(words):
     """Parse words as the program does, without running anything; return what is wrong, "" if they are right."""
-    command: Any = typer.main.get_command(app)
+    command = typer.main.get_command(app)
     path, rest = "ppbench", words
     try:
-        while rest and hasattr(command, "commands"):
-            if rest[0].startswith("-"):
-                break
-            if rest[0] not in command.commands:
-                return f"there is no command {rest[0]!r} in {path!r}"
+        while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
             command, path, rest = command.commands[rest[0]], f"{path} {rest[0]}", rest[1:]
         with command.make_context(path, list(rest)):
             return ""
@@ -107,12 +79,12 @@ def parsed(words: list[str]) -> str:
         return f"{path}: {type(error).__name__}: {tell()}"
 
 
-def named_only(words: list[str]) -> bool:
+def named_only(words):
     """Return whether a line names a command (`ppbench compare`) without saying what to do with it."""
     return all(re.fullmatch(r"[a-z]+", word) for word in words) and len(words) <= 2
 
 
-def test_every_command_that_people_are_told_to_type_is_one() -> None:
+def test_every_command_that_people_are_told_to_type_is_one():
     every = commands()
     assert len(every) > 40 and len({place.partition(":")[0] for place, _ in every}) >= 6
     wrong = []
@@ -123,7 +95,7 @@ def test_every_command_that_people_are_told_to_type_is_one() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_commands_name_is_there() -> None:
+def test_what_commands_name_is_there():
     """Values of --defense, --attack, --only and names of suites exist, or are those of a page's own example."""
     own = {"rounding", "unrounding", "sign_sgd", "row_ratio", "value_search", "my_defense"}
     known = {group: {*plugins(group), *own} for group in ("defenses", "attacks", "models")}
@@ -139,7 +111,7 @@ def test_what_commands_name_is_there() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_is_no_command_is_found_wherever_it_stands() -> None:
+def test_what_is_no_command_is_found_wherever_it_stands():
     for words in ("evaluate", "evaluate --defence dp", "compare baseline", "claim FOLDER", "baseline accept a b"):
         assert parsed(words.split()), words
     match = COMMAND.match("- run: ppbench verify results")
@@ -147,10 +119,10 @@ def test_what_is_no_command_is_found_wherever_it_stands() -> None:
     assert COMMAND.match(".venv/bin/ppbench list") and INNER.search("see `ppbench list suites`.")
 
 
-def slugs(page: Path) -> set[str]:
+def slugs(page):
     """Return the anchors of a page's headings, as GitHub makes them."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    found: set[str] = set()
+    found = set()
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
@@ -161,14 +133,14 @@ def slugs(page: Path) -> set[str]:
     return found
 
 
-def found_in_text(pattern: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
+def found_in_text(pattern):
     """Yield what a pattern finds in pages, without their fenced blocks, as page and first group."""
     for page in PAGES:
         for match in pattern.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
             yield page, match[1]
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_leads_somewhere():
     every, wrong = [pair for pair in found_in_text(LINK) if not re.match(r"[a-z]+:", pair[1])], []
     assert len(every) > 20
     for page, target in every:
@@ -181,58 +153,54 @@ def test_every_link_leads_somewhere() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_index_names_every_document() -> None:
+def test_the_index_names_every_document():
     index = (ROOT / "docs" / "README.md").read_text()
     left = {page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index}
     assert left <= {"README.md"}, f"docs/README.md does not name {left}"
 
 
-def test_files_that_are_named_are_there() -> None:
-    """A path in backticks that begins with one of our folders is a file or folder; x.py stands for any."""
+def test_files_that_are_named_are_there():
+    """A path in backticks in one of our folders is there; x.py stands for any, and readers make compare.md."""
     wrong, every = [], list(found_in_text(TOLD))
     for page, name in every:
         homes = (ROOT, page.parent, ROOT / "ppbench", ROOT / "docs")
-        there = name in MADE_BY_READERS or Path(name).stem == "x" or any((home / name).exists() for home in homes)
+        there = name == "compare.md" or Path(name).stem == "x" or any((home / name).exists() for home in homes)
         wrong += [] if there else [f"{page.relative_to(ROOT)}: {name}"]
     assert len(every) > 20
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_suite_in_a_document_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_toml_block_is_one_and_every_suite_loads(tmp_path):
     """Of defenses and attacks that a page has the reader write, `dp` and `dlg` stand in."""
-    found = [block for block in blocks("toml") if block.text.startswith("schema")]
-    assert len(found) >= 2
-    for number, block in enumerate(found):
-        path = tmp_path / f"{number}.toml"
-        path.write_text(block.text.replace('"rounding"', '"dp"').replace('"unrounding"', '"dlg"'))
-        presets = tomllib.loads(block.text).get("preset", {})
-        for preset in ("", *presets):
-            assert load_suite(path, preset).configs, str(block)
+    toml, suites = blocks("toml"), [block for block in blocks("toml") if block[2].startswith("schema")]
+    assert len(toml) >= 3 and len(suites) >= 2
+    presets = {text: tomllib.loads(text).get("preset", {}) for *_, text in toml}
+    for *place, text in suites:
+        path = tmp_path / "suite.toml"
+        path.write_text(text.replace('"rounding"', '"dp"').replace('"unrounding"', '"dlg"'))
+        for preset in ("", *presets[text]):
+            assert load_suite(path, preset).configs, place
 
 
-def test_every_toml_and_python_block_is_one() -> None:
-    toml, python = blocks("toml"), blocks("python")
-    assert len(toml) >= 3 and len(python) >= 5
-    for block in toml:
-        tomllib.loads(block.text)
-    for block in python:
-        tree = ast.parse(block.text, str(block))
-        for node in ast.walk(tree):
+def test_every_python_block_is_one_and_what_it_imports_is_there():
+    assert len(blocks("python")) >= 5
+    for page, line, text in blocks("python"):
+        for node in ast.walk(ast.parse(text, f"{page}:{line}")):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ppbench":
-                home = importlib.import_module(node.module or "")
+                home = importlib.import_module(node.module)
                 missing = [alias.name for alias in node.names if not hasattr(home, alias.name)]
-                assert not missing, f"{block}: {node.module} has no {', '.join(missing)}"
+                assert not missing, f"{page}:{line}: {node.module} has no {', '.join(missing)}"
 
 
-def test_the_plugins_of_the_tutorials_are_plugins() -> None:
+def test_the_plugins_of_the_tutorials_are_plugins():
     """The code that the tutorials print runs: the defense keeps what is asked of its form, the attack knows it."""
     from ppbench.adversary.attack import Attack
     from ppbench.federation.contract import Defense
     from ppbench.testing import check_defense
 
-    spaces: list[dict[str, Any]] = []
+    spaces = []
     for page, word in (("tutorial-defense.md", "class Rounding("), ("tutorial-attack.md", "class Unrounding(")):
-        text = next(b.text for b in blocks("python") if b.page.name == page and word in b.text)
+        text = next(text for name, _, text in blocks("python") if name == page and word in text)
         made = ModuleType(f"printed_{page.partition('.')[0].replace('-', '_')}")
         sys.modules[made.__name__] = made  # dataclasses look their module up
         try:
@@ -246,16 +214,16 @@ def test_the_plugins_of_the_tutorials_are_plugins() -> None:
     check_defense(defense, off={"step": 0.0}, only=("declares_itself", "one_seed_one_result", "off_level_equals_none"))
 
 
-def test_every_key_of_a_suite_is_explained() -> None:
+def test_every_key_of_a_suite_is_explained():
     told = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "docs" / "tutorial-choosing.md").read_text()))
-    models: list[type[BaseModel]] = [*SECTIONS.values(), SuiteFile, DefensePart, PresetPart]
+    models = [*SECTIONS.values(), SuiteFile, DefensePart, PresetPart]
     keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
     keys -= {"attack", "defense", "preset"}  # tables, named with their brackets
     assert len(keys) > 30
     assert not sorted(keys - told)
 
 
-def test_every_defense_and_threat_model_stands_in_the_table_of_views() -> None:
+def test_every_defense_and_threat_model_stands_in_the_table_of_views():
     from ppbench.federation.view import THREATS
 
     text = (ROOT / "docs" / "threat-models.md").read_text()

@@ -17,10 +17,9 @@ from ppbench.records.store import Store
 from ppbench.run.audit.runs import Refused
 from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
-from ppbench.run.executors.executor import Done, Executor, WorkerDied
 from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.experiment import Experiment, resolve
-from ppbench.run.jobs import Job, work
+from ppbench.run.jobs import Done, Executor, Job, WorkerDied, work
 from ppbench.run.schedule import missing, wanted
 
 SMALL: dict[str, Any] = {

@@ -15,8 +15,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc.evidence import pilots, signs, uploads
-from ppbench.defenses.fedpc.masks import word
-from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary
+from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary, word
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.phong import Phong
 from ppbench.federation.contract import Defense

@@ -17,8 +17,8 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.fedpc.evidence import pilots
 from ppbench.defenses.fedpc.messages import SEND_MODEL, SEND_TERNARY, Command, Cost, Masked, Ternary, Weights
-from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.defenses.fedpc.worker import entry_epsilon, randomized
+from ppbench.defenses.fedpc.parameters import entry_epsilon
+from ppbench.defenses.fedpc.protocol import FedPC, randomized
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ def made(digits: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Generator:
         ((3, 64, 64), [(128,), (128, 4, 4), (128, 8, 8), (64, 16, 16), (32, 32, 32), (3, 64, 64)]),
     ],
 )
-def test_blocks_follow_the_shape_of_the_images(shape: tuple[int, ...], sizes: list[tuple[int, ...]]) -> None:
+def test_blocks_follow_the_shape_of_the_images(shape, sizes):
     plan = architecture(shape)
     assert [plan.size(k) for k in range(plan.blocks + 1)] == sizes
     decoder = Decoder(plan, initial(plan, seeded(0)), -1.0, 3.0)
@@ -61,14 +60,12 @@ def test_blocks_follow_the_shape_of_the_images(shape: tuple[int, ...], sizes: li
 
 
 @pytest.mark.parametrize("shape", [(10,), (1, 7, 32), (3, 3)])
-def test_inputs_that_are_no_images_are_refused(shape: tuple[int, ...]) -> None:
+def test_inputs_that_are_no_images_are_refused(shape):
     with pytest.raises(UsageError, match="8x8 pixels or more"):
         architecture(shape)
 
 
-def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_before(
-    digits: Tensor, made: Generator, tmp_path: Path
-) -> None:
+def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_before(digits, made, tmp_path):
     torch.manual_seed(5)
     torch.randn(3)
     before = torch.get_rng_state()
@@ -81,7 +78,7 @@ def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_befo
     assert not torch.equal(other.decoder.params["block0.weight"], again.decoder.params["block0.weight"])
 
 
-def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits: Tensor, tmp_path: Path) -> None:
+def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits, tmp_path):
     """Scale of codes: latents of covariance about 1, maps of mean square 1, so that one learning rate fits."""
     short = trained(digits, (0.0, 1.0), Training(steps=4), folder=tmp_path)
     longer = trained(digits, (0.0, 1.0), Training(steps=200), folder=tmp_path)
@@ -93,7 +90,7 @@ def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits: Ten
     assert 0.6 < size < 1.7
 
 
-def test_a_second_call_reads_the_file(digits: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_reads_the_file(digits, tmp_path, monkeypatch):
     first = trained(digits, (0.0, 1.0), Training(steps=2), folder=tmp_path)
 
     def never(*_: object) -> Generator:
@@ -109,7 +106,7 @@ def test_a_second_call_reads_the_file(digits: Tensor, tmp_path: Path, monkeypatc
             trained(**asked, folder=tmp_path)
 
 
-def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made: Generator, tmp_path: Path) -> None:
+def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made, tmp_path):
     calls: list[int] = []
 
     def slow() -> Generator:
@@ -127,7 +124,7 @@ def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made
     assert (len(calls), len(found)) == (1, 3)
 
 
-def test_a_cached_file_that_is_damaged_is_trained_again_with_a_warning(made: Generator, tmp_path: Path) -> None:
+def test_a_cached_file_that_is_damaged_is_trained_again_with_a_warning(made, tmp_path):
     path = tmp_path / "g.safetensors"
     write(made, path)
     whole = path.read_bytes()
@@ -137,7 +134,7 @@ def test_a_cached_file_that_is_damaged_is_trained_again_with_a_warning(made: Gen
     assert path.read_bytes() == whole
 
 
-def test_training_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_training_that_fails_leaves_nothing_behind(tmp_path):
     def fails() -> Generator:
         raise KeyboardInterrupt
 
@@ -148,36 +145,23 @@ def test_training_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 Tensors, Entries = dict[str, Tensor], dict
 DAMAGE: dict[str, tuple[Callable[[Tensors, Entries], object], str]] = {
-    "missing": (lambda tensors, about: tensors.pop("block1.bias"), "'block1.bias' is missing"),
-    "unknown": (lambda tensors, about: tensors.update(other=torch.zeros(2)), "'other' is unknown"),
-    "shape": (
-        lambda tensors, about: tensors.update({"block1.weight": torch.zeros(3, 3)}),
-        r"'block1.weight' is torch.float32 \(3, 3\)",
-    ),
-    "dtype": (
-        lambda tensors, about: tensors.update({"block1.weight": tensors["block1.weight"].double()}),
-        "'block1.weight' is torch.float64",
-    ),
-    "nan": (lambda tensors, about: tensors["block0.bias"].fill_(torch.nan), "'block0.bias' holds .* not finite"),
-    "prints": (
-        lambda tensors, about: tensors.update(fingerprints=tensors["fingerprints"].flip(0)),
-        "'fingerprints' must be ascending",
-    ),
-    "entry": (lambda tensors, about: about.update(author="me"), "at author"),
-    "lacking": (lambda tensors, about: about.pop("seed"), "at seed"),
-    "type": (lambda tensors, about: about.update(images="many"), "at images"),
-    "range": (lambda tensors, about: about.update(data_range=[1.0, 0.0]), "at data_range .*must rise"),
-    "format": (lambda tensors, about: about.update(format="ppbench.generator/9"), "at format .*generator/1"),
-    "widths": (lambda tensors, about: about["plan"].update(widths=[0]), r"at plan\.widths"),
-    "bare": (lambda tensors, about: None, "is no generator"),
-    "json": (lambda tensors, about: None, "unknown metadata"),
+    "missing": (lambda t, about: t.pop("block1.bias"), "'block1.bias' is missing"),
+    "unknown": (lambda t, about: t.update(other=torch.zeros(2)), "'other' is unknown"),
+    "shape": (lambda t, about: t.update({"block1.weight": torch.zeros(3, 3)}), r"'block1.weight' is .* \(3, 3\)"),
+    "dtype": (lambda t, about: t.update({"block1.bias": t["block1.bias"].double()}), "'block1.bias' is torch.float64"),
+    "nan": (lambda t, about: t["block0.bias"].fill_(torch.nan), "'block0.bias' holds .* not finite"),
+    "prints": (lambda t, about: t.update(fingerprints=t["fingerprints"].flip(0)), "'fingerprints' must be ascending"),
+    "entry": (lambda t, about: about.update(author="me"), "at author"),
+    "range": (lambda t, about: about.update(data_range=[1.0, 0.0]), "at data_range .*must rise"),
+    "format": (lambda t, about: about.update(format="ppbench.generator/9"), "at format .*generator/1"),
+    "widths": (lambda t, about: about["plan"].update(widths=[0]), r"at plan\.widths"),
+    "bare": (lambda t, about: None, "is no generator"),
+    "json": (lambda t, about: None, "unknown metadata"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(
-    made: Generator, tmp_path: Path, kind: str
-) -> None:
+def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(made, tmp_path, kind):
     path, (damage, says) = tmp_path / "mine.safetensors", DAMAGE[kind]
     write(made, path)
     with safe_open(path, framework="pt") as file:
@@ -191,7 +175,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64, None])
-def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_a_file_of_another_kind_or_none_is_refused(tmp_path, content):
     path = tmp_path / "x.safetensors"
     if content is not None:
         path.write_bytes(content)
@@ -199,7 +183,7 @@ def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path, content: byte
         read(path)
 
 
-def test_a_larger_decoder_of_the_family_comes_from_a_file(made: Generator, tmp_path: Path) -> None:
+def test_a_larger_decoder_of_the_family_comes_from_a_file(made, tmp_path):
     plan = replace(made.decoder.plan, latent=7, widths=(24,))
     decoder = Decoder(plan, initial(plan, seeded(0)))
     write(Generator(decoder, replace(made.about, plan=plan), made.prints), tmp_path / "big.safetensors")
@@ -208,7 +192,7 @@ def test_a_larger_decoder_of_the_family_comes_from_a_file(made: Generator, tmp_p
     assert torch.equal(back.decode(z), decoder.decode(z))
 
 
-def test_images_are_known_by_their_contents(digits: Tensor, made: Generator) -> None:
+def test_images_are_known_by_their_contents(digits, made):
     held = {int(p) for p in fingerprints(digits[:200])} - {int(p) for p in made.prints}
     assert len(held) == 20  # the tenth that measured the ceiling was not trained on
     assert overlap(made, digits[200:]) == 0
@@ -219,7 +203,7 @@ def test_images_are_known_by_their_contents(digits: Tensor, made: Generator) -> 
     assert overlap(made, digits[:0]) == 0
 
 
-def test_shape_and_copies_count_in_fingerprints(made: Generator) -> None:
+def test_shape_and_copies_count_in_fingerprints(made):
     x = torch.rand(3, 1, 8, 8, generator=seeded(0))
     twice = torch.cat([x, x])
     assert torch.equal(fingerprints(twice), fingerprints(x))
@@ -229,9 +213,7 @@ def test_shape_and_copies_count_in_fingerprints(made: Generator) -> None:
     assert len(fingerprints(torch.full((2, 1, 8, 8), torch.nan))) == 1
 
 
-def test_a_generator_of_a_clients_images_is_refused_with_the_client_and_the_count(
-    digits: Tensor, made: Generator
-) -> None:
+def test_a_generator_of_a_clients_images_is_refused_with_the_client_and_the_count(digits, made):
     check_apart(made, {0: digits[200:220], 1: digits[220:]})
     known = [i for i in range(200) if overlap(made, digits[i : i + 1])]
     shards = {0: digits[200:], 4: torch.cat([digits[known[:3]], digits[200:205]])}

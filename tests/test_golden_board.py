@@ -1,33 +1,21 @@
 """Every figure and every cell's name of the committed digits-quick board: what this code makes of the records."""
 
-from __future__ import annotations
-
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from ppbench.records.schema import Record
+
+@pytest.fixture(scope="module")
+def golden(script):
+    return script(Path(__file__).parent / "golden" / "board.py")
 
 
 @pytest.fixture(scope="module")
-def golden() -> ModuleType:
-    path = Path(__file__).parent / "golden" / "board.py"
-    spec = importlib.util.spec_from_file_location("golden_board", path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+def cells(golden):
+    return golden.records()
 
 
-@pytest.fixture(scope="module")
-def cells(golden: ModuleType) -> list[Record]:
-    found: list[Record] = golden.records()
-    return found
-
-
-def test_every_figure_and_every_name_is_what_it_was(golden: ModuleType, cells: list[Record]) -> None:
+def test_every_figure_and_every_name_is_what_it_was(golden, cells):
     expected = golden.kept()
     assert set(expected) == set(golden.KEPT) and len(cells) == 417
     changes = golden.differences(expected, golden.figures(cells))
@@ -35,15 +23,14 @@ def test_every_figure_and_every_name_is_what_it_was(golden: ModuleType, cells: l
     assert not changes, "\n".join([f"{len(changes)} lines differ ({advice}):", *changes[:20]])
 
 
-def test_what_the_records_state_is_what_their_scores_give(cells: list[Record]) -> None:
+def test_what_the_records_state_is_what_their_scores_give(cells):
     assert [cell.config.cell_id() for cell in cells] == [cell.cell_id for cell in cells]
 
 
 @pytest.mark.parametrize("what", ["accuracy", "score", "configuration"])
-def test_a_changed_figure_is_found(golden: ModuleType, cells: list[Record], what: str) -> None:
+def test_a_changed_figure_is_found(golden, cells, what):
     cell = next(c for c in cells if c.config.defense.id == "dp" and c.config.attack.id == "dlg")
     if what == "accuracy":
-        assert cell.utility.accuracy is not None
         utility = cell.utility.model_copy(update={"accuracy": cell.utility.accuracy - 1e-6})
         changed = cell.model_copy(update={"utility": utility})
     elif what == "score":
@@ -57,9 +44,7 @@ def test_a_changed_figure_is_found(golden: ModuleType, cells: list[Record], what
     assert golden.differences(before, after), f"a change of the {what} went unseen"
 
 
-def test_no_figure_is_replaced_without_being_asked(
-    golden: ModuleType, cells: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_figure_is_replaced_without_being_asked(golden, cells, tmp_path, monkeypatch):
     some = cells[:3]
     monkeypatch.setattr(golden, "HERE", tmp_path)
     monkeypatch.setattr(golden, "records", lambda: some)

@@ -1,7 +1,8 @@
-"""Attacks by gradient descent: priors, hypotheses, what they make of digits."""
+"""Attacks by gradient descent: priors, hypotheses, the likelihood of a public law, and what they make of digits."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 
@@ -10,23 +11,28 @@ import torch
 from observations import Seen, observation, psnr, reached, seeded, server_sees
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack
-from ppbench.attacks.reconstruction.explained import layer, layers
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.layers_left_out import IGLayers, hypotheses
-from ppbench.attacks.reconstruction.likelihood import Likelihood
-from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
+from ppbench.attacks.reconstruction.layers_left_out import IGLayers, explained, hypotheses, layer, layers, masked
+from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
+from ppbench.attacks.reconstruction.search.priors import Norm, Sum, TotalVariation
 from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
+from ppbench.defenses.ppdl import PPDL
+from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.optim import Opt
+from ppbench.federation.plain import plain_evidence
+from ppbench.federation.plan import Data, Local, Noise, Plan
+from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 
 
 # -- priors ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("prior", [TotalVariation(2.0), Norm(3.0, 0.5), Sum([TotalVariation(1.0), Norm(1.0)])])
-def test_slopes_of_priors_are_those_of_autograd(prior: Penalty) -> None:
+def test_slopes_of_priors_are_those_of_autograd(prior):
     x = torch.rand(3, 2, 2, 5, 4, generator=seeded(), dtype=torch.float64).requires_grad_()
     index = torch.arange(3)
 
@@ -42,14 +48,14 @@ def test_slopes_of_priors_are_those_of_autograd(prior: Penalty) -> None:
     assert torch.allclose(mine, slope)
 
 
-def test_inputs_without_a_grid_and_images_of_one_pixel_have_no_variation() -> None:
+def test_inputs_without_a_grid_and_images_of_one_pixel_have_no_variation():
     for shape in ((2, 3, 7), (2, 1, 1, 1, 1)):
         value, slope = TotalVariation(1.0)(torch.rand(shape, generator=seeded()), torch.arange(2))
         assert value.tolist() == [0, 0]
         assert not slope.any()
 
 
-def test_seeds_that_are_shifts_of_one_image_have_it_as_their_registered_mean() -> None:
+def test_seeds_that_are_shifts_of_one_image_have_it_as_their_registered_mean():
     """Smooth images: the plain mean of shifted ones blurs, the registered one does not, up to a common shift."""
     grid = torch.arange(16.0)
     image = torch.exp(-((grid[:, None] - 8) ** 2 + (grid[None] - 7) ** 2) / 4)[None, None]
@@ -61,7 +67,7 @@ def test_seeds_that_are_shifts_of_one_image_have_it_as_their_registered_mean() -
     assert torch.equal(registered_mean(flat), flat.mean(0))
 
 
-def test_consistency_draws_seeds_of_one_victim_together_and_lonely_ones_nowhere() -> None:
+def test_consistency_draws_seeds_of_one_victim_together_and_lonely_ones_nowhere():
     x = torch.rand(3, 1, 1, 1, 1, generator=seeded())
     value, slope = Consistency(2.0, 2)(x, torch.tensor([0, 1, 3]))  # two seeds of victim 0, one of victim 1
     middle = x[:2].mean()
@@ -72,14 +78,13 @@ def test_consistency_draws_seeds_of_one_victim_together_and_lonely_ones_nowhere(
 
 
 # -- hypotheses --------------------------------------------------------------------------------------------------------
-def test_hypotheses_are_each_layer_alone_every_prefix_and_every_suffix_none_twice() -> None:
+def test_hypotheses_are_each_layer_alone_every_prefix_and_every_suffix_none_twice():
     plan = Plan(net_spec("dlnet", (1, 8, 8), 4), 1)
     evidence = observation(plan, initial(plan.spec, 0), torch.rand(1, 1, 8, 8, generator=seeded(4)), torch.eye(4)[:1])
     names = layers(evidence)
     assert len(names) == 5
 
     def visible(found: Evidence) -> tuple[str, ...]:
-        assert found.weight is not None
         return tuple(dict.fromkeys(layer(n) for n, w in found.weight.items() if bool((w > 0).any())))
 
     kept = [visible(found) for found in hypotheses(evidence, 99, zeros=False)]
@@ -91,7 +96,6 @@ def test_hypotheses_are_each_layer_alone_every_prefix_and_every_suffix_none_twic
     assert len(hypotheses(evidence, 4, zeros=False)) == 4
     zeros = {n: v * (torch.arange(v.numel()).view(v.shape) % 2) for n, v in evidence.observed.items()}
     hidden = hypotheses(replace(evidence, observed=zeros), 99, zeros=True)[1]
-    assert hidden.weight is not None
     assert all(bool(((w > 0) == (zeros[n] != 0)).all()) for n, w in hidden.weight.items())
 
 
@@ -106,7 +110,7 @@ def pairs(digits: Data) -> Seen:
     return server_sees(digits, NoDefense(), batch=2)
 
 
-def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen: Seen) -> None:
+def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen):
     """Sigmoid networks: cosines differ by less than 1e-4 between a grey image and the truth."""
     fading, _ = reached(seen, IG(budget=200))
     fixed, _ = reached(seen, IG(budget=200, tv=1e-3, fading=False))
@@ -114,17 +118,13 @@ def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen:
     assert median(fixed) < 20
 
 
-def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are_shown(
-    seen: Seen,
-) -> None:
+def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are_shown(seen):
     _, guesses = reached(seen, IG(budget=90, tries=3))
     _, alone = reached(seen, IG(budget=30))
     for guess, single in zip(guesses, alone, strict=True):
         assert guess.evaluations == 90
         assert len(guess.others) == 2
         assert all(other.shape == guess.x.shape and not torch.equal(other, guess.x) for other in guess.others)
-        assert guess.confidence is not None
-        assert single.confidence is not None
         assert guess.confidence <= single.confidence  # the first of the starts is the same
         counts = [count for count, _ in guess.path]
         assert counts == sorted(set(counts))
@@ -135,7 +135,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
 @pytest.mark.parametrize(
     "attack", [IG(), GradInversion(budget=300, tries=2), IGLayers(budget=300)], ids=lambda a: a.name
 )
-def test_labels_of_a_batch_are_recovered_and_images_come_near(attack: Attack, pairs: Seen) -> None:
+def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
     found, guesses = reached(pairs, attack)
     truth = [pairs[1].truth(unit) for unit in pairs[1].units]
@@ -144,18 +144,154 @@ def test_labels_of_a_batch_are_recovered_and_images_come_near(attack: Attack, pa
     assert median(found) > median(psnr(torch.full_like(x, 0.5), x) for true in truth for x in true.x) + 3
 
 
-def test_variants_differ_in_the_prior_alone_and_none_is_free() -> None:
+def test_variants_differ_in_the_prior_alone_and_none_is_free():
     for attack in (IG(), Likelihood(), GradInversion()):
         variants = list(attack.variants())
         assert variants[0] == attack
-        assert len({v.tv for v in variants}) == len(variants) > 1  # type: ignore[attr-defined]
-        assert all(replace(v, tv=attack.tv) == attack for v in variants)  # type: ignore[call-arg]
+        assert len({v.tv for v in variants}) == len(variants) > 1
+        assert all(replace(v, tv=attack.tv) == attack for v in variants)
     assert list(IGLayers().variants()) == [IGLayers()]
 
 
-def test_settings_out_of_range_are_refused() -> None:
-    bad = (IG(tries=0), IG(slots=0), IG(tv=float("nan")), IG(label="guess"), IGLayers(hypotheses=0), IGLayers(tries=2))  # type: ignore[arg-type]
+def test_settings_out_of_range_are_refused():
+    bad = (IG(tries=0), IG(slots=0), IG(tv=float("nan")), IG(label="guess"), IGLayers(hypotheses=0), IGLayers(tries=2))
     worse = (Likelihood(lr=0.0), Likelihood(budget=0), GradInversion(group=-1.0), GradInversion(norm=float("inf")))
     for attack in (*bad, *worse):
         with pytest.raises(UsageError, match=attack.name):
             attack.check()
+
+
+def hand(noise: Noise | None, weight: dict[str, torch.Tensor] | None = None) -> Evidence:
+    """Return evidence about two tensors of a network that is not there."""
+    observed = {"a.weight": torch.tensor([[3.0, -4.0]]), "b.weight": torch.tensor([[1.0], [2.0]])}
+    return Evidence((Slot(0, 0),), observed, lambda x, y: observed, weight=weight, noise=noise)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("gaussian", 0.5), ("laplace", 1.0)])
+def test_the_discrepancy_is_the_negative_log_likelihood_up_to_its_constant(kind, share):
+    evidence = hand(Noise(kind, 0.5, (("b.weight", 2.0),)))
+    guess = {"a.weight": torch.tensor([[2.0, 1.0]]), "b.weight": torch.tensor([[1.5], [-1.0]])}
+    total = 0.0
+    for name, std in (("a.weight", 0.5), ("b.weight", 2.0)):
+        o, s = evidence.observed[name].double(), guess[name].double()
+        laplace = torch.distributions.Laplace(s, std / math.sqrt(2))
+        p = torch.distributions.Normal(s, std) if kind == "gaussian" else laplace
+        total -= float((p.log_prob(o) - p.log_prob(s)).sum())
+    assert float(Likelihood().matched(evidence).discrepancy(guess)) == pytest.approx(total)
+    assert Likelihood().unit([evidence]).tolist() == [4 * share]
+
+
+def test_the_unit_is_what_the_discrepancy_is_at_the_truth():
+    """Many draws of each law: the mean of D over the unit is 1 within five standard errors (.01)."""
+    g = seeded(1)
+    for law in ("gaussian", "laplace"):
+        truth, std = torch.randn(1, 200_000, generator=g), 0.3
+        draws = torch.randn(truth.shape, generator=g)
+        if law == "laplace":
+            u = torch.rand(truth.shape, generator=g) - 0.5
+            draws = -u.sign() * torch.log1p(-2 * u.abs()) / math.sqrt(2)
+        evidence = Evidence((Slot(0, 0),), {"w": truth + std * draws}, lambda x, y: {}, noise=Noise(law, std))
+        attack = Likelihood()
+        assert float(attack.matched(evidence).discrepancy({"w": truth}) / attack.unit([evidence])) == pytest.approx(
+            1, abs=0.02
+        )
+
+
+def test_tensors_without_noise_share_a_small_deviation_and_nothing_is_divided_by_zero():
+    evidence = hand(Noise("gaussian", 0.0, (("b.weight", 2.0),)))
+    found = deviations(evidence, evidence.noise)
+    assert found["b.weight"] == 2.0
+    assert found["a.weight"] == pytest.approx(CERTAIN * math.sqrt(25 / 2))
+    silent = replace(evidence, observed={n: torch.zeros_like(v) for n, v in evidence.observed.items()})
+    assert min(deviations(silent, Noise("gaussian", 0.0)).values()) > 0
+
+
+def test_hidden_entries_stay_hidden_and_do_not_count():
+    mask = {"a.weight": torch.tensor([[1.0, 0.0]]), "b.weight": torch.ones(())}
+    evidence = hand(Noise("gaussian", 0.5), mask)
+    weight = Likelihood().matched(evidence).weight
+    assert weight["a.weight"].tolist() == [[2.0, 0.0]]
+    assert float(Likelihood().unit([evidence])) == 1.5
+
+
+def test_a_mean_of_uploads_has_less_noise_in_every_tensor():
+    law = scaled(Noise("laplace", 2.0, (("a", 4.0),)), 0.5)
+    assert law == Noise("laplace", 1.0, (("a", 2.0),))
+    assert (law.of("a"), law.of("b")) == (2.0, 1.0)
+
+
+def test_what_a_sparse_message_holds_is_its_support(digits):
+    view, _ = server_sees(digits, PPDL(theta=0.2, sigma=1e-3))
+    for evidence in Likelihood().evidence(view):
+        assert evidence.noise == Noise("gaussian", 1e-3)
+        flat = torch.cat([v.flatten() for v in evidence.weight.values()])
+        assert set(flat.unique().tolist()) == {0.0, 1.0}
+        assert float(flat.mean()) == pytest.approx(0.2, abs=0.01)
+        assert all(bool((evidence.observed[n][w == 0] == 0).all()) for n, w in evidence.weight.items())
+
+
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_under_noise_the_likelihood_beats_the_oblivious(law, digits):
+    """Noise of a hundredth of the gradient's root mean square, at which DLNet's images begin to blur."""
+    view, _ = server_sees(digits, NoDefense(), count=4)
+    flat = torch.cat([v.flatten() for e in plain_evidence(view) for v in e.observed.values()])
+    scale = 0.01 * float(flat.square().mean().sqrt()) / (math.sqrt(2) if law == "laplace" else 1)
+    seen = server_sees(digits, DP(scale, law), count=4)
+    aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=300), IG()))
+    assert aware > oblivious + 5
+    assert aware > 20
+
+
+# -- how well a guess explains ----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def truth(digits: Data) -> Data:
+    return Data(digits.x[:1], digits.y[:1])
+
+
+@pytest.fixture(scope="module")
+def case(truth: Data) -> Evidence:
+    """An exact observation of one digit."""
+    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1)
+    return observation(plan, initial(plan.spec, 1), truth.x, truth.y)
+
+
+def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(case, truth):
+    exact = explained(case, truth.x, truth.y)
+    assert exact == pytest.approx(math.log(1e-4))
+    count = len(layers(case))
+    poisoned = dict(case.observed)
+    poisoned["head.weight"], poisoned["head.bias"] = (
+        torch.randn(poisoned[n].shape, generator=seeded()) for n in ("head.weight", "head.bias")
+    )
+    found = explained(replace(case, observed=poisoned), truth.x, truth.y)
+    assert found == pytest.approx(exact * (count - 1) / count, abs=0.1)
+
+
+def test_hidden_layers_and_entries_do_not_count(case, truth):
+    names = layers(case)
+    wrong = dict(case.observed)
+    wrong["head.weight"] = -wrong["head.weight"]
+    wrong["head.bias"] = -wrong["head.bias"]
+    seen = masked(replace(case, observed=wrong), names[:-1])
+    assert explained(seen, truth.x, truth.y) == pytest.approx(math.log(1e-4))
+    zeroed = {n: v * (torch.arange(v.numel()).view(v.shape) % 3 > 0) for n, v in case.observed.items()}
+    assert explained(replace(case, observed=zeroed), truth.x, truth.y) == pytest.approx(math.log(1e-4))
+
+
+def test_nothing_finite_explains_nothing(case, truth):
+    bad = {n: v * torch.nan for n, v in case.observed.items()}
+    assert explained(replace(case, observed=bad), truth.x, truth.y) == math.inf
+    right = explained(case, truth.x, truth.y)
+    assert explained(case, truth.x * torch.nan, truth.y) > right
+
+
+def test_the_law_of_a_weight_change_is_divided_as_the_change_is(plan, digits):
+    """PPDL adds its noise to what it sends; a change over two epochs at rate .05 is taken for a tenth of a gradient."""
+    for local, divisor in ((Local("gradient"), 1.0), (Local("delta", 2, 64, Opt("sgd", lr=0.05)), 0.1)):
+        own = replace(plan, local=local)
+        run = Federation(PPDL(sigma=1e-3), own, {c: Data(digits.x[c::4], digits.y[c::4]) for c in range(4)}, Seeds(0))
+        run.start(initial(own.spec, 1))
+        victims = {Slot(0, c): Data(digits.x[c : c + 1], digits.y[c : c + 1]) for c in range(4)}
+        view = run.probe(victims, "gradient" if local.upload == "gradient" else "local").view("server/1")
+        for evidence in Likelihood().evidence(view):
+            assert evidence.noise.std == pytest.approx(1e-3 / divisor)

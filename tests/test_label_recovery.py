@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from observations import ask, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.label.recovery import (
-    LabelRecovery,
-    greedy_multiset,
-    noise_means,
-    recover_labels,
-    single_label,
-)
-from ppbench.attacks.label.squared import label_histogram
+from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, label_histogram, recover_labels, single_label
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Local, Plan
@@ -25,7 +18,6 @@ from ppbench.nets.net import initial, net_spec
 
 SHAPE, CLASSES = (1, 16, 16), 10
 PLAN = Plan(net_spec("dlnet", SHAPE, CLASSES), 4, Local("gradient"))
-SLOT = Slot(0, 0)
 
 
 def batch_gradient(batch: int, seed: int) -> tuple[Params, Params, torch.Tensor]:
@@ -42,7 +34,7 @@ def recovered(params: Params, grads: Params, batch: int, seed: int = 0) -> torch
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
-def test_planted_leak_every_label_of_a_fresh_model(batch: int) -> None:
+def test_planted_leak_every_label_of_a_fresh_model(batch):
     for seed in range(10):
         params, grads, labels = batch_gradient(batch, seed)
         assert torch.equal(recovered(params, grads, batch), labels)
@@ -54,25 +46,9 @@ def matches(found: torch.Tensor, truth: torch.Tensor) -> int:
     return int(counts.amin(0).sum())
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
-def test_useless_gradients_give_labels_drawn_from_the_generator(value: float) -> None:
-    params, grads, _ = batch_gradient(4, 0)
-    broken = {name: torch.full_like(part, value) for name, part in grads.items()}
-    first, again = recovered(params, broken, 4, 3), recovered(params, broken, 4, 3)
-    assert first.shape == (4,) and first.dtype == torch.int64 and torch.equal(first, again)
-    assert len({tuple(recovered(params, broken, 4, seed).tolist()) for seed in range(20)}) > 3
-
-
-def test_a_diverged_model_counts_with_equal_predictions() -> None:
-    params = {name: torch.full_like(value, float("nan")) for name, value in initial(PLAN.spec, 0).items()}
-    prediction, features = noise_means(PLAN, params, seeded(0))
-    assert torch.equal(prediction, torch.full((CLASSES,), 0.1, dtype=torch.float64))
-    assert features == 1
-
-
 @given(st.lists(st.floats(-3, 9), min_size=2, max_size=6), st.integers(1, 12), st.data())
 @settings(max_examples=60, deadline=None)
-def test_multiset_holds_every_present_class_once_at_least(counts: list[float], batch: int, data: st.DataObject) -> None:
+def test_multiset_holds_every_present_class_once_at_least(counts, batch, data):
     present = data.draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts)))
     found = greedy_multiset(torch.tensor(counts).double(), torch.tensor(present), batch)
     assert len(found) == batch and torch.equal(found, found.sort().values)
@@ -82,13 +58,13 @@ def test_multiset_holds_every_present_class_once_at_least(counts: list[float], b
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(lambda c: sum(c) > 0))
 @settings(max_examples=30, deadline=None)
-def test_whole_counts_come_back_as_they_are(counts: list[int]) -> None:
+def test_whole_counts_come_back_as_they_are(counts):
     wanted = torch.tensor(counts)
     found = greedy_multiset(wanted.double(), wanted > 0, sum(counts))
     assert torch.equal(torch.bincount(found, minlength=4), wanted)
 
 
-def test_the_attack_answers_each_challenge_and_leaves_granted_labels_alone() -> None:
+def test_the_attack_answers_each_challenge_and_leaves_granted_labels_alone():
     params = initial(PLAN.spec, 5)
     _, first, truth = batch_gradient(4, 5)
     wrong = torch.nn.functional.one_hot((truth + 1) % CLASSES, CLASSES).float()[None]
@@ -99,7 +75,6 @@ def test_the_attack_answers_each_challenge_and_leaves_granted_labels_alone() -> 
 
 
 # -- any head, both losses, on images --------------------------------------------------------------------------------
-
 NETS = [
     ("mlp", {}),
     ("mlp", {"bias": False}),
@@ -137,7 +112,7 @@ def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int, nois
 
 @each_net
 @pytest.mark.parametrize("loss", LOSSES)
-def test_planted_leak_any_head_at_random_weights(model: str, options: dict, loss: str, digits: Data) -> None:
+def test_planted_leak_any_head_at_random_weights(model, options, loss, digits):
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
     params = initial(plan.spec, 1)
     assert rates(plan, params, digits, 1, 25)[0] >= 0.9
@@ -146,7 +121,7 @@ def test_planted_leak_any_head_at_random_weights(model: str, options: dict, loss
 
 
 @pytest.mark.parametrize(("model", "options"), [NETS[1], NETS[3]], ids=["mlp-bias", "cnn-activation"])
-def test_squared_loss_shows_labels_of_a_trained_model_too(model: str, options: dict, digits: Data) -> None:
+def test_squared_loss_shows_labels_of_a_trained_model_too(model, options, digits):
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss="squared")
     params = initial(plan.spec, 1)
     for _ in range(60):
@@ -157,9 +132,9 @@ def test_squared_loss_shows_labels_of_a_trained_model_too(model: str, options: d
         assert rates(plan, params, Data(digits.x[:200], digits.y[:200]), batch, 15)[0] >= least
 
 
-@pytest.mark.parametrize(("model", "options"), NETS[:4], ids=["mlp", "mlp-bias", "cnn-bias", "cnn"])
+@pytest.mark.parametrize(("model", "options"), [NETS[1], NETS[3]], ids=["mlp-bias", "cnn-activation"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_null_noise_in_place_of_any_heads_gradient(model: str, options: dict, loss: str) -> None:
+def test_null_noise_in_place_of_any_heads_gradient(model, options, loss):
     """Labels found in noise agree with the truth as often as with a batch drawn independently."""
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
     params, batch, tries = initial(plan.spec, 1), 2, 150
@@ -176,7 +151,7 @@ def test_null_noise_in_place_of_any_heads_gradient(model: str, options: dict, lo
 
 @each_net
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, 1e30])
-def test_poisoned_gradients_of_any_head_are_survived(model: str, options: dict, value: float) -> None:
+def test_poisoned_gradients_of_any_head_are_survived(model, options, value):
     for loss in LOSSES:
         plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
         params = initial(plan.spec, 1)
@@ -190,7 +165,7 @@ def test_poisoned_gradients_of_any_head_are_survived(model: str, options: dict, 
                 assert (found >= 0).all() and (found < CLASSES).all()
 
 
-def test_features_of_either_sign_do_not_turn_the_sign_rule_round() -> None:
+def test_features_of_either_sign_do_not_turn_the_sign_rule_round():
     """Without a head bias the signal is multiplied by the sum of features, which tanh may make negative."""
     plan = Plan(net_spec("mlp", (6,), 5, {"bias": False, "activation": "tanh"}), 4, Local("gradient"))
     params, negative = initial(plan.spec, 0), 0
@@ -204,7 +179,7 @@ def test_features_of_either_sign_do_not_turn_the_sign_rule_round() -> None:
     assert 10 < negative < 30, "both signs must occur"
 
 
-def test_one_label_of_a_signal() -> None:
+def test_one_label_of_a_signal():
     assert single_label(torch.tensor([0.2, -0.9, 0.7])).tolist() == [1]
     assert single_label(torch.tensor([-0.2, 0.9, -0.7]), positive=True).tolist() == [2]
     assert single_label(torch.tensor([-0.2, 0.9, -0.7]), positive=False).tolist() == [1]
@@ -212,8 +187,6 @@ def test_one_label_of_a_signal() -> None:
 
 
 # -- the squared loss' identities ------------------------------------------------------------------------------------
-
-
 @st.composite
 def heads(draw: st.DrawFn) -> tuple[Params, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """A head, the gradients of its weight and bias on random features, and the batch's labels; float64."""
@@ -232,7 +205,7 @@ def heads(draw: st.DrawFn) -> tuple[Params, torch.Tensor, torch.Tensor | None, t
 
 @given(heads())
 @settings(max_examples=150, deadline=None)
-def test_exact_gradients_show_which_classes_a_batch_holds(case: tuple) -> None:
+def test_exact_gradients_show_which_classes_a_batch_holds(case):
     params, weight, bias, labels = case
     classes, batch = len(weight), len(labels)
     truth = torch.bincount(labels, minlength=classes)
@@ -251,21 +224,7 @@ def test_exact_gradients_show_which_classes_a_batch_holds(case: tuple) -> None:
         assert found.counts.max() == pytest.approx(1, abs=1e-6)
 
 
-def test_counts_are_exact_where_outputs_of_absent_classes_span_the_batch() -> None:
-    g = seeded(0)
-    for labels in ([3, 3, 3], [1, 7, 1, 1], [0, 2, 2, 9]):
-        batch = len(labels)
-        h = torch.rand(batch, 40, generator=g, dtype=torch.float64)
-        w = torch.randn(12, 40, generator=g, dtype=torch.float64)
-        error = (h @ w.T - torch.nn.functional.one_hot(torch.tensor(labels), 12)) / batch
-        found = label_histogram({"head.weight": w}, error.T @ h, None, batch)
-        assert found is not None
-        counts = found.counts.clamp(min=0)
-        assert counts.round().tolist() == torch.bincount(torch.tensor(labels), minlength=12).tolist()
-        assert torch.allclose(counts, counts.round(), atol=1e-6)
-
-
-def test_identities_claim_nothing_where_they_do_not_hold() -> None:
+def test_identities_claim_nothing_where_they_do_not_hold():
     g = seeded(0)
     h, w = torch.rand(3, 20, generator=g, dtype=torch.float64), torch.randn(6, 20, generator=g, dtype=torch.float64)
     error = (h @ w.T - torch.nn.functional.one_hot(torch.tensor([0, 1, 1]), 6)) / 3
@@ -279,14 +238,14 @@ def test_identities_claim_nothing_where_they_do_not_hold() -> None:
     assert label_histogram(params, gradients * torch.nan, None, 3) is None
 
 
-def test_noise_on_the_gradient_leaves_counts_against_noise_images(digits: Data) -> None:
+def test_noise_on_the_gradient_leaves_counts_against_noise_images(digits):
     """The identities are gone, the signal is not."""
     plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, Local("gradient"), loss="squared")
     right, chance = rates(plan, initial(plan.spec, 1), digits, 4, 20, noise=0.02)
     assert right > 0.85 and chance < 0.5
 
 
-def test_a_regression_has_no_labels_to_recover() -> None:
+def test_a_regression_has_no_labels_to_recover():
     plan = Plan(net_spec("mlp", (6,), 1), 2, Local("gradient"), loss="squared")
     assert not LabelRecovery().suits(plan) and LabelRecovery().suits(PLAN)
     params = initial(plan.spec, 0)

@@ -24,11 +24,10 @@ from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import multiply
 from ppbench.defenses.spn import SPN
-from ppbench.federation.batching import shuffled
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Data, Local, Plan, shuffled
 from ppbench.federation.view import Exchange, StateRecord, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.audit import audited, epsilon_lower

@@ -1,54 +1,54 @@
 """The head of the page: which control value a row tells of, its verdict, and what could not be read."""
 
-from __future__ import annotations
-
+import json
+import re
 import warnings
-from collections.abc import Callable, Sequence
 from html import escape, unescape
-from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
-from ppbench.cli import app
-from ppbench.records.schema import Metric, Record
-from ppbench.records.store import Store, marker_bytes
+from ppbench.records.schema import Metric
+from ppbench.records.store import Images, Store
+from ppbench.report.cap import caps
+from ppbench.report.frame import frame_of, key_of
+from ppbench.report.page import drawings
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards
-from ppbench.report.page.costs import costs, no_times
+from ppbench.report.page.cells import PLAIN
+from ppbench.report.page.costs import costs, relative_costs
 from ppbench.report.page.drawings import write_figures
+from ppbench.report.page.entries import adaptive, knowing
 from ppbench.report.page.evaluations import judged, said
 from ppbench.report.page.html import Page
-from ppbench.report.page.overview import Overview, overviews
-from ppbench.report.page.standing import Standing
-from ppbench.report.page.table import no_claims
+from ppbench.report.page.overview import overviews
+from ppbench.report.page.ppc import ppcs
+from ppbench.report.page.sprites import Album
+from ppbench.report.page.table import no_claims, rows
 
-Make = Callable[..., Record]
 
-
-def controls(make: Make, **about: object) -> list[Record]:
+def controls(make, **about):
     return [make(d, None, "dlg", "reconstruction", db, **about) for d, db in (("none", 35.0), ("full_noise", 6.0))]
 
 
-def tables(records: Sequence[Record]) -> list[Overview]:
+def tables(records):
     found = boards(records, no_claims)
-    return overviews(found, judged(records), costs(found, records, no_times))
+    return overviews(found, judged(records), costs(found, records))
 
 
-def row(records: Sequence[Record], defense: str = "dp") -> Standing:
+def row(records, defense="dp"):
     (table,) = tables(records)
-    return next(one for one in table.rows if one.entry.defense.id == defense)
+    return next(one for one in table.rows if one.value.entry.defense.id == defense)
 
 
-def head(records: list[Record]) -> str:
+def head(records):
     """Return the part of a page of several defenses in which they are told at a glance."""
     page = unescape(Page(records, said=said(judged(records))).html())
     return page[page.index("At a glance") : page.index("<nav")]
 
 
-def grid(make: Make, *values: tuple[float, float, float], **about: object) -> list[Record]:
+def grid(make, *values, **about):
     """Return a defense at control values, each with its worst case in dB and its accuracy."""
     more = dict(control="sigma", adaptive=True) | about
     return [make("dp", v, "strong", "reconstruction", db, accuracy=acc, **more) for v, db, acc in values]
@@ -64,15 +64,13 @@ def grid(make: Make, *values: tuple[float, float, float], **about: object) -> li
         (((1.0, 8.0, 0.9),), "holds here", 1.0),
     ],
 )
-def test_a_row_tells_of_the_value_that_hides_with_the_best_model(
-    fabricate: Make, values: tuple[tuple[float, float, float], ...], verdict: str, told: float
-) -> None:
+def test_a_row_tells_of_the_value_that_hides_with_the_best_model(fabricate, values, verdict, told):
     found = row(controls(fabricate) + grid(fabricate, *values))
     assert (found.verdict, found.value.entry.defense.control.value) == (verdict, told)
     assert len(found.grid) == len(values) and (found.leaks is None) is (len(values) == 1)
 
 
-def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate: Make) -> None:
+def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate):
     """At its off level a defense leaks no more than elsewhere and has the best model; that says nothing of it."""
     plain = [
         fabricate("dp", v, "dlg", "reconstruction", db, accuracy=0.9, control="sigma")
@@ -83,20 +81,20 @@ def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate: Make) -> 
     assert (found.verdict, found.value.entry.defense.control.value) == ("falls to strong", 0.1)
 
 
-def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate: Make) -> None:
+def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate):
     found = row(controls(fabricate) + grid(fabricate, (0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)))
     assert found.loss == pytest.approx(-2.0) and found.accuracies == (0.9, 0.95)
     assert found.value.metric.value == pytest.approx(9.0) and found.leaks == pytest.approx((8.0, 36.0))
     assert found.value.cost.ratios.up == 1.0
 
 
-def test_what_only_plain_attacks_stand_for_is_marked(fabricate: Make) -> None:
+def test_what_only_plain_attacks_stand_for_is_marked(fabricate):
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93), adaptive=False)
     assert row(records).verdict == "hides images from plain attacks"
     assert "plain attacks only" in head([*records, *other(fabricate)])
 
 
-def test_where_an_attack_failed_what_is_hidden_is_undecided(fabricate: Make) -> None:
+def test_where_an_attack_failed_what_is_hidden_is_undecided(fabricate):
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93), (1.0, 7.0, 0.9))
     failed = fabricate("dp", 0.1, "ig", "reconstruction", control="sigma", accuracy=0.93, status="failed")
     assert row([*records, failed]).value.entry.defense.control.value == 1.0, "the one at which all attacks ran"
@@ -109,9 +107,7 @@ def test_where_an_attack_failed_what_is_hidden_is_undecided(fabricate: Make) -> 
     [(0.1, 0.5, "holds here"), (1.0, 0.5, "hides images, not labels"), (0.1, 0.9, "hides images, not members"),
      (1.0, 0.9, "hides images, nothing else")],
 )  # fmt: skip
-def test_what_else_is_given_away_at_that_value_is_said(
-    fabricate: Make, labels: float, asr: float, verdict: str
-) -> None:
+def test_what_else_is_given_away_at_that_value_is_said(fabricate, labels, asr, verdict):
     about = dict(control="sigma", accuracy=0.93)
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93), (0.0, 35.0, 0.95))
     records.append(fabricate("dp", 0.1, "label_recovery", "label", labels, **about))
@@ -122,7 +118,7 @@ def test_what_else_is_given_away_at_that_value_is_said(
     assert [table.tells(what) for what in ("labels", "members", "canaries", "outputs")] == [True, True, False, False]
 
 
-def test_a_refuted_epsilon_is_the_verdict(fabricate: Make) -> None:
+def test_a_refuted_epsilon_is_the_verdict(fabricate):
     (told,) = grid(fabricate, (0.1, 8.0, 0.93), epsilon=2.0)
     audit = fabricate("dp", 0.1, "mia_loss", "membership", stage="audit", control="sigma", accuracy=0.93, epsilon=2.0)
     bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
@@ -136,18 +132,16 @@ def test_a_refuted_epsilon_is_the_verdict(fabricate: Make) -> None:
     [(0.5, 0.9, "hides members here"), (0.5, 0.5, "nothing concluded"), (0.85, 0.9, "gives members to mia_loss"),
      (0.5, 0.55, "undecided")],
 )  # fmt: skip
-def test_where_only_members_were_asked_they_decide(fabricate: Make, asr: float, none: float, verdict: str) -> None:
-    def ask(defense: str, value: float | None, share: float) -> Record:
-        return fabricate(defense, value, "mia_loss", "membership", share, n=2000, control="sigma")
+def test_where_only_members_were_asked_they_decide(fabricate, asr, none, verdict):
+    def ask(defense, value, share, n=2000):
+        return fabricate(defense, value, "mia_loss", "membership", share, n=n, control="sigma")
 
-    records = [ask("none", None, none), ask("full_noise", None, 0.5), ask("dp", 0.1, asr)]
-    if verdict == "undecided":
-        records[2] = fabricate("dp", 0.1, "mia_loss", "membership", asr, n=100, control="sigma")
-    assert row(records).verdict == verdict
+    mine = ask("dp", 0.1, asr, 100 if verdict == "undecided" else 2000)
+    assert row([ask("none", None, none), ask("full_noise", None, 0.5), mine]).verdict == verdict
 
 
-def test_rows_of_tables_fall_when_half_are_within_a_tenth(fabricate: Make) -> None:
-    def at(error: float) -> list[Record]:
+def test_rows_of_tables_fall_when_half_are_within_a_tenth(fabricate):
+    def at(error):
         about = dict(shape=(16,), adaptive=True)
         none = fabricate("none", None, "linear", "reconstruction", 50.0, error=0.01, shape=(16,))
         noise = fabricate("full_noise", None, "linear", "reconstruction", 8.0, error=0.9, shape=(16,))
@@ -156,17 +150,17 @@ def test_rows_of_tables_fall_when_half_are_within_a_tenth(fabricate: Make) -> No
     assert row(at(0.05)).verdict == "falls to strong" and row(at(0.5)).verdict == "holds here"
 
 
-def test_a_role_that_falls_takes_the_control_value_with_it(fabricate: Make) -> None:
+def test_a_role_that_falls_takes_the_control_value_with_it(fabricate):
     quiet, loud = grid(fabricate, (0.1, 8.0, 0.93)), grid(fabricate, (0.1, 30.0, 0.93), role="pilot")
     found = row([*controls(fabricate), *quiet, *loud])
     assert found.verdict == "falls to strong" and len(found.grid) == 1
 
 
-def other(make: Make) -> list[Record]:
+def other(make):
     return [make("spn", 0.1, "strong", "reconstruction", 34.0, adaptive=True, control="alpha2")]
 
 
-def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate: Make) -> None:
+def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate):
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93))
     alone = unescape(Page(records, said=said(judged(records))).html())
     sentence = "dp at sigma=0.1 hides the median image from every attack tried here"
@@ -177,7 +171,7 @@ def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate:
 
 # -- what could not be read -------------------------------------------------------------------------------------------
 @pytest.fixture
-def damaged(fabricate: Make, tmp_path: Path) -> Store:
+def damaged(fabricate, tmp_path):
     """A folder with three good records, a truncated one, one of a newer schema, and one whose images are gone."""
     store = Store(tmp_path / "<b>out")
     cut, newer, *rest = [*grid(fabricate, (0.1, 8.0, 0.9), (0.2, 8.0, 0.9), (0.3, 8.0, 0.9)), *controls(fabricate)]
@@ -191,7 +185,7 @@ def damaged(fabricate: Make, tmp_path: Path) -> Store:
     return store
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_shown(damaged: Store) -> None:
+def test_what_cannot_be_read_is_named_and_the_rest_is_shown(damaged):
     written = rebuild(damaged)
     assert len(written.problems) == 3 and all(path.is_file() for path in written.paths)
     assert len(damaged.csv_path.read_text().splitlines()) == 1 + 3
@@ -207,30 +201,15 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(damaged: Store) -> N
     assert sorted(str(w.message) for w in caught) == sorted(written.problems)
 
 
-def test_the_command_warns_and_exits_with_1(damaged: Store) -> None:
-    found = CliRunner().invoke(app, ["leaderboard", str(damaged.out)])
-    assert found.exit_code == 1 and found.stderr.count("warning: ") == 3 and "Traceback" not in found.output
-    assert str(damaged.csv_path) in found.stdout
-
-
-def test_a_folder_without_a_whole_record_is_refused(damaged: Store) -> None:
+def test_a_folder_without_a_whole_record_is_refused(damaged):
     for path in damaged.folder.glob("*.json"):
         path.write_text("{}")
     with pytest.raises(UsageError, match="holds no record that can be read"):
         rebuild(damaged)
 
 
-def test_a_baseline_says_that_its_images_were_left_out(fabricate: Make, tmp_path: Path) -> None:
-    store = Store(tmp_path / "base")
-    store.save(controls(fabricate)[0])
-    (store.out / "ppbench.json").write_bytes(marker_bytes(bare=True))
-    write_board(Store(store.out))
-    assert "Reconstructions were left out of this baseline." in store.html_path.read_text()
-    assert "Reconstructions were left out" not in Page(controls(fabricate)).html()
-
-
-def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate: Make, tmp_path: Path) -> None:
-    def drawn(*values: tuple[float, float, float]) -> tuple[bytes, int]:
+def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):
+    def drawn(*values):
         found = boards([*controls(fabricate), *grid(fabricate, *values)], no_claims)
         (path,) = (p for p in write_figures(tmp_path, found, frozenset()) if p.match("ppc-*.png"))
         return path.read_bytes(), path.stat().st_mtime_ns
@@ -240,3 +219,88 @@ def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate: Make, tmp_
     next(tmp_path.glob("ppc-*.png")).write_bytes(b"no picture")
     assert drawn((0.1, 8.0, 0.9), (0.2, 9.0, 0.8))[0] == first[0], "equal figures, equal bytes"
     assert drawn((0.1, 8.0, 0.9), (0.3, 7.0, 0.7))[0] != first[0]
+
+
+# -- many records: what grows with their number, and what the page does about it --------------------------------------
+@pytest.fixture(scope="module")
+def many(bench_page):
+    """Return 1,632 cells that ask for labels and owners: nothing to resample, nothing to rebuild."""
+    return list(bench_page.synthetic(10_000, kinds=("label", "tracing")))
+
+
+@pytest.fixture(scope="module")
+def page(many):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawings, "BUDGET", 1)
+        return Page(many).html()
+
+
+def test_work_on_boards_is_linear_in_the_records(many, monkeypatch):
+    """Counts what is done for a record, because seconds depend on the machine."""
+    counts = []
+    for number in (408, 816, 1632):
+        calls = []
+
+        def keyed(config, calls=calls):
+            calls.append(config)
+            return key_of(config)
+
+        monkeypatch.setattr("ppbench.report.frame.key_of", keyed)
+        frame = frame_of(many[:number])
+        caps(frame), relative_costs(frame), judged(frame), boards(frame, no_claims)
+        counts.append(len(calls) / number)
+    assert counts == [1, 1, 1], "each record's key is made once, whatever is made of the records"
+
+
+def test_boards_keep_suites_apart_and_seeds_together(many):
+    found = boards(many, no_claims)
+    assert len({b.setting.suite for b in found}) == 4
+    labels = [b for b in found if b.setting.kind == "reconstruction"]
+    assert len(labels) == 4, "one board a suite, all seeds on it"
+    names = [entry.name for entry in labels[0].entries if entry.defense.id == "spn"]
+    assert len(names) == len(set(names)) == 18 and "spn strength = 0.01, seed 1" in names
+
+
+def test_lines_of_several_seeds_are_lines_of_their_own(many):
+    known = knowing(many)
+    for board in boards(many, no_claims)[:3]:
+        for ppc in ppcs(board, known):
+            for line in ppc.lines:
+                controls = [point.control for point in line.points]
+                assert len(controls) == len(set(controls)) == 6, (ppc.title, line.attack)
+            assert {line.attack.rpartition(", ")[2] for line in ppc.lines} == {"seed 0", "seed 1", "seed 2"}
+
+
+def test_an_attack_knows_the_defense_through_what_it_follows(many, bench_page):
+    record = next(r for r in many if r.config.attack.kind == "tracing")
+    follows = record.config.attack.follows
+    assert not adaptive(record, frozenset()) and adaptive(record, frozenset([follows]))
+    found = bench_page.synthetic(2, kinds=("membership",))
+    assert follows not in knowing(many) and knowing(found) == {"mia_knowing"}
+
+
+def test_a_page_of_many_cells_has_them_all_as_data_and_the_first_as_a_plain_table(page, many):
+    (text,) = re.findall(r'<script type="application/json" id="cell-data">(.*?)</script>', page)
+    data = json.loads(text)
+    assert len(data["rows"]) == len(many) and [c["title"] for c in data["columns"]][:2] == ["Suite", "Defense"]
+    assert {row[-1] for row in data["rows"]} == {r.cell_id for r in many}
+    table = rows(many)
+    place = [c["title"] for c in data["columns"]].index("Accuracy")
+    assert [row[place] for row in data["rows"]] == pytest.approx([row["accuracy"] for row in table], rel=1e-5)
+    assert page.count('<tr id="c') == PLAIN
+    assert f"all {len(many)} cells" in page and f"the first {PLAIN}" in page and "leaderboard.csv has the rest" in page
+
+
+def test_a_page_of_many_boards_draws_figures_as_long_as_there_is_place_and_says_where_the_others_are(page):
+    figures = page.count('<figure class="chart"')
+    assert figures > 80 and page.count("<svg role") == 1
+    assert page.count("no place for it on this page; it lies in figures/") == figures - 1
+
+
+def test_sprites_stop_at_a_number_of_bytes_and_are_counted(bench_page):
+    noise = np.random.default_rng(0).random((10, 3, 32, 32)).astype(np.float32)
+    record = next(bench_page.synthetic(1))
+    album = Album(lambda _: Images(noise, noise), budget=100_000)
+    found = [album.strip(record) for _ in range(5)]
+    assert found[0] is not None and found[-1] is None
+    assert album.refused == sum(uri is None for uri in found) > 0

@@ -1,14 +1,10 @@
 """The HTML page without a browser: what it carries and shows, that names stay text, figures and sprites."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re
-from collections.abc import Callable
 from functools import partial
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,13 +12,12 @@ import pytest
 from PIL import Image
 
 from ppbench.federation.contract import Claim
-from ppbench.records.schema import Played, Record
+from ppbench.records.schema import Played
 from ppbench.records.store import Images
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
-from ppbench.report.page.assets import VENDOR, assets, digest
 from ppbench.report.page.curves import LINES, Budget, BudgetLine, RocLine, Rocs
 from ppbench.report.page.evaluations import Said, concluded, judged, said
 from ppbench.report.page.figures import Picture, svg_of
@@ -32,47 +27,43 @@ from ppbench.report.page.ppc import Line, Ppc
 from ppbench.report.page.profiles import anchors
 from ppbench.report.page.sprites import sprite
 from ppbench.report.page.table import csv_text
-
-Make = Callable[..., Record]
+from ppbench.report.page.template import VENDOR, assets, digest
 
 
 class Reader(HTMLParser):
     """Collects what a page would load, and its text."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.loads: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.data_blocks = 0
+        self.loads, self.tags, self.words, self.data_blocks = [], [], [], 0
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.data_blocks += (tag, dict(attrs).get("type")) == ("script", "application/json")
         self.loads += [v or "" for k, v in attrs if k in ("src", "srcset", "href", "xlink:href", "poster", "action")]
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.words += data.split()
 
     @property
-    def text(self) -> str:
+    def text(self):
         return " ".join(self.words)
 
 
-def part(page: str, first: str, last: str) -> str:
+def part(page, first, last):
     """Return what stands between the elements of two ids."""
     start = page.index(f'id="{first}"')
     return page[start : page.index(f'id="{last}"', start)]
 
 
-def gradient_images(record: Record | None = None) -> Images:
+def gradient_images(record=None):
     truth = np.linspace(0, 1, 3 * 3 * 8 * 8, dtype=np.float32).reshape(3, 3, 8, 8)
     return Images(truth[:, :, ::-1].copy(), truth)
 
 
 @pytest.fixture(scope="module")
-def records(fabricate: Make) -> list[Record]:
+def records(fabricate):
     """Both controls, a defense under a plain and a knowing attack, a diverged and a failed cell, members."""
     found = [
         fabricate(d, None, "dlg", "reconstruction", db, **about)
@@ -87,7 +78,7 @@ def records(fabricate: Make) -> list[Record]:
 
 
 @pytest.fixture(scope="module")
-def page(records: list[Record]) -> str:
+def page(records):
     claim = Claim("asr", 0.5, "cifar10", "dlnet", None, "Table 4")
     outcomes = [
         Checked("spn", claim, "here", Finding("falls", "to 71.0%", "above chance", "50%", "71%", ())),
@@ -97,8 +88,7 @@ def page(records: list[Record]) -> str:
     return Page(records, images=gradient_images, said=told, outcomes=outcomes).html()
 
 
-# -- what the page carries --------------------------------------------------------------------------------------------
-def test_the_page_asks_nobody_for_anything_and_names_the_scripts_that_stand_in_it(page: str) -> None:
+def test_the_page_asks_nobody_for_anything_and_names_the_scripts_that_stand_in_it(page):
     assert all(load.startswith(("data:image/png;base64,", "#")) for load in Reader(page).loads)
     own = page.replace(str(assets().scripts[0]), "")  # the vendored script names XML's namespaces
     assert not re.search(r"https?://|@import|url\((?!#)|sourceMappingURL", own)
@@ -108,7 +98,7 @@ def test_the_page_asks_nobody_for_anything_and_names_the_scripts_that_stand_in_i
     assert re.findall(r"'(sha256-[^']*)'", policy[1]) == [digest(script) for script in scripts] and len(scripts) == 2
 
 
-def test_vendored_files_are_those_that_were_published_and_their_licenses_lie_beside_them() -> None:
+def test_vendored_files_are_those_that_were_published_and_their_licenses_lie_beside_them():
     lines = (VENDOR / "SHA256SUMS").read_text().splitlines()
     sums = {name: value for value, name in (line.split() for line in lines)}
     assert set(sums) == {path.name for path in VENDOR.iterdir()} - {"SHA256SUMS", "README.md"}
@@ -118,7 +108,7 @@ def test_vendored_files_are_those_that_were_published_and_their_licenses_lie_bes
     assert all(name in about for name in sums) and "LICENSE.tabulator" in sums
 
 
-def test_the_page_shows_every_cell_and_why_some_failed(page: str, records: list[Record]) -> None:
+def test_the_page_shows_every_cell_and_why_some_failed(page, records):
     assert all(f'id="c{r.cell_id}"' in page for r in records)
     shown = Reader(page).text
     for words in ("diverged", "failed", "it broke", "plain attacks only", "adaptive", "TPR", "Controls hold."):
@@ -127,14 +117,12 @@ def test_the_page_shows_every_cell_and_why_some_failed(page: str, records: list[
     assert len(ids) == len(set(ids))
 
 
-def test_equal_records_give_equal_pages_whatever_their_order_and_none_a_page_that_says_so(
-    records: list[Record],
-) -> None:
+def test_equal_records_give_equal_pages_whatever_their_order_and_none_a_page_that_says_so(records):
     assert Page(records).html() == Page(records[::-1]).html()
     assert "Nothing was evaluated" in Page([]).html()
 
 
-def test_names_and_sentences_stay_text(fabricate: Make) -> None:
+def test_names_and_sentences_stay_text(fabricate):
     evil = "<img src=x onerror=alert(1)><script>"
     about = dict(control=evil, reason=evil, dataset=evil)
     some = [fabricate(evil, v, evil, "reconstruction", 10.0 * v, clients=3, **about) for v in (1.0, 2.0)]
@@ -149,31 +137,9 @@ def test_names_and_sentences_stay_text(fabricate: Make) -> None:
     assert found.data_blocks == found.tags.count("script") - len(assets().scripts)
 
 
-# -- what it says -----------------------------------------------------------------------------------------------------
-def test_the_page_says_in_words_which_model_was_attacked(fabricate: Make) -> None:
-    asked = [("query", "extraction", 0.1, stage) for stage in ("iterate", "final")]
-    asked += [("unmask_asr", "membership", 0.7, "final")]
-    some = [fabricate("good", 1.0, a, k, share, error=99.0, stage=stage) for a, k, share, stage in asked]
-    numbers = fabricate("bad", 1.0, "query", "extraction", error=0.2, classes=1, accuracy=None, mse=0.06, model="net")
-    rows = fabricate("good", 1.0, "linear", "reconstruction", 50.0, error=0.05, shape=(16,), model="table")
-    page = Page([*some, numbers, rows, fabricate("none", None, "dlg", "reconstruction", 35.0)]).html()
-    shown = Reader(page).text
-    for words in (
-        "Extraction, client/1, the model that clients train on", "Membership, client/1, the delivered model",
-        "Reconstruction, server/1, random weights, batch 1", "meant to answer as the true one does",
-        "Extraction of the true model's outputs", "99 times", "digits, 1000 examples, mlp", "MSE 0.0600",
-        "Unreliable: nothing on this board is ranked.",
-    ):  # fmt: skip
-        assert words in shown, words
-    sections = [s.partition("</section>")[0] for s in page.split('<section id="b')]
-    assert [" dB" in s for s in sections if "Relative error" in s and "Within 10%" in s] == [False]
-
-
 @pytest.mark.parametrize("fault", ["none stands", "noise leaks", "no noise", "canaries stand"])
-def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_keep_theirs(
-    fabricate: Make, fault: str
-) -> None:
-    def one(clients: int, bad: bool) -> list[Record]:
+def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_keep_theirs(fabricate, fault):
+    def one(clients, bad):
         rows = [("none", 10.0 if bad and fault == "none stands" else 35.0), ("dp", 30.0)]
         rows += [] if bad and fault == "no noise" else [("full_noise", 35.0 if bad and fault == "noise leaks" else 6.0)]
         about = dict(control="sigma", clients=clients)
@@ -187,7 +153,7 @@ def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_kee
     assert top.count("nothing concluded") == top.count("Controls fail: nothing is concluded here.") == 2 - sound
 
 
-def test_a_defense_has_its_sentences_rows_images_and_claims_and_controls_have_none(page: str) -> None:
+def test_a_defense_has_its_sentences_rows_images_and_claims_and_controls_have_none(page):
     own = part(page, "defense-spn", "claims")
     for words in ("spn hides nothing.", "falls", "to 71.0%", "no record of mnist", "alpha2 = 0.5", "strong"):
         assert words in own, words
@@ -199,13 +165,13 @@ def test_a_defense_has_its_sentences_rows_images_and_claims_and_controls_have_no
     assert [Reader(name).words[0] for name in names.split("</li>")[:-1]] == ["originals", "dlg", "strong"]
 
 
-def test_anchors_are_words_and_no_two_names_share_one() -> None:
+def test_anchors_are_words_and_no_two_names_share_one():
     found = anchors(["spn", "a b", "a/b", "<x>", "x", ""])
     assert found["spn"] == "defense-spn" and len(set(found.values())) == 6
     assert all(re.fullmatch(r"[A-Za-z][\w-]*", anchor) for anchor in found.values())
 
 
-def test_the_page_shows_who_played_which_role_how_often(fabricate: Make, page: str) -> None:
+def test_the_page_shows_who_played_which_role_how_often(fabricate, page):
     played = Played(roles=["pilot", "ternary"], rounds=[[5, 0, 1], [1, 6, 5]], examples=[30, 90, 60])
     fedpc = [fabricate("fedpc", beta, "dlg", "reconstruction", control="beta") for beta in (0.8, 0.2)]
     some = [r.model_copy(update={"played": played}) for r in fedpc]
@@ -216,24 +182,23 @@ def test_the_page_shows_who_played_which_role_how_often(fabricate: Make, page: s
     assert own.index("(90)") < own.index("(60)") < own.index("(30)"), "most examples first"
 
 
-# -- costs ------------------------------------------------------------------------------------------------------------
-def costly(record: Record, memory: int | None) -> Record:
+def costly(record, memory):
     return record.model_copy(update={"cost": record.cost.model_copy(update={"memory_peak": memory})})
 
 
-def lasting(ratio: float = 12.3, machine: str = "x86_64", pairs: int = 9) -> ClientTime:
+def lasting(ratio=12.3, machine="x86_64", pairs=9):
     ends = dict(low=11.1, high=13.5) if pairs > 5 else dict(low=None, high=None)
     more = dict(pairs=pairs, seconds=0.0421, undefended_seconds=0.0034, machine=machine, threads=1)
     return ClientTime.model_validate(dict(ratio=ratio) | ends | more)
 
 
-def cost_board(page: str) -> list[str]:
+def cost_board(page):
     """Return the rows of the cost board, tags dropped."""
     body = part(page, "cost", "cells").partition("<tbody>")[2]
     return [Reader(f"<tr{row}").text for row in body.split("<tr")[1:]]
 
 
-def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricate: Make) -> None:
+def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricate):
     none = costly(fabricate("none", None, "dlg", "reconstruction", 35.0, bytes_up=46_552.0), 465_540)
     mine = costly(fabricate("pbpfl", 10.0, "dlg", "reconstruction", bytes_up=15_419.0), 93_108)
     bare = fabricate("spn", 1.0, "dlg", "reconstruction", control="alpha2")
@@ -251,7 +216,7 @@ def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricat
     assert "3 clients" in other
 
 
-def test_the_page_takes_times_from_its_folder_and_the_table_none(fabricate: Make, tmp_path: Path) -> None:
+def test_the_page_takes_times_from_its_folder_and_the_table_none(fabricate, tmp_path):
     record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
     page = Page([record], times=partial(time_of, tmp_path))
     without, table = page.html(), csv_text([record])
@@ -259,8 +224,7 @@ def test_the_page_takes_times_from_its_folder_and_the_table_none(fabricate: Make
     assert "12.30" in page.html() and "12.30" not in without and csv_text([record]) == table
 
 
-# -- figures and sprites ----------------------------------------------------------------------------------------------
-def points(ratios: bool) -> tuple[PpcPoint, ...]:
+def points(ratios):
     return tuple(
         PpcPoint(c, r if ratios else None, a, a - 0.02, None, Distance("recon/1", d, d - 0.1, d + 0.1))
         for c, r, a, d in [(0.001, 126.0, 0.7, 0.2), (0.1, 1.26, 0.69, 0.9), (0.5, 0.25, 0.66, 1.1)]
@@ -283,7 +247,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_figures_are_the_same_bytes_twice_survive_any_name_and_tell_values(name: str) -> None:
+def test_figures_are_the_same_bytes_twice_survive_any_name_and_tell_values(name):
     plot = PLOTS[name]
     svg, one, other = svg_of(plot, inline=True), Picture(plot), Picture(plot)
     assert one.svg == other.svg and one.png() == other.png() and svg == svg_of(plot, inline=True)
@@ -294,7 +258,7 @@ def test_figures_are_the_same_bytes_twice_survive_any_name_and_tell_values(name:
     assert name != "no ratios" or not any(word in svg for word in SAID["ratios"])
 
 
-def test_pointing_at_a_mark_of_a_figure_tells_its_values() -> None:
+def test_pointing_at_a_mark_of_a_figure_tells_its_values():
     evil = '"<&\n>'
     svg = svg_of(Ppc("t", "sigma", "recon/1", (Line(evil, True, points(ratios=True)),)))
     titles = [title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
@@ -303,7 +267,7 @@ def test_pointing_at_a_mark_of_a_figure_tells_its_values() -> None:
     assert titles[4] == '"<& > (adaptive)' and titles[-1] == ends and len(titles) == 8
 
 
-def test_a_sprite_puts_truth_above_guess_marks_what_is_not_finite_and_shows_the_first_ten() -> None:
+def test_a_sprite_puts_truth_above_guess_marks_what_is_not_finite_and_shows_the_first_ten():
     truth = np.zeros((2, 1, 8, 8), dtype=np.float32)
     guess = np.ones((2, 1, 8, 8), dtype=np.float32) * 7
     guess[1] = np.nan
@@ -314,3 +278,11 @@ def test_a_sprite_puts_truth_above_guess_marks_what_is_not_finite_and_shows_the_
     assert (image[32:34, :, 3] == 0).all()
     many = np.zeros((30, 3, 32, 32), dtype=np.float32)
     assert Image.open(io.BytesIO(sprite((many, many)))).size == (10 * 34 - 2, 66)
+
+
+def test_an_audit_whose_headline_has_no_figure_shows_the_others(fabricate):
+    audited = fabricate("dp", 0.1, "mia_loss", "membership", 0.7, stage="audit", audit=dict(references=0, canaries=2))
+    assert audited.metric("canary_auc") is None
+    board = part(Page([audited]).html(), "b1", "defenses")
+    assert "Canaries, AUC" in board and f'<td class="n " data-v="{audited.metric("auc").value}">' in board
+    assert f'<a href="#c{audited.cell_id}">mia_loss</a>' in board

@@ -1,18 +1,12 @@
 """The page in a real browser: tables, figures, images, hash links, keyboard, phone, print, no scripts, no requests."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ppbench.federation.contract import Claim
-from ppbench.records.schema import Flag, Record
+from ppbench.records.schema import Flag
 from ppbench.records.store import Images
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
@@ -24,13 +18,12 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-Make = Callable[..., Record]
 EVIL = "<img src=x onerror=alert(1)>"
 WAIT_MS = 20_000
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
@@ -40,18 +33,18 @@ def browser() -> Iterator[Any]:
 class Tab:
     """A tab that counts what a page must not do: requests, messages on the console, dialogs."""
 
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+    def __init__(self, browser, path, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
         self.context.route("**/*", self._ask)
         self.page, self.path = self.context.new_page(), path
         self.page.set_default_timeout(WAIT_MS)
-        self.asked: list[str] = []
-        self.said: list[str] = []
+        self.asked = []
+        self.said = []
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
 
-    def _ask(self, route: Any) -> None:
+    def _ask(self, route):
         url = route.request.url
         if url.partition("#")[0] == self.path.as_uri():
             route.continue_()
@@ -59,16 +52,16 @@ class Tab:
         self.asked.append(url)
         route.abort()
 
-    def __enter__(self) -> Tab:
+    def __enter__(self):
         self.page.goto(self.path.as_uri())
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.context.close()
         assert not self.asked and not self.said, (self.asked, self.said)
 
 
-def records_of(make: Make) -> list[Record]:
+def records_of(make):
     """Return a board with both controls, a defense at three values and an evil one, and members of all of them."""
     flag = Flag(code=EVIL, severity="warning", detail=EVIL)
     found = []
@@ -85,7 +78,7 @@ def records_of(make: Make) -> list[Record]:
     return [r.model_copy(update={"flags": [flag]}) if r.config.defense.id == EVIL else r for r in found]
 
 
-def images_of(record: Record) -> Images | None:
+def images_of(record):
     if record.config.attack.kind != "reconstruction" or record.status != "complete":
         return None
     truth = np.linspace(0, 1, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)
@@ -93,7 +86,7 @@ def images_of(record: Record) -> Images | None:
 
 
 @pytest.fixture(scope="module")
-def page(fabricate: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(fabricate, tmp_path_factory):
     claim = Claim("accuracy", 0.9, "digits", "mlp", None, EVIL, setting=EVIL, note=EVIL)
     finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
     text = Page(
@@ -112,13 +105,13 @@ def page(fabricate: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
 TABLE = "#b1 .tabulator"
 
 
-def shown(tab: Tab, column: int) -> list[str]:
+def shown(tab, column):
     """Return a column of the first board as drawn; for figures the first word."""
     script = "([t, c]) => [...document.querySelectorAll(`${t} .tabulator-row`)].map(r => r.querySelector(`[tabulator-field=c${c}]`).innerText.trim())"  # noqa: E501
     return [text.split("\n")[0] for text in tab.page.evaluate(script, [TABLE, column])]
 
 
-def test_tables_sort_and_filter(browser: Any, page: Path) -> None:
+def test_tables_sort_and_filter(browser, page):
     with Tab(browser, page) as tab:
         tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
         assert not tab.page.is_visible("#b1 .plain")
@@ -138,7 +131,7 @@ def test_tables_sort_and_filter(browser: Any, page: Path) -> None:
         assert shown(tab, 2) == ["85.0 %"]
 
 
-def test_figures_are_drawn_with_intervals_and_images_are_shown(browser: Any, page: Path) -> None:
+def test_figures_are_drawn_with_intervals_and_images_are_shown(browser, page):
     with Tab(browser, page) as tab:
         figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
         figure.scroll_into_view_if_needed()
@@ -154,7 +147,7 @@ def test_figures_are_drawn_with_intervals_and_images_are_shown(browser: Any, pag
         assert [name.split("\n")[0].split()[0] for name in names[:3]] == ["originals", "dlg", "strong"]
 
 
-def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(browser: Any, page: Path) -> None:
+def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(browser, page):
     pointed = """mark => { const box = mark.getBoundingClientRect();
         const hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
         return hit.querySelector("title").textContent; }"""
@@ -169,7 +162,7 @@ def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(browser: 
         assert [line.evaluate(opacity) for line in lines] == ["1", *["0.15"] * (len(lines) - 1)] and len(lines) == 3
 
 
-def test_names_stay_text_everywhere(browser: Any, page: Path) -> None:
+def test_names_stay_text_everywhere(browser, page):
     with Tab(browser, page) as tab:
         for part in tab.page.locator("section").all():
             part.scroll_into_view_if_needed()
@@ -183,7 +176,7 @@ def test_names_stay_text_everywhere(browser: Any, page: Path) -> None:
         assert tab.page.locator("img[src=x]").count() == 0, "a tooltip"
 
 
-def test_links_lead_to_a_defense_and_to_a_cell(browser: Any, page: Path, fabricate: Make) -> None:
+def test_links_lead_to_a_defense_and_to_a_cell(browser, page, fabricate):
     with Tab(browser, page) as tab:
         tab.page.locator(f"{TABLE} a", has_text="spn").first.click()
         assert tab.page.evaluate("location.hash") == "#defense-spn"
@@ -196,7 +189,7 @@ def test_links_lead_to_a_defense_and_to_a_cell(browser: Any, page: Path, fabrica
         assert tab.page.locator("#cells .tabulator-row.found code").inner_text() == cell[:8]
 
 
-def test_the_keyboard_is_enough(browser: Any, page: Path) -> None:
+def test_the_keyboard_is_enough(browser, page):
     with Tab(browser, page) as tab:
         tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
         button = tab.page.locator(f"{TABLE} [role=columnheader] button", has_text="Accuracy").first
@@ -221,7 +214,7 @@ def test_the_keyboard_is_enough(browser: Any, page: Path) -> None:
         assert tab.page.locator("details.menu[open]").count() == 0
 
 
-def test_without_scripts_the_page_is_whole(browser: Any, page: Path) -> None:
+def test_without_scripts_the_page_is_whole(browser, page):
     with Tab(browser, page, java_script_enabled=False) as tab:
         assert tab.page.locator("#b1 table.data tbody tr").count() >= 8
         assert tab.page.locator("#b1 table.data").is_visible() and tab.page.locator("#b1 figure svg").first.is_visible()
@@ -230,7 +223,7 @@ def test_without_scripts_the_page_is_whole(browser: Any, page: Path) -> None:
         assert "{" not in tab.page.locator("#b1").inner_text(), "data blocks are not text"
 
 
-def test_a_phone_does_not_scroll_sideways(browser: Any, page: Path) -> None:
+def test_a_phone_does_not_scroll_sideways(browser, page):
     about = dict(viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True, device_scale_factor=2)
     with Tab(browser, page, **about) as tab:
         for part in tab.page.locator("section").all():
@@ -241,7 +234,7 @@ def test_a_phone_does_not_scroll_sideways(browser: Any, page: Path) -> None:
         assert float(tab.page.locator("#b1 figure.chart svg").first.bounding_box()["width"]) > 300
 
 
-def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(browser: Any, page: Path) -> None:
+def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(browser, page):
     with Tab(browser, page, color_scheme="dark") as tab:
         tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
         figure = tab.page.locator("#b1 figure.chart[data-chart^=spn] svg").first
@@ -253,19 +246,3 @@ def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(brows
         assert tab.page.locator("#b1 figure.chart svg").first.is_visible()
         assert not tab.page.locator("nav.top").is_visible()
         assert len(tab.page.pdf()) > 10_000
-
-
-def test_five_hundred_rows_open_and_sort_and_those_that_nobody_sees_are_not_drawn(
-    browser: Any, bench_page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ppbench.report.page.drawings.BUDGET", 0)  # no drawings, which take longest
-    path = tmp_path / "many.html"
-    path.write_text(Page(list(bench_page.synthetic(500, kinds=("label",)))).html(), encoding="utf-8")
-    with Tab(browser, path) as tab:
-        tab.page.evaluate("location.hash = '#cells'")
-        tab.page.wait_for_selector("#cells .tabulator-row")
-        tab.page.locator("#cells [role=columnheader] button", has_text="Accuracy").click()
-        tab.page.wait_for_selector("#cells [aria-sort=ascending]")
-        drawn = tab.page.locator("#cells .tabulator-row").count()
-        assert 0 < drawn < 200
-        assert "500 rows" in tab.page.locator("#cells output").inner_text()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from observations import seeded
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -25,7 +26,7 @@ DATA = os.environ.get("PPBENCH_TEST_DATA")
 
 def made(seed: int = 0) -> dict[str, torch.Tensor]:
     """Return convolutions of AlexNet's shapes with random weights of He's size."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     state = {}
     for layer, shape in SHAPES.items():
         scale = (2 / np.prod(shape[1:])) ** 0.5
@@ -44,7 +45,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alexnet(weights: Path) -> Network:
     found = network(str(weights))
-    assert found is not None
     return found
 
 
@@ -56,12 +56,10 @@ def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 
 
 def image(seed: int = 0, shape: tuple[int, ...] = (2, 3, 32, 32)) -> torch.Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(shape, generator=seeded(seed))
 
 
-def test_without_a_file_there_is_no_network_and_a_named_one_must_be_there(
-    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_file_there_is_no_network_and_a_named_one_must_be_there(weights, tmp_path, monkeypatch):
     assert identity(None) == "" and network(None) is None and located(None) is None
     assert identity(str(weights)) == f"alexnet sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
     with pytest.raises(UsageError, match=r"no file .*absent.*option weights"):
@@ -87,7 +85,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_file_that_is_not_alexnets_is_refused_with_file_and_tensor(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_alexnets_is_refused_with_file_and_tensor(tmp_path, kind):
     """Also a checkpoint that would run code."""
     content, says = REFUSED[kind]
     torch.save(content, tmp_path / f"{kind}.pth")
@@ -96,15 +94,13 @@ def test_a_file_that_is_not_alexnets_is_refused_with_file_and_tensor(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["bad.safetensors", "bad.pth"])
-def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x80\x02no weights here")
     with pytest.raises(UsageError, match=r"bad\..* is no file of weights that can be read"):
         identity(str(tmp_path / name))
 
 
-def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cache(
-    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cache(weights, tmp_path, monkeypatch):
     cache = tmp_path / "hub" / "checkpoints"
     cache.mkdir(parents=True)
     checkpoint = cache / "alexnet-owt-0.pth"
@@ -115,7 +111,7 @@ def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cach
     assert located(str(checkpoint)) == checkpoint
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path):
     path = tmp_path / "w.pth"
     torch.save(made(), path)
     first = identity(str(path))
@@ -124,7 +120,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert identity(str(path)) != first
 
 
-def test_making_the_network_moves_nobodys_draws(weights: Path) -> None:
+def test_making_the_network_moves_nobodys_draws(weights):
     perceptual._network.cache_clear()
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -133,7 +129,7 @@ def test_making_the_network_moves_nobodys_draws(weights: Path) -> None:
     assert not any(p.requires_grad for p in made_again.model.parameters())
 
 
-def test_equal_images_are_at_distance_0_and_unlike_ones_are_not(alexnet: Network) -> None:
+def test_equal_images_are_at_distance_0_and_unlike_ones_are_not(alexnet):
     x = image()
     for found in alexnet.compare(x, x):
         assert (found.lpips, found.feat_mse) == (0, 0)
@@ -141,7 +137,7 @@ def test_equal_images_are_at_distance_0_and_unlike_ones_are_not(alexnet: Network
     assert 0 < near.lpips < far.lpips and 0 < near.feat_mse < far.feat_mse
 
 
-def test_figures_do_not_depend_on_the_range_nor_on_who_else_is_compared(alexnet: Network) -> None:
+def test_figures_do_not_depend_on_the_range_nor_on_who_else_is_compared(alexnet):
     x, guess = image(0, (5, 3, 32, 32)), image(1, (5, 3, 32, 32))
     plain = alexnet.compare(guess, x)
     wide = alexnet.compare(4 * guess - 2, 4 * x - 2, (-2.0, 2.0))
@@ -150,7 +146,7 @@ def test_figures_do_not_depend_on_the_range_nor_on_who_else_is_compared(alexnet:
         assert one.lpips == pytest.approx(two.lpips, rel=1e-4) and one.feat_mse == pytest.approx(two.feat_mse, rel=1e-4)
 
 
-def test_a_failed_reconstruction_is_measured_as_grey_and_a_wild_one_clipped(alexnet: Network) -> None:
+def test_a_failed_reconstruction_is_measured_as_grey_and_a_wild_one_clipped(alexnet):
     x = image()
     failed = x.clone()
     failed[0, 0, 0, 0] = torch.nan
@@ -159,7 +155,7 @@ def test_a_failed_reconstruction_is_measured_as_grey_and_a_wild_one_clipped(alex
     assert alexnet.compare(x.round() * 1e6 - 10, x)[0] == alexnet.compare(x.round(), x)[0]
 
 
-def test_grey_images_of_28_pixels_are_framed_and_repeated(alexnet: Network) -> None:
+def test_grey_images_of_28_pixels_are_framed_and_repeated(alexnet):
     x, guess = image(0, (1, 1, 28, 28)), image(1, (1, 1, 28, 28))
     frame = torch.nn.functional.pad
     by_hand = [frame(t, (2, 2, 2, 2)).repeat(1, 3, 1, 1) for t in (guess, x)]
@@ -170,7 +166,7 @@ def test_grey_images_of_28_pixels_are_framed_and_repeated(alexnet: Network) -> N
     ("shape", "known"),
     [((3, 32, 32), True), ((1, 28, 28), True), ((1, 27, 32), False), ((2, 32, 32), False), ((64,), False)],
 )
-def test_small_images_and_rows_are_not_measured(alexnet: Network, shape: tuple[int, ...], known: bool) -> None:
+def test_small_images_and_rows_are_not_measured(alexnet, shape, known):
     assert measurable(shape) is known
     if not known:
         with pytest.raises(ValueError, match="no perceptual figures"):
@@ -201,9 +197,7 @@ def small(pictures: str, out: Path, **more: object) -> ppbench.Evaluation:
     )
 
 
-def test_an_evaluation_measures_images_and_names_the_network_not_the_file(
-    pictures: str, weights: Path, tmp_path: Path
-) -> None:
+def test_an_evaluation_measures_images_and_names_the_network_not_the_file(pictures, weights, tmp_path):
     found = small(pictures, tmp_path / "out", weights=str(weights))
     for record in found.records:
         assert record.config.perceptual == identity(str(weights)), record.reason
@@ -223,7 +217,7 @@ def test_an_evaluation_measures_images_and_names_the_network_not_the_file(
 
 
 @pytest.mark.parametrize("dataset", ["pictures", "digits"])
-def test_a_bad_file_is_refused_before_anything_runs(pictures: str, tmp_path: Path, dataset: str) -> None:
+def test_a_bad_file_is_refused_before_anything_runs(pictures, tmp_path, dataset):
     (tmp_path / "bad.pth").write_bytes(b"no weights")
     with pytest.raises(UsageError, match=r"bad\.pth is no file of weights"):
         small(pictures if dataset == "pictures" else dataset, tmp_path / "out", weights=str(tmp_path / "bad.pth"))
@@ -231,7 +225,7 @@ def test_a_bad_file_is_refused_before_anything_runs(pictures: str, tmp_path: Pat
 
 
 @pytest.mark.skipif(DATA is None, reason="PPBENCH_TEST_DATA is not set")
-def test_real_weights_on_real_images_give_the_published_check() -> None:
+def test_real_weights_on_real_images_give_the_published_check():
     """Four CIFAR-10 cats: noise of .1 (range [-1, 1]) about .004 to .008 (one draw .012), different cats .11 to .16."""
     import pyarrow.parquet as pq
 
@@ -240,8 +234,7 @@ def test_real_weights_on_real_images_give_the_published_check() -> None:
     cats = [np.array(Image.open(io.BytesIO(row["img"]["bytes"]))) for row in table if row["label"] == 3][:4]
     x = torch.tensor(np.stack(cats)).permute(0, 3, 1, 2).float() / 255
     real = network(str(root / "weights" / "alexnet_features.safetensors"))
-    assert real is not None
-    noise = 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    noise = 0.05 * torch.randn(x.shape, generator=seeded(0))
     near = [found.lpips for found in real.compare(x + noise, x)]
     assert all(0.003 < value < 0.013 for value in near) and 0.004 < np.mean(near) < 0.008
     pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]

@@ -1,35 +1,31 @@
-"""The worst case over attacks, victim by victim, and settings that are tuned on other victims."""
+"""The worst case over attacks, victim by victim; settings tuned on other victims; CAP and PPC."""
 
-from __future__ import annotations
-
-import csv
-import io
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
-from ppbench.records.schema import Record
+from ppbench.records.schema import Metric
+from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_point, record_distance, series_cap
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims
-from ppbench.report.page.worst import worst_csv
 from ppbench.report.worst import worst_case
 from ppbench.run.cells import Group
 from ppbench.run.choice import attacks
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
-from ppbench.run.task import Task, make_task
+from ppbench.run.task import make_task
 from ppbench.run.tuning import FIRST, rehearsal, tuned
 
-Make = Callable[..., Record]
 
-
-def changed(record: Record, **decibels: float | None) -> Record:
+def changed(record, **decibels):
     """Return the record with other PSNR for some victims, named v0, v1, ..."""
     victims = list(record.victims)
     for name, db in decibels.items():
@@ -37,11 +33,10 @@ def changed(record: Record, **decibels: float | None) -> Record:
     return record.model_copy(update={"victims": victims})
 
 
-def test_each_victim_counts_by_the_attack_that_hurts_it_most(fabricate: Make) -> None:
+def test_each_victim_counts_by_the_attack_that_hurts_it_most(fabricate):
     one = changed(fabricate("spn", 0.1, "dlg", "reconstruction", 10.0), v0=40.0)
     two = changed(fabricate("spn", 0.1, "ig", "reconstruction", 20.0, adaptive=True), v0=5.0, v1=None)
     found = worst_case([one, two], "psnr_median")
-    assert found is not None
     assert [v.psnr for v in found.victims[:3]] == [40.0, 11.0, 22.0]
     assert (found.name, found.attack, found.attacks) == ("portfolio (ig)", "ig", ("ig", "dlg"))
     assert found.knows and found.leading is two and found.config is two.config
@@ -51,7 +46,7 @@ def test_each_victim_counts_by_the_attack_that_hurts_it_most(fabricate: Make) ->
     assert worst_case([two, one], "psnr_median") == found  # whatever the order
 
 
-def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabricate: Make) -> None:
+def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabricate):
     weak, strong = (fabricate("spn", 0.1, a, "reconstruction", db) for a, db in (("dlg", 10.0), ("ig", 20.0)))
     found = worst_case([weak, strong], "psnr_median")
     assert found.leading is strong and found.alone and found.name == "ig"
@@ -60,7 +55,7 @@ def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabri
     assert worst_case([], "psnr_median") is None
 
 
-def test_oracles_and_broken_cells_are_left_out_and_table_rows_go_by_their_error(fabricate: Make) -> None:
+def test_oracles_and_broken_cells_are_left_out_and_table_rows_go_by_their_error(fabricate):
     sound = fabricate("spn", 0.1, "dlg", "reconstruction", 10.0)
     oracle = fabricate("spn", 0.1, "ig", "reconstruction", 50.0)
     attack = oracle.config.attack.model_copy(update={"oracle": True})
@@ -73,7 +68,7 @@ def test_oracles_and_broken_cells_are_left_out_and_table_rows_go_by_their_error(
 
 
 @pytest.mark.parametrize(("knowing", "flagged"), [(10.0, True), (19.5, False), (30.0, False)])
-def test_attacks_that_know_more_and_find_less_are_flagged(fabricate: Make, knowing: float, flagged: bool) -> None:
+def test_attacks_that_know_more_and_find_less_are_flagged(fabricate, knowing, flagged):
     records = [
         fabricate("spn", 0.1, "dlg", "reconstruction", 20.0),
         fabricate("spn", 0.1, "adaptive_spn", "reconstruction", knowing, adaptive=True),
@@ -92,28 +87,28 @@ class Told(Attack):
     gain: float = 0.0
     log: tuple[str, ...] = ()
 
-    def variants(self) -> list[Attack]:
+    def variants(self):
         return [replace(self, gain=gain) for gain in (0.0, 0.5, 1.0, -1.0)]
 
-    def run(self, view, challenges, generator):  # type: ignore[no-untyped-def]
+    def run(self, view, challenges, generator):
         if self.gain < 0:
             raise ZeroDivisionError("planted")
         return [Guess(x=self.gain * ANSWERS[c.unit]) for c in challenges]
 
 
-ANSWERS: dict[object, torch.Tensor] = {}
+ANSWERS = {}
 GROUP = Group(0, "init", "server/1", 2, False)
 
 
 @pytest.fixture
-def prepared() -> tuple[Task, Federation]:
+def prepared():
     task = make_task(configure(defense="none", clients=3, train=60))
     federation = Federation(NoDefense(), task.plan, task.shards, task.seeds)
     federation.start(task.params)
     return task, federation
 
 
-def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared: tuple[Task, Federation]) -> None:
+def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared):
     task, federation = prepared
     trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
     ANSWERS.update({unit: trial.victims.truth(unit).x for unit in trial.victims.units})
@@ -127,7 +122,7 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared: tupl
     assert choice.scores[3] == 0.0  # a variant that fails is never the best
 
 
-def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared: tuple[Task, Federation]) -> None:
+def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared):
     task, federation = prepared
     before = [leaf.clone() for leaf in federation.parties.server.params.values()]
     trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
@@ -139,32 +134,16 @@ def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prep
     assert all(torch.equal(a, b) for a, b in zip(before, federation.parties.server.params.values(), strict=True))
 
 
-def test_public_examples_are_held_by_no_client_and_known_to_every_view() -> None:
+def test_public_examples_are_held_by_no_client_and_known_to_every_view():
     task = make_task(configure(defense="none", clients=3, public=0.5))
-    assert task.public is not None
     held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
     sizes = len(task.public.x), sum(len(shard.x) for shard in task.shards.values())
-    assert sizes[0] == (sum(sizes)) // 2
-    twins = sum(row.numpy().tobytes() in held for row in task.public.x)
-    assert twins == 0
+    assert sizes[0] == sum(sizes) // 2
+    assert not any(row.numpy().tobytes() in held for row in task.public.x)
     assert make_task(configure(defense="none", clients=3)).public is None
 
 
-def test_the_worst_case_is_a_table_with_a_row_for_each_defense(fabricate: Make) -> None:
-    records = [
-        changed(fabricate("spn", 0.1, "dlg", "reconstruction", 10.0), v0=40.0),
-        fabricate("spn", 0.1, "ig", "reconstruction", 20.0, adaptive=True),
-        fabricate("none", None, "dlg", "reconstruction", 30.0),
-    ]
-    table = list(csv.DictReader(io.StringIO(worst_csv(boards(records, no_claims)))))
-    assert [row["defense"] for row in table] == ["none", "spn"]
-    row = table[1]
-    assert (row["worst"], row["attacks"], row["plain"]) == ("portfolio (ig)", "2", "dlg")
-    assert float(row["plain_psnr_median"]) == 11.0 and float(row["worst_psnr_median"]) == 21.0
-    assert row["reliable"] == "False"  # no full_noise beside it
-
-
-def test_attacks_that_learn_from_public_examples_need_some() -> None:
+def test_attacks_that_learn_from_public_examples_need_some():
     with pytest.raises(UsageError, match=r"'gifd' learns from public examples; set some apart, as --public 0.5"):
         attacks(configure(defense="none", attacks=("gifd",)))
     for share, expected in ((0.0, False), (0.5, True)):
@@ -174,7 +153,7 @@ def test_attacks_that_learn_from_public_examples_need_some() -> None:
     assert not own.needs_public
 
 
-def test_audits_and_references_are_asked_for_before_attacks_that_need_them() -> None:
+def test_audits_and_references_are_asked_for_before_attacks_that_need_them():
     with pytest.raises(UsageError, match="'mia_lira' is asked in audits; add --stage audit"):
         attacks(configure(defense="none", attacks=("mia_lira",)))
     with pytest.raises(UsageError, match="'mia_lira' learns from reference runs; add --references 16"):
@@ -189,7 +168,99 @@ def test_audits_and_references_are_asked_for_before_attacks_that_need_them() -> 
     assert {"ig_layers", "likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick
 
 
-def test_one_budget_for_all_that_search_unless_one_is_named() -> None:
+def test_one_budget_for_all_that_search_unless_one_is_named():
     settings = {"dlg.budget": 7}
     found = {a.name: a for a in attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
     assert found["dlg"].budget == 7 and found["ig"].budget == found["gifd"].budget == found["adaptive_dp"].budget == 50
+
+
+# -- CAP and PPC: the paper's equation, versioned distances, grids with holes -----------------------------------------
+KINDS = {"reconstruction": "rmse_mean", "label": "label_accuracy", "membership": "asr", "tracing": "tracing_accuracy"}
+KINDS |= {"extraction": "agreement"}
+
+
+@pytest.fixture(scope="module")
+def record(fabricate):
+    def made(value=0.1, accuracy=0.5, figure=1.0, kind="reconstruction", status="complete", ratio=None):
+        """Return a cell with one figure, which and the accuracy lie within .1, and a ratio."""
+        ends = (None, None) if figure is None else (figure - 0.1, figure + 0.1)
+        about = dict(method="m", n=1, higher_is_safer=True, reason=None if figure is not None else "r")
+        metrics = [
+            Metric(name=KINDS[kind], value=figure, low=ends[0], high=ends[1], **about),
+            Metric(name="ratio_median", value=ratio, **about),
+        ]
+        cell = fabricate("dp", value, "a", kind, control="sigma", status=status, stage="init")
+        ends = (None, None) if accuracy is None else (accuracy - 0.1, accuracy + 0.1)
+        use = cell.utility.model_copy(update={"accuracy": accuracy, "low": ends[0], "high": ends[1], "chance": 0.1})
+        return cell.model_copy(update={"metrics": metrics, "utility": use})
+
+    return made
+
+
+def test_the_papers_equation():
+    assert cap_value([0.5, 0.5], [1, 0]) == 0.25
+    with pytest.raises(ValueError, match="CAP needs"):
+        cap_value([], [])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9), st.randoms())
+def test_cap_with_a_bounded_distance_is_bounded_by_the_mean_accuracy(pairs, random):
+    accuracy, distance = zip(*pairs, strict=True)
+    value = cap_value(accuracy, distance)
+    assert 0 <= value <= math.fsum(accuracy) / len(pairs) + 1e-12
+    random.shuffle(pairs)
+    assert cap_value(*zip(*pairs, strict=True)) == pytest.approx(value)
+
+
+def test_corrected_accuracy_gives_nothing_for_chance_and_all_for_no_loss():
+    assert corrected_accuracy(0.1, 0.1, 0.7) == 0 and corrected_accuracy(0.8, 0.1, 0.7) == 1
+    with pytest.raises(ValueError, match="not above chance"):
+        corrected_accuracy(0.1, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "figure", "name", "expected"),
+    [
+        ("reconstruction", 1.4, "recon/1", 1.4),
+        ("label", 0.3, "label/1", 0.7),
+        ("tracing", 0.1, "trace/1", 0.9),
+        ("membership", 0.75, "mia/1", 0.5),
+        ("membership", 0.4, "mia/1", 1.0),
+        ("extraction", 0.85, "output/1", 0.15),
+    ],
+)
+def test_distances_by_kind(record, kind, figure, name, expected):
+    found = record_distance(record(kind=kind, figure=figure))
+    assert found.name == name and found.value == pytest.approx(expected)
+    assert found.low <= found.value <= found.high
+
+
+def test_a_null_metric_has_no_distance(record):
+    null = Metric(name="asr", value=None, method="none", n=0, higher_is_safer=False, reason="r")
+    assert distance_of(null, "mia/1") is None
+    assert ppc_point(record(figure=None)) is None
+
+
+def test_cap_of_a_series_with_its_bracket_and_correction(record):
+    found = series_cap([record(0.1, 0.5, 1.0), record(0.2, 0.4, 0.5)], 0.7)
+    assert found.value == pytest.approx((0.5 + 0.2) / 2) and found.n == 2 and found.distance == "recon/1"
+    assert found.low == pytest.approx((0.4 * 0.9 + 0.3 * 0.4) / 2)
+    assert found.corrected == pytest.approx((0.4 / 0.6 + 0.3 / 0.6 * 0.5) / 2)
+    assert found.low < found.value < found.high
+    assert series_cap([record(0.1), record(0.2)], None).corrected is None
+
+
+def test_a_diverged_setting_is_worth_nothing_and_a_failed_one_refuses_the_cap(record):
+    good = record(0.1, 0.5, 1.0)
+    assert series_cap([good, record(0.2, None, None, status="diverged")], 0.7).value == pytest.approx(0.25)
+    refused = series_cap([good, record(0.2, 0.5, 1.0, status="failed")], 0.7)
+    assert refused.value is None and "1 of 2 settings" in refused.reason
+    for no_grid in ([record()], [record(None), record(None)]):
+        assert series_cap(no_grid, 0.7).value is None
+
+
+def test_ppc_point_carries_the_ratio_where_it_is_known(record):
+    assert ppc_point(record(ratio=9.0)).x() == pytest.approx(1)
+    assert ppc_point(record()).x() is None
+    assert ppc_point(record(status="failed")) is None and ppc_point(record(accuracy=None)) is None

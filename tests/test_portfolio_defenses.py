@@ -102,25 +102,25 @@ def sees(digits: Data, defense: Defense) -> Seen:
     return server_sees(digits, defense, count=VICTIMS, first=1000)
 
 
-def test_undefended_digits_are_broken_by_the_oblivious_too(undefended: float) -> None:
+def test_undefended_digits_are_broken_by_the_oblivious_too(undefended):
     assert undefended > 50
 
 
 @pytest.mark.parametrize("layer", ["head", "features.4"])
-def test_zeroed_columns_are_undone(layer: str, digits: Data, undefended: float) -> None:
+def test_zeroed_columns_are_undone(layer, digits, undefended):
     found = leak(sees(digits, Columns(layer)))
     assert found.worst > undefended - 1
     assert max(found.oblivious) < undefended - 5
 
 
-def test_noise_on_the_last_layer_is_undone(noisy: Seen, undefended: float) -> None:
+def test_noise_on_the_last_layer_is_undone(noisy, undefended):
     found = leak(noisy)
     assert found.worst > undefended - 1
     assert max(found.oblivious) < undefended - 5
 
 
 @pytest.mark.parametrize("attack", [IGLayers(budget=20), Likelihood(budget=20)], ids=["ig_layers", "likelihood"])
-def test_either_knows_labels_that_a_noisy_head_hides(attack: Attack, noisy: Seen) -> None:
+def test_either_knows_labels_that_a_noisy_head_hides(attack, noisy):
     view, victims = noisy
     true = [int(victims.truth(unit).y.argmax()) for unit in victims.units]
     for attacker, right in ((attack, True), (IG(budget=1), False)):

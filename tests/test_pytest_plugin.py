@@ -1,13 +1,7 @@
 """The pytest plugin: a marked test sweeps a suite once, and fails by its limits or as a harness fault."""
 
-from __future__ import annotations
-
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -16,7 +10,6 @@ import ppbench.report.compare.outcome
 import ppbench.run.sweep  # noqa: F401 - what a test run in this process imports first, it forgets again
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
-from ppbench.records.schema import Record
 from ppbench.records.sources import source_digest
 from ppbench.testing.sweeps import _forget, request_of, run
 from ppbench.testing.worst import Worst, judge, worst_figures
@@ -45,20 +38,19 @@ threats = ["server/1"]
 id = "dp"
 grid = [0, 0.1, 10]
 """
-Tried = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """Return the folder in which all tests here find the sweep that the first one makes."""
     return tmp_path_factory.mktemp("sweeps")
 
 
 @pytest.fixture
-def tried(pytester: pytest.Pytester, home: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
+def tried(pytester, home, monkeypatch):
     """Return a runner of tests, given as source, that keeps sweeps in `home`."""
 
-    def start(source: str, *options: str) -> pytest.RunResult:
+    def start(source, *options):
         (pytester.path / "tiny.toml").write_text(SUITE)
         pytester.makepyfile("import pytest\n" + source)
         kept = (f"--ppbench-out={home}", "--ppbench-workers=1")  # with a space pytest takes them for tests
@@ -71,11 +63,11 @@ def tried(pytester: pytest.Pytester, home: Path, monkeypatch: pytest.MonkeyPatch
     return start
 
 
-def marked(arguments: str, body: str = "pass") -> str:
+def marked(arguments, body="pass"):
     return f"@pytest.mark.ppbench(suite='tiny.toml', defense='dp', {arguments})\ndef test_it(ppbench):\n    {body}\n"
 
 
-def test_limits_that_hold_pass_and_doubt_is_a_warning(tried: Tried) -> None:
+def test_limits_that_hold_pass_and_doubt_is_a_warning(tried):
     body = "assert set(ppbench.worst) == {'asr', 'psnr', 'labels', 'cap'}; assert any(ppbench.out.glob('*.html'))"
     result = tried(marked("max_asr=0.6", body))
     result.assert_outcomes(passed=1, warnings=1)
@@ -83,7 +75,7 @@ def test_limits_that_hold_pass_and_doubt_is_a_warning(tried: Tried) -> None:
     result.stdout.fnmatch_lines(["ppbench: tiny/1, dp: 25 cells, *"])
 
 
-def test_a_limit_that_breaks_fails_the_test_before_its_body(tried: Tried, tmp_path: Path) -> None:
+def test_a_limit_that_breaks_fails_the_test_before_its_body(tried, tmp_path):
     xml = tmp_path / "found.xml"
     result = tried(marked("max_psnr=20, max_labels=0.9, min_cap=0.5", "raise SystemExit"), f"--junit-xml={xml}")
     result.assert_outcomes(failed=1)
@@ -94,26 +86,24 @@ def test_a_limit_that_breaks_fails_the_test_before_its_body(tried: Tried, tmp_pa
     tried(marked("max_psnr=20").replace("(ppbench)", "()")).assert_outcomes(failed=1)  # nor need it ask for the fixture
 
 
-def test_a_control_that_fails_is_a_harness_fault_and_no_verdict_on_the_defense(tried: Tried) -> None:
-    result = tried(marked("only={'kind': ['membership']}, max_asr=0.9"))  # one round: nobody's members are found
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*harness fault, no fault of 'dp': *is NOT shown to find members*"])
+@pytest.mark.parametrize(
+    ("arguments", "body", "outcome", "line"),
+    [
+        ("only={'kind': ['membership']}, max_asr=0.9", "pass", "failed",  # one round: nobody's members are found
+         "*harness fault, no fault of 'dp': *is NOT shown to find members*"),
+        ("only={'kind': ['reconstruction', 'label']}, max_asr=0.9", "pass", "failed",
+         "*max_asr=0.9 was asked, but no finished cell has such a figure*"),
+        ("at=10", "ppbench.compare()", "skipped", "*no baseline to compare with; give --ppbench-baseline DIR*"),
+    ],
+)  # fmt: skip
+def test_what_says_nothing_of_the_defense_is_told_as_such(tried, arguments, body, outcome, line):
+    result = tried(marked(arguments, body))
+    result.assert_outcomes(**{outcome: 1})
+    result.stdout.fnmatch_lines([line])
     assert "breaks" not in result.stdout.str()
 
 
-def test_a_limit_on_what_nobody_asked_fails(tried: Tried) -> None:
-    result = tried(marked("only={'kind': ['reconstruction', 'label']}, max_asr=0.9"))
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*max_asr=0.9 was asked, but no finished cell has such a figure*"])
-
-
-def test_without_a_baseline_a_comparison_is_skipped_with_its_reason(tried: Tried) -> None:
-    result = tried(marked("at=10", "ppbench.compare()"))
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*no baseline to compare with; give --ppbench-baseline DIR*"])
-
-
-def test_a_baseline_is_compared_with(tried: Tried, home: Path, tmp_path: Path, pytester: pytest.Pytester) -> None:
+def test_a_baseline_is_compared_with(tried, home, tmp_path, pytester):
     tried(marked("")).assert_outcomes(passed=1)
     (out,) = home.iterdir()
     shutil.copytree(out, tmp_path / "accepted")
@@ -124,7 +114,7 @@ def test_a_baseline_is_compared_with(tried: Tried, home: Path, tmp_path: Path, p
     tried(source, "--ppbench-baseline=nowhere").assert_outcomes(failed=1)
 
 
-def test_cells_that_filters_leave_out_are_not_missed(home: Path, tmp_path: Path) -> None:
+def test_cells_that_filters_leave_out_are_not_missed(home, tmp_path):
     suite = tmp_path / "tiny.toml"
     suite.write_text(SUITE)
     (full,) = home.iterdir()
@@ -150,24 +140,18 @@ def test_cells_that_filters_leave_out_are_not_missed(home: Path, tmp_path: Path)
         ("defense='dp', suite='tiny.toml', at=7", "at=7 is no control value of 'dp'"),
     ],
 )
-def test_a_wrong_marker_is_an_error_in_one_sentence(tried: Tried, marker: str, words: str) -> None:
+def test_a_wrong_marker_is_an_error_in_one_sentence(tried, marker, words):
     result = tried(f"@pytest.mark.ppbench({marker})\ndef test_it():\n    pass\n")
     result.assert_outcomes(errors=1)
     assert words in result.stdout.str() and "Traceback" not in result.stdout.str()
 
 
-def test_the_fixture_needs_its_marker(tried: Tried) -> None:
+def test_the_marker_is_registered_and_its_fixture_needs_it(tried):
+    tried("def test_it():\n    pass\n", "--strict-markers").assert_outcomes(passed=1)
     tried("def test_it(ppbench):\n    pass\n").stdout.fnmatch_lines(["*the fixture ppbench needs its marker*"])
 
 
-def test_the_marker_is_registered_and_other_tests_pay_nothing(tried: Tried) -> None:
-    tried("def test_it():\n    pass\n", "--strict-markers").assert_outcomes(passed=1)
-    code = "import sys, ppbench.pytest_plugin; assert not {'torch', 'numpy', 'pydantic', 'pandas'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# -- results are kept as long as the code is what it was ---------------------------------------------------------------
-def test_the_digest_follows_the_sources_of_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_follows_the_sources_of_plugins(tmp_path, monkeypatch):
     package = tmp_path / "somebody" / "deep"
     package.mkdir(parents=True)
     (tmp_path / "somebody" / "__init__.py").touch()
@@ -184,7 +168,7 @@ def test_the_digest_follows_the_sources_of_plugins(tmp_path: Path, monkeypatch: 
     assert source_digest((package / "mine.py",)) != alone
 
 
-def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path: Path) -> None:
+def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path):
     names = ("s-" + "a" * 12, "s-" + "b" * 12, "s-x-" + "c" * 12, "s-" + "d" * 12)
     now, old, other, strange = (tmp_path / name for name in names)
     for folder in (now, old, other, strange):
@@ -195,7 +179,6 @@ def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path: Path) -> N
     assert not old.exists() and all(folder.exists() for folder in (now, other, strange))
 
 
-# -- the worst figure and its limit ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("figure", "ends", "kept", "sure"),
     [
@@ -209,21 +192,16 @@ def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path: Path) -> N
         ("cap", None, False, False),
     ],
 )
-def test_the_figure_itself_decides_and_its_interval_says_how_surely(figure, ends, kept: bool, sure: bool) -> None:
+def test_the_figure_itself_decides_and_its_interval_says_how_surely(figure, ends, kept, sure):
     found = judge(figure, 0.6, ends and Worst(*ends, ""))
     assert (found.kept, found.sure) == (kept, sure)
     assert ("undecided" in found.sentence) == (ends is not None and not sure)
 
 
-def test_worst_figures_are_over_attacks_and_control_values(fabricate: Callable[..., Record]) -> None:
-    common = {"control": "sigma", "stage": "init"}
-    cells = [
-        fabricate("dp", value, attack, "reconstruction", share=share, error=error, **common)
-        for value, attack, share, error in
-        [(0.1, "dlg", 30, 0.1), (0.1, "ig", 20, 0.2), (1.0, "dlg", 5, 0.8), (1.0, "ig", 8, 0.6)]
-    ]  # fmt: skip
-    cells += [fabricate("dp", value, "mia_loss", "membership", share=0.5 + value / 10, control="sigma")
-              for value in (0.1, 1.0)]  # fmt: skip
+def test_worst_figures_are_over_attacks_and_control_values(fabricate):
+    images = [(0.1, "dlg", 30, 0.1), (0.1, "ig", 20, 0.2), (1.0, "dlg", 5, 0.8), (1.0, "ig", 8, 0.6)]
+    cells = [fabricate("dp", v, a, "reconstruction", db, error=e, control="sigma") for v, a, db, e in images]
+    cells += [fabricate("dp", v, "mia_loss", "membership", 0.5 + v / 10, control="sigma") for v in (0.1, 1.0)]
     found, there = worst_figures(cells), worst_figures(cells, at=1.0)
     assert (found["psnr"].value, there["psnr"].value) == (31, 9)
     assert "dlg, sigma=0.1, init" in found["psnr"].where and "ig, sigma=1" in there["psnr"].where

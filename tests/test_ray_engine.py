@@ -21,11 +21,10 @@ from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
 from ppbench.run.executors import make_executor
 from ppbench.run.executors import ray as ours
-from ppbench.run.executors.executor import Executor, WorkerDied
 from ppbench.run.executors.local import InlineExecutor
 from ppbench.run.executors.ray import Order, RayExecutor, gpu_share, marker_of, unfit
 from ppbench.run.experiment import resolve
-from ppbench.run.jobs import Failure, Job
+from ppbench.run.jobs import Executor, Failure, Job, WorkerDied
 from ppbench.run.schedule import missing, wanted
 
 SMALL: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)}

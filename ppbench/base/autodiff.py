@@ -12,11 +12,7 @@ from ppbench.base.tree import Params
 
 
 def gradient(function: Callable[[Params], Tensor], params: Params) -> Params:
-    """Return d function / d params, differentiable where grad mode is on.
-
-    torch.func is needed under vmap and costs about half a millisecond a call elsewhere, so a plain loop takes
-    autograd.
-    """
+    """Return d function / d params, differentiable where grad mode is on; torch.func, slow in a loop, is for vmap."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # no public test for "inside vmap" exists
         inner: Params = grad(function)(params)
         return inner
@@ -28,10 +24,7 @@ def gradient(function: Callable[[Params], Tensor], params: Params) -> Params:
 
 
 def gradients(function: Callable[[Params], Tensor], params: Params, count: int) -> list[Params]:
-    """Return the gradients of each of the `count` entries of function(params) [count], from one forward pass.
-
-    As `gradient`, differentiable where grad mode is on. An entry that does not depend on a parameter has a zero there.
-    """
+    """Return the gradients of each of the `count` entries of function(params) [count], in one pass; see `gradient`."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         values, pull = vjp(function, params)[:2]
         return [pull(row)[0] for row in torch.eye(count, dtype=values.dtype, device=values.device)]

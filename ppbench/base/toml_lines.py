@@ -77,7 +77,6 @@ class Source:
 
 
 def _indexed(names: list[str], count: Counter[str]) -> Loc:
-    """Return the place of a table: behind the name of an array of tables stands the index of its last one."""
     place: list[str | int] = []
     for n, name in enumerate(names, start=1):
         place.append(name)

@@ -1,7 +1,6 @@
 """Trees of tensors: what states and messages are made of, and how they are copied, counted and kept on disk.
 
-A tree is a tensor, or a tuple, list or dict of trees, or a registered `node` (a frozen dataclass of trees). Files are
-safetensors plus JSON; decoding only ever builds classes registered with `node`.
+A tree is a tensor, a tuple, list or dict of trees, or a registered `node`; decoding only ever builds such classes.
 """
 
 from __future__ import annotations

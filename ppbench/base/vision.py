@@ -19,13 +19,10 @@ _DECLARED: list[torch.library.Library] = []
 
 
 def torchvision() -> ModuleType:
-    """Return the module torchvision, imported on the first call.
+    """Return the module torchvision, imported on the first call (ImportError: it is not installed).
 
     The schemas are declared only after an import has failed for the lack of one: declaring them first and then
-    loading a torchvision that works aborts the process.
-
-    Raises ImportError: torchvision is not installed. RuntimeError: its import fails for any other reason than the
-    missing operator.
+    loading a torchvision that works aborts the process. RuntimeError: the import fails for another reason.
     """
     try:
         return importlib.import_module("torchvision")
@@ -45,7 +42,6 @@ def lpips() -> ModuleType:
 
 
 def _declare_missing() -> None:
-    """Declare those schemas of torchvision that no library has declared."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in _SCHEMAS:
         if not hasattr(torch.ops.torchvision, name):

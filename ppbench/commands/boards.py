@@ -75,7 +75,7 @@ def claims(
     figures: Annotated[list[Path] | None, typer.Option(help="JSON of benchmark figures. Repeatable.")] = None,
 ) -> None:
     """Set what papers claim about their defenses beside the records in FOLDERS, as a table in Markdown."""
-    from ppbench.records.files import write_atomic
+    from ppbench.base.files import write_atomic
     from ppbench.report.claims.page import write_claims
 
     text = write_claims(folders, figures or [])

@@ -33,7 +33,7 @@ def compare(
     rows cannot be compared, or nothing could have been found (too few victims, no row judged); 4: rows of BASELINE are
     missing.
     """
-    from ppbench.records.files import write_atomic
+    from ppbench.base.files import write_atomic
     from ppbench.report.compare import machine, report
     from ppbench.report.compare.outcome import compare as run
 

@@ -48,7 +48,7 @@ def sweep(
     used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.base.bars import Bars
-    from ppbench.commands.sweep_report import planned_report, swept_report
+    from ppbench.commands.terminal import planned_report, swept_report
     from ppbench.run.options import resolve_device
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import default_out, plan

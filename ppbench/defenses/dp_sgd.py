@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ppbench.base.tree import Params, Tree
-from ppbench.federation.batching import poisson
 from ppbench.federation.bounds import NonNegative, Positive
 from ppbench.federation.contract import Context, Defense
-from ppbench.federation.plan import Batch, Data, Noise, Plan
+from ppbench.federation.plan import Batch, Data, Noise, Plan, poisson
 
 
 @dataclass(frozen=True)

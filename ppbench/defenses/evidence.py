@@ -40,8 +40,7 @@ def others_masks(
 ) -> Tensor | None:
     """Return the sum [words] int64 of the colluders' masks: what a client's masked upload lacks to be bare.
 
-    None where `view` lacks the keys (`keys_of` a client's state) of one of `among`, whose masks cancel with the
-    client's.
+    None where `view` lacks the keys (`keys_of` a client's state) of one of `among`, whose masks cancel with it.
     """
     total, session = torch.zeros(words, dtype=torch.int64), session_of(exchange.slot.probe)
     others = [client for client in among if client != exchange.slot.client]

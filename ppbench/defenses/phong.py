@@ -17,11 +17,10 @@ CAO2022 = paper("cao2022")
 
 @dataclass(frozen=True)
 class Phong(Defense):
-    """Sequential training: each client trains the model that the client before it handed back.
+    """Sequential training: each client trains the model that the client before it handed back, once a round.
 
-    A round is one pass over the clients: the model down, and what training changed in it up. The server relays every
-    model, so it sees each client's update as under FedAvg. Where clients upload single gradients there is no trained
-    model to hand on; they upload as the plan's schedule has it.
+    The server relays every model, so it sees each client's update as under FedAvg. Where clients upload single
+    gradients there is no trained model to hand on; they upload as the plan's schedule has it.
     """
 
     name: ClassVar[str] = "phong"

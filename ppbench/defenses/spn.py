@@ -37,9 +37,7 @@ class SPN(Defense):
     Loss of a batch (Eq. 4, 5, 18): mean of CE(u, y) + alpha2 sum_k max(1 - v_k t_yk, 0), with v the secret head's
     output on the features and t the client's secret code of the class, of `bits` bits. Secret head, initially
     U(-head_scale, head_scale), and its optimizer's state persist at the client; the server takes the unweighted mean
-    (Alg. 1-3).
-
-    phi_tap: what the secret head sees: the last linear layer's input, or what convolutions hand to the first one.
+    (Alg. 1-3). phi_tap: the secret head sees the last linear layer's input, or what convolutions hand to the first one.
     """
 
     alpha2: NonNegative = 0.1
@@ -116,7 +114,6 @@ class SPN(Defense):
         return secret, self.upload(ctx, me, update)
 
     def _tapped(self, plan: Plan, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the head's features and what the secret head looks at."""
         features = plan.net.features(params, x)
         return features, features if self.phi_tap == "head" else plan.net.flat_features(params, x)
 

@@ -74,10 +74,7 @@ class Paper:
 
 
 def read_paper(path: Path) -> Paper:
-    """Return what the paper prints that `path` holds.
-
-    Raises UsageError where it cannot be read or is no TOML, or a claim in it is none: the table and its row are named.
-    """
+    """Return what the paper prints that `path` holds (UsageError: it is none, or a claim is, by table and row)."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as cause:
@@ -106,7 +103,6 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Claim]]
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields as `Claim` has them: pairs for tables, a quotient for two numbers, the setting in full."""
     fields = {**fields, "setting": fields.get("setting", "").format(**fields)}
     fields.pop("where", None)
     match fields["value"]:

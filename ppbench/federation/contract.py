@@ -1,8 +1,7 @@
 """The contract of a defense. Every default is FedAvg: a defense overrides what differs.
 
-A defense is public mechanism; parties hold the state. The server's part of a round is a coroutine that yields
-`Step`s (messages to clients) and receives their answers. A client's part is `prepare` (plain Python: decode, draw
-all noise), `compute` (pure tensors, mapped over clients) and `reply` (plain Python: keep state, encode).
+Parties hold the state. The server's part of a round is a coroutine that yields `Step`s and receives clients' answers. A
+client's is `prepare` (decode, draw all noise), `compute` (pure tensors, mapped over clients), `reply` (keep, encode).
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
-from ppbench.federation.batching import all_at_once, shuffled
 from ppbench.federation.bounds import bounds_of
 from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model, Update, count_of
 from ppbench.federation.optim import Layout
 from ppbench.federation.plain import plain_evidence
-from ppbench.federation.plan import Batch, Data, Noise, Plan
+from ppbench.federation.plan import Batch, Data, Noise, Plan, all_at_once, shuffled
 from ppbench.federation.plan import Context as Context
 from ppbench.federation.view import View
 

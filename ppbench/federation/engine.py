@@ -14,9 +14,8 @@ from torch import Tensor
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, load, moved, save
-from ppbench.federation.client_map import Backend
 from ppbench.federation.contract import Context, Defense
-from ppbench.federation.drive import Drive, Parties, Working, context, together
+from ppbench.federation.drive import Backend, Drive, Parties, Working, context, together
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import StateRecord, Transcript
@@ -38,13 +37,10 @@ def stored(shard: Data, device: torch.device) -> Data:
 class Federation:
     """A federation under one defense.
 
-    Attributes:
-        device: where tensors live; draws are made on CPU.
-        round: last finished round; 0 after set-up.
-        wire: byte counts of the real run; `setup_up` and `setup_down` of set-up alone. Where `wire.keep` is set, the
-            mail of rounds stays in it, and `states` holds the parties' states of each of their steps.
-        seconds: wall time spent in rounds (never part of a result).
-        session: what masks of the rounds derive from, see `session_of`.
+    device: where tensors live; draws are made on CPU. round: last finished one; 0 after set-up. wire: byte counts of
+    the real run (`setup_up`, `setup_down` of set-up alone); where `wire.keep` is set, mail of rounds stays in it, and
+    `states` holds the parties' states of each step. seconds: in rounds, never part of a result. session: see
+    `session_of`.
     """
 
     defense: Defense
@@ -80,8 +76,8 @@ class Federation:
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
         """Train up to and including round `last`; call `after(round)` after each.
 
-        False as soon as the model, or what a client would send, is out of range (the run diverged), else True. Raises
-        ProtocolError where a party breaks the protocol; server and clients stay as they were before that round.
+        False as soon as the model, or what a client would send, is out of range (the run diverged), else True.
+        ProtocolError: a party breaks the protocol; server and clients stay as they were before that round.
         """
         return together([self.training(last, after)])[0]
 
@@ -124,9 +120,8 @@ class Federation:
     def probe(self, victims: Mapping[Slot, Data], kind: ProbeKind = "gradient", rounds: int = 1) -> Transcript:
         """Fork rounds in which each client holds a victim's batch and nothing else; nothing real moves.
 
-        Every probe runs the defense's own client code from the present states, then one more broadcast, which a client
-        adversary needs. Clients act in parallel: a gradient fed to a server meant for deltas would spoil what later
-        ones see.
+        Every probe runs the defense's own client code from the present states, in parallel (a gradient fed to a server
+        meant for deltas would spoil what later clients see), then one more broadcast, which a client adversary needs.
 
         victims: batches by slot; the slots of one probe are its cohort. kind: a client uploads ONE "gradient" of its
         batch, or what its "local" part makes of it. rounds: how many it holds the batch, all of them in the transcript.
@@ -197,7 +192,7 @@ class Federation:
 def run_many(federations: Sequence[Federation], last: int, after: Callable[[int], None] | None = None) -> list[bool]:
     """Train several started federations of one device in lockstep, and return what `Federation.run` returns of each.
 
-    Under vmap the clients of all runs of one defense and plan are computed at once; in a loop one by one, with the same
-    bits as alone.
+    Under vmap the clients of all runs of one defense and plan are computed at once; in a loop with the same bits as
+    alone.
     """
     return together([federation.training(last, after) for federation in federations])

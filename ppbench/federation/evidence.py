@@ -34,19 +34,16 @@ class Mappable:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation.
+    """One observation of `unit`: whose batches are mixed in it, one slot, or a cohort when only a sum is seen.
 
     Attributes:
-        unit: whose batches are mixed in it: one slot, or a cohort when only a sum is seen.
-        observed: the observed update, oriented as a gradient.
+        observed: the observed update, oriented as a gradient. channel: which message it comes from.
         simulate: simulate(x [U, B, *shape], y [U, B, C], **nuisance) -> the same keys, in the dtype of x. Evidence
             that may be attacked in one batch shares this very object.
         params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's equally
             weighted examples, as far as the attacker believes; None where it is something else.
         weight: precision of each entry (0 hides it), or of a tensor's entries alike (no axes); None for equal.
-        noise: the public law of noise on `observed`, if any.
-        nuisance: names and shapes of secrets treated as unknowns, a sample.
-        channel: which message it comes from.
+        noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, a sample.
         measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
             over all entries (unknown scale); "hinge", where only signs o are observed, the mean over a tensor's
             entries of relu(-s o / mean|s|), averaged over the tensors.
@@ -172,8 +169,7 @@ def as_gradient(plan: Plan, round_: int) -> float:
 def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
     """Return the discrepancy at the true batch x [U, B, *shape], y [U, B, C] relative to an all-zero simulation's.
 
-    About 0 when the evidence (without nuisance unknowns) is exact; the noise floor, or the share of a mechanism that
-    the attacker does not know of, otherwise. Only the scorer can call it: it needs the truth.
+    About 0 where the evidence is exact; else the noise floor, or the share of an unknown mechanism. For the scorer.
     """
     simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))

@@ -25,10 +25,7 @@ class Join:
 
 
 def count_of(client: int, count: Tensor) -> Tensor:
-    """Return a client's told number of examples, int64 scalar from 1 to `MOST`; ProtocolError for anything else.
-
-    Weights of the aggregate are made of it: a negative one would turn the others' updates round.
-    """
+    """Return a told number of examples, int64 scalar from 1 to `MOST` (ProtocolError: others turn updates round)."""
     if count.dtype != torch.int64 or count.dim() or not 1 <= int(count) <= MOST:
         raise ProtocolError(f"Client {client} told {count.tolist()} examples, not one int64 from 1 to 2^40.")
     return count

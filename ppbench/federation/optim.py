@@ -40,10 +40,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Opt:
-    """SGD (with momentum) or Adam (eps 1e-8), as torch defines them.
-
-    decay_at: rounds from which the learning rate is multiplied by `decay` once more each (SPN: 100 and 200).
-    """
+    """SGD (with momentum) or Adam (eps 1e-8), as torch has them; `rate` is times `decay` from each of `decay_at`."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: float = 1.0

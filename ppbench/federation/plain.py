@@ -18,8 +18,8 @@ def plain_evidence(view: View) -> list[Evidence]:
     """Return evidence for an attacker who takes every update for the undefended gradient of one batch.
 
     Server and eavesdropper see each client's upload, of several rounds the first; a weight change over the learning
-    rate and the epochs is taken for a gradient. A client sees the aggregate only, as the difference of two broadcasts
-    (server optimizer plain SGD): one piece of evidence about all other clients together.
+    rate and the epochs is taken for a gradient. A client sees the others' mean alone, as the difference of two
+    broadcasts.
     """
     if view.threat.startswith("client/"):
         return _difference_evidence(view)
@@ -55,10 +55,7 @@ def seen_by_client(view: View) -> Iterator[tuple[tuple[Slot, ...], Exchange, Par
 
 
 def _difference_evidence(view: View) -> list[Evidence]:
-    """Return the mean gradient of the other clients, from two broadcasts and the adversary's own upload.
-
-    The weights are those of equal shards (1/N): a client is not told the others' N_k.
-    """
+    """Return the others' mean gradient (weights 1/N: their N_k are secret) from two broadcasts and one's own upload."""
     opt, shared, found = view.plan.server_opt, Shared(view.plan), []
     if opt.name != "sgd" or opt.momentum:
         return []

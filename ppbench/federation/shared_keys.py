@@ -37,10 +37,10 @@ class SharedKeys:
 class KeyedDefense(Defense):
     """A defense whose clients each share a key with the server.
 
-    Override `upload`, which hides what it likes by `stream(ctx, me, ctx.party, ...)`, and `decoded`, which undoes it by
-    `stream(ctx, server.own, client, ...)`. Where `decode`, which needs no key, gives no update, a client's own share
-    cannot be taken from the sum it sees: override `evidence` for "client/1". A party with further state keeps it in a
-    `@node` with a field `keys`: override `init_server` or `init_client`, and put there what the default returns.
+    Override `upload`, which hides by `stream(ctx, me, ctx.party, ...)`, and `decoded`, which undoes it by `stream(ctx,
+    server.own, client, ...)`; where `decode`, which needs no key, gives no update, also `evidence` for "client/1".
+    Further state goes into a `@node` with a field `keys`, which holds what the default `init_server` or `init_client`
+    returns.
     """
 
     def init_server(self, ctx: Context, params: Params) -> Server:

@@ -85,11 +85,10 @@ class Exchange:
 
 @dataclass(frozen=True)
 class View:
-    """One adversary's knowledge.
+    """One adversary's knowledge under `threat`, a key of `THREATS`. plan, defense: public.
 
     Attributes:
-        threat: a key of `THREATS`.  party: whose view: SERVER, a client index, or None for an eavesdropper.
-        plan: the public plan of the observed rounds.  defense: the public mechanism.
+        party: whose view: SERVER, a client index, or None for an eavesdropper.
         mail: the messages that this party sent, received or overheard.
         states: its own states, and those of parties that collude with it.
         data: its own batches by probe (a client's), in the observed rounds.

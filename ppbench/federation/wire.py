@@ -25,10 +25,9 @@ def session_of(probe: int) -> str:
 
 @dataclass(frozen=True)
 class Envelope:
-    """One message as it travelled.
+    """One message as it travelled; None to who may not read it (an eavesdropper on an encrypted link).
 
-    probe: -1 in the real run. round: 0 is set-up. sender, receiver: client index or SERVER. message: None to who may
-    not read it (an eavesdropper on an encrypted link).
+    probe: -1 in the real run. round: 0 is set-up. sender, receiver: client index or SERVER.
     """
 
     probe: int
@@ -50,10 +49,7 @@ class Wire:
     mail: list[Envelope] = field(default_factory=list)
 
     def post(self, probe: int, round_: int, step: int, sender: int, to: Iterable[int], message: Tree) -> Tree:
-        """Deliver `message` to each of `to` and return the copy that they get (detached, in its own storage).
-
-        A message to many is copied once, so that a broadcast stays one object; its bytes count for each receiver.
-        """
+        """Deliver `message` to each of `to` and return their copy, one object whose bytes count for each."""
         copy = detached(message)
         size = nbytes(copy)
         for receiver in to:

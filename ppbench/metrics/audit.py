@@ -38,11 +38,7 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> flo
 
 
 def epsilon_lower(m: int, r: int, v: int, delta: float = DELTA, confidence: float = 0.95) -> float:
-    """Return the largest epsilon that v right of r guesses on m examples refute, at a delta; 0 where they refute none.
-
-    The true epsilon is at least this with the given one-sided confidence, in (0, 1). r is fixed in advance. Raises
-    ValueError where an argument is out of range.
-    """
+    """Return the largest epsilon that v right of r guesses on m examples refute, 0: none; ValueError: out of range."""
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence of {confidence} is not between 0 and 1")
     level, low, high = 1 - confidence, 0.0, 1.0

@@ -111,11 +111,7 @@ def _ssim(guess: Floats, truth: Floats, span: float) -> float | None:
 
 
 def match(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) -> list[int]:
-    """Return for each true image the index of its reconstruction: the assignment of least total squared error.
-
-    Both are [B, *shape]; reconstructions are clipped to `data_range` first, and one that is not finite takes what is
-    left over (Hungarian method). Raises ValueError where the shapes differ.
-    """
+    """Return each true image's reconstruction, both [B, *shape] (ValueError if not): least squares, NaN ones last."""
     if guess.shape != truth.shape:
         raise ValueError(f"reconstructions of shape {tuple(guess.shape)} for a batch of {tuple(truth.shape)}")
     raw, target = _array(guess).reshape(len(guess), -1), _array(truth).reshape(len(truth), -1)

@@ -125,10 +125,7 @@ def _largest_tenth(values: Floats) -> Floats:
 
 
 def bootstrap(units: Sequence[Floats], name: Statistic, seed: int) -> Estimate:
-    """Return a statistic over all victims with the percentile bootstrap over units, by `seed`.
-
-    units: one float64 array a unit (its victims' figures, finite), at least one, none empty.
-    """
+    """Return a statistic over all victims with the percentile bootstrap over units (float64 arrays, none empty)."""
     value, n = float(statistic(np.concatenate(units), name)), sum(map(len, units))
     if len(units) < 2:
         return Estimate(value, Interval(None, None, "none: one batch is one independent unit"), n)
@@ -186,10 +183,7 @@ def auc_interval(strata: Sequence[tuple[Floats, Floats]], seed: int) -> Interval
 
 
 def balanced_interval(strata: Sequence[NDArray[np.bool_]], seed: int) -> Interval:
-    """Return the interval of the mean share of right decisions over strata (halves times classes), none empty.
-
-    Strata of one size: a plain proportion, Clopper-Pearson. Else the stratified percentile bootstrap.
-    """
+    """Return the interval of the mean share of right decisions over strata; bootstrap where their sizes differ."""
     if len({len(stratum) for stratum in strata}) == 1:
         return clopper_pearson(float(sum(s.sum() for s in strata)), sum(map(len, strata)))
     generator = np.random.default_rng(seed)

@@ -57,10 +57,7 @@ class Network:
     model: nn.Module
 
     def compare(self, guess: Tensor, truth: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> list[Perceived]:
-        """Return the figures of every pair of reconstructions and originals [N, C, H, W], C 1 or 3 (else ValueError).
-
-        Reconstructions are clipped; one that is not finite is measured as mid-grey.
-        """
+        """Return the figures of pairs of images [N, C, H, W], clipped, C 1 or 3 (else ValueError); NaN is grey."""
         if guess.shape != truth.shape or guess.dim() != 4 or not measurable(tuple(guess.shape[1:])):
             raise ValueError(f"no perceptual figures of {tuple(guess.shape)} for images of {tuple(truth.shape)}")
         finite = guess.flatten(1).isfinite().all(1).reshape(-1, 1, 1, 1)
@@ -96,10 +93,7 @@ def _compared(model: Any, guess: Tensor, truth: Tensor) -> list[Perceived]:
 
 
 def located(weights: str | None) -> Path | None:
-    """Return the file of AlexNet's weights: `weights`, else `PPBENCH_WEIGHTS`, else torchvision's cache, else None.
-
-    Raises UsageError where a file that was named is not there.
-    """
+    """Return the file `weights`, else `PPBENCH_WEIGHTS` (UsageError if missing), else torchvision's cache, or None."""
     for source, name in (("option weights", weights), (f"the environment's {VARIABLE}", os.environ.get(VARIABLE))):
         if name:
             path = Path(name).expanduser()
@@ -111,10 +105,7 @@ def located(weights: str | None) -> Path | None:
 
 
 def identity(weights: str | None) -> str:
-    """Return what records call the feature network, "alexnet sha256:DIGEST", or "" where there is no file of weights.
-
-    Raises UsageError where a file that was named is not there, or is no file of AlexNet's convolutions.
-    """
+    """Return "alexnet sha256:DIGEST", or "" where there is no file of weights (UsageError: one that cannot be used)."""
     path = located(weights)
     return "" if path is None else _checked(*_stamp(path))
 
@@ -165,10 +156,7 @@ def _layer(name: str) -> str:
 
 
 def tensors(path: Path) -> Mapping[str, Tensor]:
-    """Return the ten tensors of AlexNet's convolutions in a .safetensors file or a torchvision checkpoint.
-
-    Raises UsageError where the file is damaged, or a tensor is missing, of another shape, or not finite.
-    """
+    """Return AlexNet's ten tensors of a file (UsageError: damaged, or one missing, misshapen or not finite)."""
     state = _read(path)
     found = {}
     for layer, shape in SHAPES.items():

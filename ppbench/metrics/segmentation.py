@@ -21,10 +21,7 @@ class Overlap:
 
 
 def overlap(logits: Tensor, masks: Tensor) -> Overlap:
-    """Return how masks predicted by the sign of `logits` fit 0/1 `masks`, both [N, 1, H, W] (ValueError otherwise).
-
-    A logit that is not finite predicts 0.
-    """
+    """Return how masks by the sign of finite `logits` fit 0/1 `masks`, both [N, 1, H, W] (ValueError otherwise)."""
     if logits.shape != masks.shape:
         raise ValueError(f"logits of shape {tuple(logits.shape)} for masks of {tuple(masks.shape)}")
     found, true = ((logits > 0) & logits.isfinite()).flatten(1), (masks > 0.5).flatten(1)

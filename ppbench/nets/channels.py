@@ -1,10 +1,8 @@
 """Per-channel scales through a network, found by walking its graph (torch.fx), not by a table of model names.
 
 A positively homogeneous network commutes with positive scales of its channels: multiply the rows of one layer by r,
-divide the columns of the next by r, and the function is the same (PBPFL, Eq. 12-15, extended to biases, residual
-additions and normalization layers). Every channel of every activation carries the number of a scale; 0 is the fixed
-scale 1 of the inputs. Ties are unions of numbers, so that concatenation, flattening and padding need no case of their
-own.
+divide the columns of the next by r, and the function is the same (PBPFL, Eq. 12-15, extended). Every channel of every
+activation carries the number of a scale; 0 is the inputs' fixed scale 1; ties are unions of numbers.
 """
 
 from __future__ import annotations
@@ -30,11 +28,9 @@ ONE = 0
 class Factor:
     """How scales multiply one parameter: entry (i, j, ...) by r[out_i] / r[inp_j].
 
-    Attributes:
-        shape: of the multiplied parameter; larger than the parameter where one shared bias serves many channels.
-        axis, out: the axis along which numbers of the scales that multiply run, and these [shape[axis]], or None.
-        inp: numbers of the scales that divide, or None; [shape[1]], or [shape[axis]] for a `diagonal` layer: one factor
-            a channel.
+    shape: of the multiplied parameter; larger than the parameter where one shared bias serves many channels. axis, out:
+    the axis along which numbers of the scales that multiply run, and these [shape[axis]], or None. inp: numbers of the
+    scales that divide, or None; [shape[1]], or [shape[axis]] for a `diagonal` layer: one factor a channel.
     """
 
     shape: tuple[int, ...]

@@ -21,14 +21,12 @@ Option = str | int | float | bool
 class Classifier(nn.Module):
     """A model plugin returns one of these: `head(features(x))`, the head one layer on flat features or on maps.
 
-    Parameters that need no gradient, and buffers, are frozen: constants of the network, the same for every party and
-    never sent. They must not change: normalization layers with running statistics have to be in eval mode. A model
-    that reads them from a file takes its path as the option `weights`; records state their digest instead.
+    Parameters that need no gradient, and buffers, are frozen: constants of the network, the same for every party, never
+    sent and never changed (norms with running statistics: in eval mode). A model that reads them from a file takes its
+    path as the option `weights`; records state their digest instead.
 
-    Attributes:
-        features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of
-            plain layers lets attacks use a fast path.
-        head: the last layer, D to C: linear on flat features, a 1x1 convolution on maps.
+    features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of plain
+    layers lets attacks use a fast path. head: D to C: linear on flat features, a 1x1 convolution on maps.
     """
 
     def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:
@@ -57,13 +55,11 @@ def net_spec(model: str, shape: tuple[int, ...], classes: int, options: Mapping[
 
 
 class Net:
-    """A network as a function of explicit parameters; of weights it holds the frozen ones alone.
+    """A network as a function of explicit parameters; of weights it holds the frozen ones alone, on CPU.
 
-    Attributes:
-        module, names, parameter_count: layers on the meta device; the (trainable) parameters in order; their entries.
-        feature_count: D, the width of the head's input.
-        pixelwise: whether pixels are classified: features and outputs are maps, the head is a convolution.
-        frozen: the constant tensors by name, on CPU; empty for most networks.
+    module, names, parameter_count: layers on the meta device; the (trainable) parameters in order; their entries.
+    feature_count: D, the width of the head's input. pixelwise: whether pixels are classified: features and outputs are
+    maps.
     """
 
     def __init__(self, spec: NetSpec, module: Classifier) -> None:
@@ -101,7 +97,6 @@ class Net:
 
     @staticmethod
     def _call(part: nn.Module, params: Params, x: Tensor) -> Tensor:
-        """Return part(x) under those of `params` that are features'."""
         inner = {n[len("features.") :]: p for n, p in params.items() if n.startswith("features.")}
         return functional_call(part, inner, (x,))  # type: ignore[no-any-return]
 

@@ -21,7 +21,6 @@ from ppbench.nets.commuting import (
     METHODS,
     SAME_FUNCTIONS,
     SAME_METHODS,
-    TRANSITIONAL,
     flat,
     module,
     ranked,
@@ -47,9 +46,8 @@ def traced(net: Net) -> fx.GraphModule:
 def walk(net: Net, norms: Norms = "refuse") -> Channels:
     """Return where channel scales enter `net`, whose features torch.fx must be able to trace.
 
-    norms: "refuse" normalization layers, or perturb only their affine part ("affine"): the convolution before keeps its
-    output scale, weight and bias of the norm are multiplied by the new one. Exact for any eps and mode, at a price: the
-    activations before a norm are the true ones.
+    norms: "refuse" normalization layers, or perturb only their affine part ("affine"), exact for any eps and mode; but
+    the activations before a norm are then the true ones.
 
     Raises UsageError: a layer that does not commute with scales, by name, with what to use instead.
     """
@@ -76,7 +74,6 @@ def walk(net: Net, norms: Norms = "refuse") -> Channels:
 
 
 def _compressed(state: Walk, features: Numbers) -> Channels:
-    """Return the factors with tied numbers replaced by consecutive ones, 0 still being the fixed scale."""
     parts = [ids for f in state.factors.values() for ids in (f.out, f.inp) if ids is not None]
     used = sorted({state.root(i) for ids in parts for i in ids.tolist()} | {ONE})
     place = {number: rank for rank, number in enumerate(used)}
@@ -109,7 +106,6 @@ def _visit(state: Walk, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
 
 
 def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Any:
-    """Return what a function or method makes of `args`."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     if any(isinstance(a, Value | Parameter) for a in flat(kwargs.values())):
         raise refusal(node.name, f"names its operands in calling {name}", "operands by position")
@@ -131,6 +127,3 @@ def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int
 def channels(spec: NetSpec, norms: Norms = "refuse") -> Channels:
     """Return `walk` of the network that `spec` names, made once a process."""
     return walk(build(spec), norms)
-
-
-__all__ = ["TRANSITIONAL", "channels", "traced", "walk"]

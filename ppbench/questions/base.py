@@ -127,10 +127,7 @@ class Question:
         raise NotImplementedError
 
     def worth(self, scores: Sequence[Any], plan: Plan) -> float:
-        """Return how good the answers on tuning victims are, larger being better; of none, that of failed ones.
-
-        Default: by the first metric.
-        """
+        """Return how good answers on tuning victims are, larger being better. Default: by the first metric."""
         if not scores:
             return 0.0
         first = self.metrics(scores, Terms(plan.spec.classes, 0))[0]
@@ -158,19 +155,13 @@ class Question:
         return self.rules
 
     def blind(self, scores: Sequence[Any], config: CellConfig) -> tuple[float, int, float] | None:
-        """Return the share of successes, how many independent units they are, and a blind guesser's chance at each.
-
-        Default: by the first figure; None where it has no chance level.
-        """
+        """Return the successes' share, units and chance at each, by default of the first figure, or None."""
         first = self.metrics(scores, Terms(config.model.classes, config.seed))[0]
         units = len({score.unit for score in scores})
         return None if first.value is None or first.chance is None else (first.value, units, first.chance)
 
     def sentences(self, defense: str, records: Sequence[Record]) -> list[str]:
-        """Return what its cells, those of all defenses, show of one; not asked of questions that have a `chapter`.
-
-        Default: of each adversary and model what finds most, beside the undefended figure and chance.
-        """
+        """Return what its cells show of a defense, by default what finds most; not asked where there is a `chapter`."""
         return [
             self._sentence(place, [r for r in records if _place_of(r.config) == place], defense)
             for place in sorted({_place_of(r.config) for r in records if r.config.defense.id == defense})
@@ -217,10 +208,7 @@ class Missing(Question):
 
 @cache
 def question_of(name: str) -> Question:
-    """Return the question called `name`, as records name it; `Missing` where it is not installed.
-
-    Raises UsageError: its package is broken.
-    """
+    """Return the question that records call `name`, `Missing` where it is not installed; UsageError: it is broken."""
     if name not in plugins("questions"):
         return Missing(name)
     made: Question = load("questions", name)()

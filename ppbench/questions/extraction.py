@@ -65,9 +65,8 @@ class Extraction(Question):
     def metrics(self, scores: Sequence[OutputScore], terms: Terms) -> list[Metric]:
         """Return the share of queries with the true argmax, and the mean relative error of the outputs.
 
-        Chance is the best constant answer's share: the true model may decide alike on most queries, and a mask that
-        drowns its outputs makes the masked ones agree with that, or with nothing. 1 / classes where decisions were not
-        kept.
+        Chance is the best constant answer's share, which drowned outputs may reach; 1 / classes where decisions were
+        not kept.
         """
         decisions = Counter(score.decision for score in scores)
         chance = 1 / terms.classes if None in decisions else max(decisions.values()) / len(scores)
@@ -96,10 +95,7 @@ class Extraction(Question):
 
 
 def score_outputs(true: Tensor, guess: Guess) -> Scored:
-    """Score guessed outputs against the true model's [Q, C].
-
-    Raises ValueError: the answer has no finite outputs for every query.
-    """
+    """Score guessed outputs against the true model's [Q, C]; ValueError where one is missing or not finite."""
     found = guess.outputs
     if found is None or found.shape != true.shape or not bool(found.isfinite().all()):
         raise ValueError("an extraction attack must answer finite outputs for every query")

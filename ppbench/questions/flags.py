@@ -31,12 +31,10 @@ def flags_of(
 ) -> tuple[Flag, ...]:
     """Return the flags of a cell, each a sentence with its figures.
 
-    budget_hurts: the median PSNR along the budget was higher before the end. blind_as_good: a mean or grey image does
-    as well. oracle_gap: the attack had better reconstructions than it chose. zero_gradient: in half of the units
-    nothing was observed, or the simulation is flat at the start of a search.
-
-    evidence: the attack's own, with the truth of each unit, of which only shapes are used; pictures: whether the data
-    are images: decibels of table rows say nothing, so no success can be doubted by them.
+    budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
+    oracle_gap: the attack had better than it chose; zero_gradient: in half of the units nothing was observed, or the
+    simulation is flat. evidence: the attack's own, with truths of which only shapes are used; pictures: decibels of
+    table rows prove nothing.
     """
     found = (_hurts(scores), _blind(scores, pictures), _gap(scores), _flat(evidence, data_range))
     return tuple(flag for flag in found if flag is not None)
@@ -97,9 +95,8 @@ def _flat(evidence: Sequence[tuple[Evidence, Data]], data_range: tuple[float, fl
 def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) -> bool:
     """Return whether gradient search can make nothing of `evidence`.
 
-    True where the observation is zero or not finite, or the discrepancy's gradient with respect to the inputs is, at
-    a grey image with some noise and undecided labels. Of `truth` only the shapes are used. Evidence that cannot be
-    simulated there is no such case: the attack itself says what is wrong with it.
+    True where the observation, or the discrepancy's gradient at a grey image with some noise and undecided labels, is
+    zero or not finite. Of `truth` only the shapes are used; evidence that cannot be simulated there is no such case.
     """
     parts = list(evidence.observed.values())
     if not all(bool(part.isfinite().all()) for part in parts) or not any(bool((part != 0).any()) for part in parts):

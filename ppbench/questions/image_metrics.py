@@ -90,10 +90,7 @@ Make = Callable[[Sequence[ImageScore], int, int], Metric]
 
 
 def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:
-    """Return the metrics of `ImageScore`s by name, those of `METRICS`, each to be computed when it is called for.
-
-    Records of before `ImageScore.blind` do not have the `LATER` ones, and must still verify.
-    """
+    """Return `METRICS` by name, computed when called for; `LATER` only of scores that have `ImageScore.blind`."""
     names = [n for n in METRICS if n not in LATER or any(score.blind is not None for score in scores)]
     return {name: partial(METRICS[name], scores, classes, seed) for name in names}
 

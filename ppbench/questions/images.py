@@ -38,13 +38,11 @@ def score_images(
     data_range: Range,
     yardstick: Yardstick | None = None,
 ) -> Scored:
-    """Score reconstructions: each unit's images are matched to the truth by least squared error.
+    """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
 
-    Labels are compared as multisets, as `score_labels` does: a gradient does not say which image has which label.
-    evidence is the attack's own, plain the defense's: the first gives the at-truth discrepancy, the second the ratio of
-    gradient to perturbation. With a yardstick, blind guesses and perceptual figures are measured, and the flags of
-    `questions.flags` raised. A median discrepancy at the truth that is not about 0 raises "evidence_inexact": the
-    observation holds noise, or a mechanism that the attacker does not model.
+    evidence: the attack's own, for the at-truth discrepancy, whose median raises "evidence_inexact" unless it is about
+    0: noise, or a mechanism that is not modelled; plain: the defense's, for the ratio of gradient to perturbation. With
+    a yardstick blind guesses and perceptual figures are measured, and the flags of `questions.flags` raised.
     """
     scores: list[ImageScore] = []
     pairs: list[tuple[Tensor, Tensor]] = []

@@ -132,10 +132,7 @@ class Membership(Question):
 
 
 def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
-    """Score membership decisions: each half by the answer to the question in which it was unknown.
-
-    Raises ValueError: an answer lacks scores or decisions, or a score is not finite.
-    """
+    """Score each half by the answer in which it was unknown; ValueError: scores or decisions lack or are not finite."""
     scores = []
     families = candidates.family
     for half, guess in enumerate(guesses):

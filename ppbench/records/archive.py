@@ -1,10 +1,7 @@
-"""Results in one file: a zip of what a results folder holds, safe to open wherever it comes from.
+"""Results in one file: a zip of the files of `MEMBER`, safe to open wherever it comes from.
 
-An archive holds exactly the files of `MEMBER`, none derived by drawing: the page and its figures are made again. Its
-bytes are a function of the folder's: members in order of their names, all of one date, LZMA for text. Nothing is
-believed: a name that is none of ours, a link, a second member of one name, a member or an archive that would unfold
-beyond `MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO` is refused before anything is read; a member is unfolded to the length
-that it states, no further, and checked. One that is damaged is an OSError of its own, and the others can be read.
+Its bytes are a function of the folder's. Nothing is believed: what `pack` would not write, or would unfold beyond
+`MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO`, is refused before anything is read. A damaged member is an OSError of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import zlib
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.base.files import unwritable, write_atomic
 
 MEMBER = re.compile(
     r"(?:ppbench|selftest|sources)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
@@ -61,10 +58,7 @@ class Archive:
     """Results in one file."""
 
     def __init__(self, path: Path) -> None:
-        """Open an archive; nothing of it is unfolded yet.
-
-        Raises UsageError where it is no whole zip, or holds anything that `ppbench pack` would not have written.
-        """
+        """Open an archive, unfolding nothing; UsageError where it is no whole zip such as `ppbench pack` writes."""
         self.path = path
         try:
             with zipfile.ZipFile(path) as opened:
@@ -151,10 +145,7 @@ def files_of(path: Path) -> Files:
 
 
 def pack(folder: Path, target: Path) -> list[str]:
-    """Write the archive of a results folder to `target`, whole or not at all; return the names of what was left out.
-
-    Raises UsageError where `target` is there, or a file cannot be read or written.
-    """
+    """Write a folder's archive to `target`, whole or not at all (UsageError); return the names of what was left out."""
     if target.exists():
         raise UsageError(f"{target} is there already; give another name for the archive.")
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
@@ -175,10 +166,7 @@ def pack(folder: Path, target: Path) -> list[str]:
 
 
 def unpack(archive: Path, folder: Path) -> list[str]:
-    """Write the files of an archive into a new or empty folder; return a sentence for each that is damaged.
-
-    Raises UsageError where the archive is refused, or the folder holds something or cannot be written.
-    """
+    """Unpack into a new or empty folder (else UsageError); return a sentence for each file that is damaged."""
     files = Archive(archive)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty; give a new or an empty folder for what {archive.name} holds.")

@@ -83,10 +83,7 @@ Some = TypeVar("Some", bound=Figured)
 
 
 def best(records: Iterable[Some], name: str) -> Some | None:
-    """Return what leaks most by metric `name`, the first by attack's name and cell of equal ones, or None.
-
-    Oracles, which chose their answer by the truth, are left out.
-    """
+    """Return what leaks most by a metric, oracles aside, of equals the first by attack and cell; or None."""
     figures = [(r.metric(name), r) for r in records if not r.config.attack.oracle]
     found = [(leak(m), r) for m, r in figures if m is not None and m.value is not None]
     most = max((leaked for leaked, _ in found), default=0.0)

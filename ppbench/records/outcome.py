@@ -64,10 +64,7 @@ class Played(Strict):
 
 
 class Tuned(Strict):
-    """What an attack's settings gave on the tuning victims: median PSNR in dB of each, and the settings that were run.
-
-    variants: the parameters in which the tried settings differ; scores: in their order; chosen: index.
-    """
+    """What an attack's settings, which differ in `variants`, gave on tuning victims: median dB each; chosen: index."""
 
     variants: list[dict[str, Scalar]]
     scores: list[float]

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.records.files import write_atomic
+from ppbench.base.files import write_atomic
 from ppbench.records.schema import Strict
 from ppbench.records.store import Store, canonical
 
@@ -18,10 +18,7 @@ FALLEN = 0.5
 
 
 class Trial(Strict):
-    """One undefended network under an attack that must break it.
-
-    share: of its victims that were rebuilt above 20 dB; error: what the attack raised, "" where it ran.
-    """
+    """An undefended network under an attack that must break it. share: of victims above 20 dB; error: "" if it ran."""
 
     model: str
     attack: str
@@ -56,10 +53,7 @@ def save_soundness(out: Path, outcome: Soundness) -> None:
 
 
 def soundness_of(store: Store) -> Soundness | None:
-    """Return what was kept in a folder; None where nothing was, as in folders that an older ppbench made.
-
-    Raises UsageError where the file cannot be read or holds something else.
-    """
+    """Return what was kept in a folder, None in those of an older ppbench; UsageError where it is something else."""
     try:
         return Soundness.model_validate_json(store.files.read(SELFTEST), strict=True)
     except FileNotFoundError:

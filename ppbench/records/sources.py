@@ -14,19 +14,15 @@ from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 
+from ppbench.base.files import write_atomic
 from ppbench.base.registry import GROUPS, plugins
-from ppbench.records.files import write_atomic
 
 OWN = ("ppbench",)
 CODE = "sources.json"
 
 
 def tell_changed(out: Path, found: bool, computing: bool) -> None:
-    """Warn where finished cells of `out` are of other code than today's, and note today's where cells are computed.
-
-    found: whether finished cells of it are used; computing: whether cells are about to be computed. Raises UsageError
-    where the note cannot be written.
-    """
+    """Warn where finished cells of `out` that are used are of other code, and note today's where cells are computed."""
     path, now = out / CODE, source_digest()
     try:
         known = [str(word) for word in json.loads(path.read_bytes())]
@@ -43,10 +39,7 @@ def tell_changed(out: Path, found: bool, computing: bool) -> None:
 
 
 def source_digest(more: tuple[Path, ...] = ()) -> str:
-    """Return a hash, 12 hex digits, of the .py files of ppbench and of its plugins' top-level packages.
-
-    more: further files that results depend on, such as a suite's.
-    """
+    """Return a hash, 12 hex digits, of the .py files of ppbench and its plugins, and of `more` files."""
     found = hashlib.sha256()
     for path in sorted({*_sources(), *more}):
         found.update(f"{path.name}\n".encode())

@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 from safetensors import numpy as safe
 
 from ppbench.base.errors import UsageError
+from ppbench.base.files import TEMPORARY, abandoned, unwritable, write_atomic
 from ppbench.base.version import __version__
 from ppbench.records.archive import files_of
-from ppbench.records.files import abandoned, leftover, unwritable, write_atomic
 from ppbench.records.schema import SCHEMA, Artifact, Record, Strict, lean
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ TIMES = "times"
 RESULTS_SCHEMA = "ppbench.results/1"
 LEFT_OUT = "reconstructions"
 _CELL = re.compile(r"[0-9a-f]{32}")
+_TEMPORARY = re.compile(rf"(?:ppbench\.json|[0-9a-f]{{32}}\.[a-z.]+|leaderboard\.\w+){TEMPORARY}")
 _VERSION = re.compile(r"\d[\w.+]{0,30}")
 
 
@@ -94,7 +95,7 @@ class Store:
         marker = self.out / MARKER
         if not self.files.holds(MARKER):
             found = self.out.iterdir() if self.out.is_dir() else [self.out]
-            foreign = sorted(p.name for p in found if not leftover(p.name))
+            foreign = sorted(p.name for p in found if not _TEMPORARY.fullmatch(p.name))
             if foreign:
                 raise UsageError(
                     f"{self.out} holds files that are not ppbench's (such as {foreign[0]!r}) and no {MARKER}; "
@@ -114,10 +115,7 @@ class Store:
         self.bare = left_out == [LEFT_OUT]
 
     def prepare(self) -> None:
-        """Make the folder and its marker, and sweep what killed runs of this machine left behind.
-
-        Raises UsageError where it cannot be made or written, or is an accepted baseline, or an archive.
-        """
+        """Make folder and marker, and sweep what killed runs of this machine left; UsageError where one must not."""
         if self.out.is_file():
             raise UsageError(f"{self.out} is an archive, which can only be read; give another --out.")
         if self.bare:
@@ -133,7 +131,7 @@ class Store:
             raise unwritable(self.folder, 0, cause) from cause
         for folder in (self.out, self.folder, self.out / TIMES):
             for path in folder.iterdir() if folder.is_dir() else ():
-                if abandoned(path.name):
+                if (found := _TEMPORARY.fullmatch(path.name)) and abandoned(*found.groups()):
                     path.unlink(missing_ok=True)
 
     def has(self, cell_id: str) -> bool:
@@ -216,10 +214,9 @@ class Store:
         return found, problems
 
     def images(self, record: Record) -> Images | None:
-        """Return a record's reconstructions, or None where it has none; a baseline's were left out.
+        """Return a record's reconstructions, None without any; UsageError: no pair of equal float32 shapes.
 
         The path is made from the cell's name, never from the record: a record is data and may come from anyone.
-        Raises UsageError where the file is missing or is not a pair of equally shaped float32 tensors.
         """
         if self.bare or not record.artifacts:
             return None

@@ -12,16 +12,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.base.files import unwritable, write_atomic
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
 from ppbench.records.store import TIMES, canonical
 
 
 class ClientTime(Strict):
-    """A client's part of a round (prepare, compute, reply) in wall-clock time, in pairs with an undefended client.
+    """A client's part of a round in wall-clock time, in pairs with an undefended client.
 
-    ratio: median over the pairs; low, high: its interval of 95 % or more, null of fewer than six pairs; seconds,
-    undefended_seconds: medians of the two; machine: the GPU's name where one was used.
+    ratio, seconds, undefended_seconds: medians; low, high: of 95 % or more, null of fewer than six pairs; machine: the
+    GPU's name where one was used.
     """
 
     ratio: float
@@ -64,10 +64,7 @@ def save_time(out: Path, training: str, found: ClientTime) -> None:
 
 
 def time_of(out: Path, record: Record) -> ClientTime | None:
-    """Return what was measured in a record's training, or None where nothing was.
-
-    Raises UsageError where the file cannot be read or holds something else.
-    """
+    """Return what was measured in a record's training, or None; UsageError where the file holds something else."""
     path = out / TIMES / f"{training_of(record)}.json"
     try:
         return ClientTime.model_validate_json(path.read_bytes(), strict=True)

@@ -1,7 +1,4 @@
-"""Accepted baselines: which records were accepted when and why, so that an edit by hand is found.
-
-BASELINE/accepted.jsonl   one line a `ppbench baseline accept`, the last one for the records that lie there
-"""
+"""Accepted baselines: BASELINE/accepted.jsonl says which records were accepted, when and why, a line a move."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ HISTORY = "accepted.jsonl"
 
 
 class Moved(Strict):
-    """What accepting changed, in cells: not there before, no longer there, and under the same name with other results.
-
-    A cell's name covers its configuration, so a new version of a defense removes cells and adds others.
-    """
+    """What accepting changed, in cells: new ones, those that are gone, and those of one name with other results."""
 
     added: int
     removed: int
@@ -31,10 +25,7 @@ class Moved(Strict):
 
 
 class Accepted(Strict):
-    """One line of accepted.jsonl: when (UTC, as "2026-05-03T17:04:05Z"), why, and by which version a baseline moved.
-
-    cells: number of records; digest: over them, see `records_digest`; moved: against the baseline before.
-    """
+    """A line of accepted.jsonl: when (UTC, "2026-05-03T17:04:05Z"), why, by which version; digest: `records_digest`."""
 
     date: str
     reason: str = Field(min_length=1)
@@ -53,10 +44,7 @@ def records_digest(records: Sequence[Record]) -> str:
 
 
 def history(out: Path) -> list[Accepted]:
-    """Return the lines of a baseline's accepted.jsonl, oldest first; none where `out` is no baseline.
-
-    Raises UsageError: the file cannot be read, or a line is not one that `ppbench baseline accept` wrote.
-    """
+    """Return a baseline's accepted.jsonl, oldest first, [] where there is none; UsageError where it was changed."""
     files = files_of(out)
     path = files.path / HISTORY
     try:

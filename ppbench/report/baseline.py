@@ -1,12 +1,7 @@
 """Accepted results: the only way in which a baseline moves.
 
-    BASELINE/ppbench.json        the marker; it says that reconstructions were left out
-    BASELINE/records/*.json      the records, as in a results folder
-    BASELINE/leaderboard.csv, worst_case.csv, leaderboard.html   made from these records: the page has no images
-    BASELINE/selftest.json       what vouches for the harness that computed them
-    BASELINE/accepted.jsonl      when, why, and the digest of the records; every move is kept
-
-Neither images (reconstructions are private data), nor caches, nor times go along, so that it can be committed.
+It holds the marker, which says that reconstructions were left out, the records, the board made of them, selftest.json
+and accepted.jsonl, which keeps every move; neither images, caches nor times: it can be committed.
 """
 
 from __future__ import annotations
@@ -19,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ppbench.base.errors import UsageError, first_of
+from ppbench.base.files import unwritable, write_atomic
 from ppbench.base.version import __version__
-from ppbench.records.files import unwritable, write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
 from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
@@ -34,14 +29,11 @@ _OURS = {MARKER, HISTORY, SELFTEST, "records", *KEPT}
 
 
 def accept(new: Path, baseline: Path, reason: str) -> Accepted:
-    """Make the results in `new` the baseline; return the line that says so.
+    """Make the results in `new`, a folder or an archive, the baseline; return the line that says so.
 
-    Everything is written to a folder beside `baseline`, which then takes its place: a failure leaves the old one.
-    new: a folder or an archive of results; baseline: an accepted one, a new or an empty folder.
-
-    Raises:
-        UsageError: no reason, problems, failed cells or failed controls in `new`, a `baseline` that is something else
-            or the current folder, or a disk that is full.
+    Everything is written beside `baseline` and then takes its place: a failure leaves the old one. UsageError: no
+    reason, problems, failed cells or controls in `new`, a `baseline` that is something else, the current folder, or a
+    full disk.
     """
     reason = " ".join(reason.split())
     if not reason:

@@ -31,11 +31,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class PpcPoint:
-    """One setting of the privacy-preserving characteristic.
-
-    control: value of the control parameter; ratio: median ||B|| / ||E|| of gradient to perturbation, None where it is
-    not known; accuracy: of the delivered model, with its 95 % interval; distance: of the attack.
-    """
+    """A setting of the PPC. ratio: median ||B|| / ||E|| of gradient to perturbation; accuracy: of what is delivered."""
 
     control: float
     ratio: float | None
@@ -164,10 +160,7 @@ def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
 
 
 def worst_caps(records: Sequence[Record]) -> list[tuple[Key, Cap, list[Measured]]]:
-    """Return the CAP of each grid of worst cases, with the worst case of each control value; of one kind of attack.
-
-    A setting that diverged counts with 0, and one without a figure makes the CAP null, as in the CAP of one attack.
-    """
+    """Return the CAP of each grid of worst cases, as `series_cap`, with each value's case; of one kind of attack."""
     found = []
     for key, grid in frame_of(records).by(GRID).items():
         law = question_for(grid[0]).distance()

@@ -54,10 +54,7 @@ def value(record: Figured | None, name: str) -> float | None:
 
 
 def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
-    """Return a metric's interval at the level of `cells` figures of which it is the largest (Bonferroni), or None.
-
-    The distances of the ends of the 95 % interval are stretched as a normal law's would be.
-    """
+    """Return an interval stretched, as a normal law's, to Bonferroni's level for the largest of `cells` figures."""
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return None
     tail = (1 - LEVEL) / 2
@@ -95,11 +92,10 @@ def rebuilt_share(record: Figured) -> Metric | None:
 def check_controls(records: Sequence[Record]) -> list[Check]:
     """Return what the controls say about the attacks that gave `records` (one data set, model and threat model).
 
-    `none` must fall at the smallest batch at initialization, where gradient inversion is easiest: half of the victims
-    rebuilt; or, where only labels were attacked, half of them recovered; or, where only membership was asked, members
-    found better than by chance. Each adversary's attacks are judged for themselves, and each probe's. A cell of
-    `full_noise` above chance at a level of .01 over all its cells together is an alarm. Extraction tells neither: an
-    undefended model is there to be read, and so is one trained on noise.
+    `none` must fall at the smallest batch at initialization: half of the victims rebuilt, or of labels recovered where
+    only these were attacked, or members found above chance where only these were. Each adversary and probe is judged
+    for itself. Cells of `full_noise` above chance, at .01 over all of them, are an alarm. Extraction tells neither: an
+    undefended model is there to be read.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
     noise = [r for r in noise if question_for(r).noise]
@@ -144,10 +140,7 @@ def _none(records: Sequence[Record]) -> Check:
 
 
 def _members(undefended: Sequence[Record]) -> Check:
-    """Judge `none` by its members alone, where nothing else was attacked: on the trained model, over all its cells.
-
-    Where all that was asked is audits with canaries, by these.
-    """
+    """Judge `none` by its members, where nothing else was attacked: on the trained model, of audits by canaries."""
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
     if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).figures]):

@@ -185,10 +185,7 @@ def key_of(config: CellConfig) -> Key:
 
 
 class Frame(tuple[Record, ...]):
-    """Records with their keys and worst cases, each made once.
-
-    Groups of a frame share what was made. Records must not change while a frame holds them.
-    """
+    """Records with their keys and worst cases, each made once, also for its groups; they must not change meanwhile."""
 
     _keys: dict[int, tuple[Record, Key]]
     _worst: dict[tuple[str, frozenset[int]], tuple[list[Record], WorstCase | None]]

@@ -30,12 +30,9 @@ _NAME = re.compile(r"[\w .:+=(),/-]+")
 def verify(out: Path, claims: Claims | None = None) -> list[str]:
     """Return what is wrong with the results in `out`, a folder or an archive, one sentence each; [] when all is right.
 
-    Recomputed: each cell's name from its configuration, each metric from the per-victim scores (exactly), the
-    accuracy's interval, the digest of each artifact, the digest of an accepted baseline, and the tables from the
-    records. A damaged record is named and the rest checked; the tables are checked where all records are sound, since
-    they would only repeat what is wrong with one. claims: what stands in the column `claimed`; None: it is unchecked.
-
-    Raises UsageError: `out` is not a results folder of this ppbench.
+    Recomputed: names from configurations, metrics from per-victim scores (exactly), intervals of accuracy, digests,
+    and, where all records are sound, the tables. claims: for the column `claimed`, None: unchecked. UsageError: `out`
+    is no results folder of this ppbench.
     """
     store = Store(out)
     if not store.files.holds(MARKER):
@@ -134,9 +131,7 @@ def _artifact_problems(store: Store, record: Record) -> Iterator[str]:
 
 
 def _strays(store: Store) -> Iterator[str]:
-    """Yield JSON files that look like records and are not named like cells, which nothing would ever read; and times
-    that cannot be read.
-    """
+    """Yield JSON files that no finished cell has, so that nothing would read them, and times that cannot be read."""
     known = set(store.ids())
     for name in store.files.names("records"):
         if name.endswith(".json") and name.removesuffix(".json").removesuffix(".timing") not in known:

@@ -21,10 +21,7 @@ RECORDS_BATCH = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that share a view: one point, stage, threat model and batch size, and victims who played one role.
-
-    records: asks about records through the model that a client holds, not about probes.
-    """
+    """Cells that share a view and a role that their victims played. records: asked through a model, not by probes."""
 
     point: int
     stage: Stage
@@ -52,8 +49,8 @@ class Cell:
 def groups(experiment: Experiment) -> Iterator[Group]:
     """Yield the groups of an experiment, point by point.
 
-    Records are asked about on trained models only, and on iterates where the evaluated defense trains clients on
-    another model than it delivers; then of the controls too, to stand beside. An audit has trainings of its own.
+    Records are asked about on trained models only, and on iterates where the evaluated defense trains on another model
+    than it delivers; then of the controls too, to stand beside.
     """
     visual, record, audited = (
         _threats(experiment, *where) for where in (("init", False), ("final", True), ("audit", True))
@@ -75,7 +72,6 @@ def groups(experiment: Experiment) -> Iterator[Group]:
 
 
 def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[str]:
-    """Return the threat models of the attacks that are run in groups of that kind."""
     chosen = [attack for attack in experiment.attacks if asked(attack, stage, records)]
     return sorted({threat for attack in chosen for threat in threats_of(attack, experiment.config)})
 
@@ -89,7 +85,6 @@ def asked(attack: Attack, stage: Stage, records: bool) -> bool:
 
 
 def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
-    """Return what determines an attack's answers, its source's version and parameters included."""
     own = attack.parameters()
     if follows is None:
         return own
@@ -110,7 +105,6 @@ def cells(experiment: Experiment, group: Group) -> list[Cell]:
 
 
 def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: Attack | None) -> CellConfig:
-    """Return what determines a cell, and names it."""
     config, point = experiment.config, experiment.points[group.point]
     data, model, federation = experiment.facts
     defense, records, audited = point.defense, group.records, group.stage == "audit"
@@ -156,7 +150,6 @@ def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
 
 
 def _perceptual(experiment: Experiment, attack: Attack) -> str:
-    """Return the feature network that the attack's images are measured with, "" for none."""
     images = question_of(attack.kind).inputs and measurable(experiment.task.plan.spec.shape)
     return identity(experiment.config.weights) if images else ""
 

@@ -49,7 +49,6 @@ def _adapter(factory: type) -> TypeAdapter[Any]:
 
 
 def _instance(group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, Scalar]) -> T:
-    """Build a plugin's dataclass, a kind of `base`, from `parameters`, with their types checked and converted."""
     kind, factory = group[:-1], load(group, name)
     if not (isinstance(factory, type) and dataclasses.is_dataclass(factory)):
         raise UsageError(f"The {kind} {name!r} is no dataclass of its parameters; make it one.")
@@ -108,10 +107,7 @@ def points(config: EvaluateConfig) -> list[Point]:
 
 
 def attacks(config: EvaluateConfig) -> list[Attack]:
-    """Return the attacks of an evaluation, each with its parameters; "standard" and "all" are those that apply.
-
-    Raises UsageError: unknown attack or parameter, one that was named and cannot be run, or tracing without images.
-    """
+    """Return the attacks of an evaluation, with their parameters; "standard" and "all" are those that apply."""
     for key in config.settings:
         if "." in key:
             _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
@@ -131,7 +127,6 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
 
 
 def _obstacle(config: EvaluateConfig, attack: Attack) -> str:
-    """Return what keeps an attack from being run, "" where nothing does."""
     if not built_for(attack, config.defense):
         return f"is built for {', '.join(sorted(attack.targets or ()))}, not for {config.defense!r}; leave it out."
     if attack.audit and "audit" not in config.stages:
@@ -144,7 +139,6 @@ def _obstacle(config: EvaluateConfig, attack: Attack) -> str:
 
 
 def _check_sources(chosen: Sequence[Attack]) -> None:
-    """Refuse an attack whose challenges hold the answers of others, where there are no others (UsageError)."""
     kinds = {attack.kind for attack in chosen}
     for attack in chosen:
         source = "" if attack.audit else question_of(attack.kind).follows
@@ -161,7 +155,6 @@ def _meant(config: EvaluateConfig, factory: Any) -> bool:
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:
-    """Return the attack called `name` with the parameters that `config` gives it."""
     prefix, factory = f"{name}.", load("attacks", name)
     own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):

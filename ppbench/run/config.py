@@ -22,32 +22,27 @@ class EvaluateConfig(Strict):
     """One evaluation, as `ppbench evaluate` or `ppbench.evaluate` is told it; names are those of `ppbench list`.
 
     Attributes:
-        dataset: NAME or NAME:ARGUMENT.
         attacks: names, or "standard" (the quick portfolio) or "all", of the attacks that apply to the defense.
         grid: "quick" or "paper" (the defense's own grids), or values of its control parameter.
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
         train: training examples that the clients share, drawn by seed; None for all. Few are easily memorized.
         public: share of the training part that is set apart first: no client holds it, every adversary may use it.
-        schedule: "round_robin" (the SPN paper's for DLNet) or "parallel".
-        loss: "cross_entropy", "squared" (half the squared distance to one-hot labels or numbers) or "bce" (masks).
+        schedule: "round_robin" (the SPN paper's for DLNet) or "parallel". loss: see `nets.losses`.
         upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
         optimizer to decay: of who steps: every client ("delta") or the server ("gradient"); the rate is multiplied by
             `decay` at the rounds `decay_at`.
         partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
-        victims: victim images a cell (rounded up to whole batches of the sizes `attack_batch`); candidates: members and
-            non-members of each kind.
+        victims: victim images a cell, rounded up to whole batches; candidates: members and non-members of each kind.
         tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; or 0.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
-        references: reference runs of an audit, which its membership attacks may learn from.
-        canaries: canaries of each family in an audit; a coin decides for each whether it is a member.
-        probe: what a probed client does with the victim's batch: "gradient" (uploads one gradient of it) or "local"
-            (its local part of a round, as in training), for `probe_rounds` rounds, all seen by the adversary.
+        references: reference runs of an audit, to learn from. canaries: of each family, a coin decides on membership.
+        probe: what a probed client does with the victim's batch for `probe_rounds` rounds, all seen by the adversary:
+            uploads one "gradient" of it, or its "local" part of a round.
         stages: "init" (random weights), "final" (the delivered model), "iterate" (what clients train on in the next
-            round, where that is another; asked about records only) and "audit" (trainings of their own, with canaries).
+            round; asked about records only) and "audit" (trainings of their own, with canaries).
         threats: threat models of reconstruction, label and tracing attacks.
-        weights: file of AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, else the cache of
-            torchvision, else these figures are null.
-        device: as torch names it, "cpu", "cuda", "cuda:1"; backend: "auto", "loop" or "vmap".
+        weights: AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, or
+            torchvision's cache, else these are null. device: as torch names it.
         suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share.
     """
 
@@ -143,7 +138,6 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
 
 
 def _check_finite(values: Mapping[str, Any]) -> None:
-    """Raise UsageError at a parameter, or a value of a grid, that is infinite or no number."""
     for name, value in values.items():
         for one in value if isinstance(value, tuple | list) else [value]:
             if isinstance(one, float) and not math.isfinite(one):

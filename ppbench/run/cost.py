@@ -1,8 +1,7 @@
 """What a defense costs a client: the peak memory of its computation, and its time beside an undefended client's.
 
 One client's part of the first round is run again, alone and in a loop. Memory is counted from the allocator's events,
-so it is the same on every run and belongs to the record. Time is measured in pairs with an undefended client of the
-same plan, in turn, so that what else the machine does hits both; it is kept beside the records.
+the same on every run. Time is measured in pairs with an undefended client, in turn, and kept beside the records.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from scipy.stats import binom
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree, moved, tree_map
-from ppbench.federation.client_map import channels_last, client_map
 from ppbench.federation.contract import Defense, Job
-from ppbench.federation.drive import Drive, Parties
+from ppbench.federation.drive import Drive, Parties, channels_last, client_map
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import SERVER, Wire
@@ -63,10 +61,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Client:
-    """One client of a federation, ready to do its part of the next round again and again; nothing real moves.
-
-    turns: the messages that it gets in the round; drive: where it got them, which gives fresh generators each time.
-    """
+    """One client of a federation, ready to do its part of the next round again and again; nothing real moves."""
 
     index: int
     data: Data
@@ -101,7 +96,7 @@ class Client:
 def client_of(fed: Federation, index: int = 0) -> Client:
     """Return a client of a started federation with all that it gets in the next round, which is forked for it.
 
-    To spare time the others hold one batch of their examples each: their part is theirs, not what is measured.
+    The others hold one batch of their examples each: their part is not what is measured.
     """
     size = fed.plan.local.batch
     data = {c: shard if c == index else Data(shard.x[:size], shard.y[:size]) for c, shard in fed.shards.items()}
@@ -116,7 +111,7 @@ def client_of(fed: Federation, index: int = 0) -> Client:
 def peak_memory(client: Client, steps: int = STEPS) -> int:
     """Return the most bytes that the client's `compute` holds at a time beyond its inputs, its result included.
 
-    Of local training the first `steps` steps are run: the others hold as much. 0 where a client computes nothing.
+    Of the first `steps` local steps: the others hold as much. 0 where a client computes nothing.
     """
     device, peak = client.drive.device, 0
     for job in client.jobs():
@@ -134,8 +129,8 @@ def cut(job: Job, steps: int) -> Job:
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     """Return the most bytes that `call` allocates at a time on `device`, over what was allocated before it.
 
-    On a CPU the running sum of all that torch allocates and frees. On a GPU the caching allocator's peak; `call` runs
-    twice, because libraries take their workspaces at first use.
+    On a CPU of all that torch allocates and frees; on a GPU of the second call: libraries take their workspaces at
+    first.
     """
     if device.type == "cuda":
         call()
@@ -162,9 +157,9 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 
 def relative_time(client: Client, beside: Client) -> ClientTime:
-    """Return how long `client` takes for its part of a round over how long `beside` takes: the median of ratios.
+    """Return how long `client` takes over how long `beside` takes: median and interval by order statistics.
 
-    With its interval by order statistics. The first pair warms up and does not count where there are others.
+    The first pair warms up and does not count where there are others.
     """
     pairs: list[tuple[float, float]] = []
     began = time.perf_counter()

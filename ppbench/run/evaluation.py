@@ -1,7 +1,6 @@
-"""The line that all data take, on one page: task, federation, transcript, view, attack, guess, score, record, board.
+"""The line that all data take, on one page: what is asked is checked, what is missing done, what was found said.
 
-`schedule` and `bench` hold the middle of it (`train`, `Federation.probe`, `Transcript.view`, `Attack.run`, `score`);
-this module checks what is asked, has what is missing done, and says what was found.
+`schedule` and `group` hold the middle of it (`train`, `Federation.probe`, `Transcript.view`, `Attack.run`, `score`).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from ppbench.run.audit.population import populate
 from ppbench.run.cells import Group, groups
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.executors import check_workers, default_workers, make_executor
-from ppbench.run.executors.executor import Executor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.group import victims_of
+from ppbench.run.jobs import Executor
 from ppbench.run.schedule import Progress, Schedule, Wanted, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
 from ppbench.run.tuning import tuning_victims
@@ -38,10 +37,7 @@ from ppbench.run.tuning import tuning_victims
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation gave: its cells, what the controls and the self-test say, and what was found, by question.
-
-    out: folder with records, leaderboard.csv, leaderboard.html and figures; computed: how many cells were run now.
-    """
+    """What an evaluation gave: cells, what vouches for them, what was found. computed: how many cells ran now."""
 
     config: EvaluateConfig
     records: tuple[Record, ...]
@@ -74,13 +70,10 @@ def evaluate(
 
     A cell that `out` already holds is not computed again; a run that was killed goes on where it was.
 
-    Args:
-        config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords (defense="spn").
-        out: folder of results, new or made by ppbench.
-        workers: processes; by default one a core, and one where a GPU is used.
-        progress: told how far the work is.
-
-    Raises UsageError: something asked for cannot be used; nothing has been trained then.
+    config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords (defense="spn"). out: folder
+    of results, new or made by ppbench. workers: processes; by default one a core, and one where a GPU is used.
+    progress: told how far the work is. Raises UsageError: something asked for cannot be used; nothing has been trained
+    then.
     """
     asked = config if config is not None else configure(preset, **options)
     check_workers(workers)
@@ -130,7 +123,6 @@ def check(experiment: Experiment) -> None:
 
 
 def _check_victims(experiment: Experiment, group: Group) -> None:
-    """Refuse a group that asks about more examples than there are (UsageError)."""
     task, config = experiment.task, experiment.config
     if group.stage == "audit":
         return
@@ -145,10 +137,9 @@ def _check_victims(experiment: Experiment, group: Group) -> None:
 def compute(
     asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, executor: Executor, progress: Progress, strict: bool
 ) -> bool:
-    """Train what missing cells need, and run them; return whether anything was missing.
+    """Train what missing cells need, and run them; return whether anything, or the self-test, was missing.
 
-    The outcome of the harness's self-test is made with the cells, and for a folder that lacks it. Where finished cells
-    of `asked` are of other code than today's, a warning says so; the others are as in `Schedule`.
+    Where finished cells of `asked` are of other code than today's, a warning says so.
     """
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
     if not todo and soundness_of(store) is not None:

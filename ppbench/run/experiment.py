@@ -16,9 +16,7 @@ from ppbench.run.task import Task, describe, make_task
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """An evaluation with all that its configuration names: made by `resolve`, and handed on to everything that runs.
-
-    Between processes it travels as its configuration, which each of them resolves once.
+    """An evaluation with all that its configuration names; between processes it travels as its configuration.
 
     points: the controls, then the defense over its grid; applicable: the attacks that may be run on the defense.
     """
@@ -42,10 +40,7 @@ class Experiment:
 
     @cached_property
     def attacks(self) -> tuple[Attack, ...]:
-        """The attacks that can say something about the task's network and loss, and of the probes.
-
-        Raises UsageError: an attack that was named cannot.
-        """
+        """The attacks that suit the task's network and loss, and the probes (UsageError: a named one does not)."""
         config, found = self.config, []
         for attack in self.applicable:
             if attack.suits(self.task.plan) and config.probe in attack.probes:
@@ -58,14 +53,10 @@ class Experiment:
 
 
 def resolve(config: EvaluateConfig) -> Experiment:
-    """Return the experiment that `config` describes; no data are read before its task is asked for.
-
-    Raises UsageError: an unknown defense, attack or parameter, or an attack that cannot be run on the defense.
-    """
+    """Return the experiment of `config`, no data read (UsageError: an unknown name, an attack that cannot run)."""
     return Experiment(config, tuple(points(config)), tuple(attacks(config)))
 
 
 @cache
 def _arrived(text: str) -> Experiment:
-    """Return an experiment in the process that it was sent to."""
     return resolve(EvaluateConfig.model_validate_json(text))

@@ -117,7 +117,6 @@ class Bench:
         spent: float = 0.0,
         keep: bool = True,
     ) -> list[Guess]:
-        """Ask, attack, score and keep one cell, which took `spent` seconds before; return the guesses."""
         began = time.perf_counter() - spent
         inquiry = ask()
         guesses, scored, failure = self._attempt(cell, view, inquiry)
@@ -170,7 +169,7 @@ class Bench:
             flags=list(scored.flags),
             status=status,
             reason=reason,
-            environment=environment(config.device),
+            environment=_environment(config.device),
         )
         self.store.save(record, seconds=seconds, tensors=_images(scored))
 
@@ -196,8 +195,7 @@ def _images(scored: Scored) -> dict[str, Tensor] | None:
     return {"guess": scored.guess, "truth": scored.truth}
 
 
-def environment(device: str) -> Environment:
-    """Return where this process runs, on a device as torch names it."""
+def _environment(device: str) -> Environment:
     return Environment(
         ppbench=__version__,
         python=platform.python_version(),
@@ -226,7 +224,6 @@ def run_group(experiment: Experiment, group: Group, out: Path, only: Container[s
 
 
 def _run_audit(audit: Audit, group: Group, store: Store, missing: list[Cell]) -> None:
-    """Train what the audit still lacks and run its missing cells; a defense that refuses the audit fails them."""
     try:
         bench = Bench(audit.experiment, group, store, audit.complete().trained)
         bench.audited(Questions(audit), missing)

@@ -1,7 +1,7 @@
 """Jobs: the pieces in which work is handed to an executor, what a worker does with one, and how one ends.
 
 What a job makes lands in the output folder by rename, under names that are hashes: so it may run anywhere that sees the
-folder, and may be run again.
+folder, and may be run again. Whoever runs jobs is an `Executor`: two methods, `submit` and `wait`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ppbench.base.errors import Overflow, ProtocolError, Unwritable, UsageError
 from ppbench.run.audit.runs import Audit, Refused
@@ -24,10 +25,7 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: train a point (`group` None), some runs of its audit (`runs`), or compute cells of a group.
-
-    experiment: travels as its configuration; point: its index; cells: names of those of the group to compute.
-    """
+    """One piece of work: train a point, by index (`group` None), or `runs` of its audit, or run cells of a group."""
 
     experiment: Experiment
     out: Path
@@ -45,8 +43,7 @@ class Job:
 def work(job: Job, tell: Tell | None = None) -> None:
     """Do a job; whatever of it lies finished in the folder is not done again.
 
-    Raises Refused: a defense refuses the audit; UsageError: the folder; whatever a defense's own code raises in
-    training.
+    Raises Refused: a defense refuses the audit; UsageError: the folder; whatever a defense's code raises in training.
     """
     if job.group is not None:
         run_group(job.experiment, job.group, job.out, job.cells)
@@ -61,10 +58,7 @@ def work(job: Job, tell: Tell | None = None) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a job raised, in words: an exception of a plugin's own may not survive the way between two processes.
-
-    name: of the exception's class; text: its message; trace: its traceback.
-    """
+    """What a job raised, in words: an exception of a plugin's own may not survive the way between two processes."""
 
     name: str
     text: str
@@ -85,3 +79,33 @@ def attempt(job: Job, tell: Tell | None = None) -> Failure | None:
     except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
         return Failure(type(cause).__name__, str(cause), traceback.format_exc())
     return None
+
+
+class WorkerDied(Exception):
+    """A worker ended without an answer: killed, out of memory, or its machine went away."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job that ended. error: what it raised, a `WorkerDied` where it could not even do that; None if it succeeded."""
+
+    job: Job
+    error: Exception | None = None
+
+
+class Executor(Protocol):
+    """Runs jobs. To be used in a `with` block: at its end the workers are gone, after an error at once."""
+
+    @property
+    def capacity(self) -> int:
+        """Return how many jobs run at the same time; more may be submitted, they wait."""
+
+    def submit(self, job: Job) -> None:
+        """Have `job` run as soon as a worker is free; it may be run again where a worker is lost."""
+
+    def wait(self) -> Done:
+        """Return a job that has ended, waiting for one; raises nothing that a job raised."""
+
+    def __enter__(self) -> Executor: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...

@@ -1,7 +1,6 @@
-"""Which cells are wanted, and the order in which they are made: trainings first, once each, then what attacks them.
+"""Which cells are wanted, and in which order: trainings first, once each, then what attacks them.
 
-The same for a single evaluation and for a sweep over many: what two evaluations share (the controls, mostly) is one
-training and one set of cells.
+What two evaluations of a sweep share (the controls, mostly) is one training and one set of cells.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from ppbench.base.errors import Unwritable, UsageError
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import TARGET, Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished, groups
-from ppbench.run.executors.executor import Done, Executor, WorkerDied
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import keep_failed
-from ppbench.run.jobs import Job
+from ppbench.run.jobs import Done, Executor, Job, WorkerDied
 from ppbench.run.train import home_of, is_trained
 
 
@@ -47,10 +45,7 @@ class Wanted:
 
 
 def wanted(experiments: Sequence[Experiment], before: Callable[[Experiment], object] = lambda _: None) -> list[Wanted]:
-    """Return the cells of all `experiments`, each once: with the first that has it.
-
-    before: called with each experiment before its cells are looked for; may raise.
-    """
+    """Return the cells of all `experiments`, each once; `before` meets each experiment first, and may raise."""
     seen: set[str] = set()
     found = []
     for experiment in experiments:
@@ -76,10 +71,10 @@ def size(asked: Sequence[Wanted]) -> int:
 
 @dataclass
 class Strand:
-    """The work around one training: its jobs come in steps, each of which waits for the one before.
+    """The work around one training (its folder is `home`): steps of jobs, each of which waits for the one before.
 
-    home, out: the folder of the training, and that of results; asked: the cells that attack it; open: jobs of the
-    current step that have not ended; lost: whether the training failed, and all cells with it.
+    asked: the cells that attack it; open: jobs of the current step that have not ended; lost: whether the training
+    failed.
     """
 
     home: Path
@@ -96,7 +91,6 @@ class Strand:
         return [] if self.lost else next((jobs for jobs in self._left if jobs), [])
 
     def _steps(self) -> Iterator[list[Job]]:
-        """Yield the steps; what is missing is looked up when a step's turn comes."""
         first = self.asked[0]
         experiment, point = first.experiment, first.group.point
         if first.group.stage == "audit":
@@ -123,8 +117,8 @@ def strands(asked: Sequence[Wanted], out: Path) -> list[Strand]:
 class Schedule:
     """One run of an executor over strands, with a store where cells land.
 
-    strict: whether an error of a training or a worker ends the run, and is raised; else the cells that need it are kept
-    as failed with the cause, and the rest goes on. Where nothing can be written, all ends.
+    strict: whether an error of a training or a worker is raised; else the cells that need it are kept as failed with
+    the cause, and the rest goes on. Where nothing can be written, all ends.
     """
 
     store: Store
@@ -148,14 +142,12 @@ class Schedule:
                 self._ended(executor.wait())
 
     def _fill(self) -> bool:
-        """Give free workers the most urgent jobs; return whether anything runs."""
         while self._ready and self._running < self.executor.capacity:
             self.executor.submit(heapq.heappop(self._ready)[2])
             self._running += 1
         return self._running > 0
 
     def _next(self, strand: Strand) -> None:
-        """Make the jobs of a strand's next step ready."""
         jobs = strand.step()
         self.progress.expect("training", sum(job.rounds for job in jobs))
         for job in jobs:
@@ -179,13 +171,11 @@ class Schedule:
             self._next(strand)
 
     def _told(self, job: Job) -> None:
-        """Tell the progress how the cells of a job ended."""
         for cell in job.cells:
             self.progress.cell(self.store.load(cell).status)
         self.progress.advance("attacking", len(job.cells))
 
     def _failed(self, strand: Strand, job: Job, error: Exception) -> None:
-        """Try again what may succeed in another worker, keep as failed what will not."""
         if isinstance(error, Unwritable):
             raise error
         if self.strict and isinstance(error, WorkerDied):
@@ -206,7 +196,6 @@ class Schedule:
             self._give_up(strand, job, error)
 
     def _give_up(self, strand: Strand, job: Job, error: Exception) -> None:
-        """Keep the cells that a job was to compute, or that wait for its training, as failed."""
         what = "its training" if job.group is None else "the cell"
         reason = f"{what}: {type(error).__name__}: {error}"
         if strand.lost:

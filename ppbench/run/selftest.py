@@ -1,8 +1,7 @@
-"""Two networks that must always fall: where they stand, the harness is broken, and nothing it says counts.
+"""Two networks that must always fall: an undefended LeNet of sigmoids to DLG, a first linear layer to algebra.
 
-An undefended LeNet of sigmoids falls to DLG, and a first linear layer to algebra: if these stand, something between
-training and scoring is at fault (a sign, a loss that differs, a wrong view). The test runs where cells are computed,
-and its outcome is kept beside them.
+Where one stands, something between training and scoring is at fault (a sign, another loss, a wrong view), and nothing
+the harness says counts. The test runs where cells are computed; its outcome is kept beside them.
 """
 
 from __future__ import annotations
@@ -57,10 +56,7 @@ def share_broken(subject: Subject) -> float:
 
 @lru_cache(maxsize=1)
 def selftest() -> Soundness:
-    """Attack both networks and return what came of it; an error of an attack is a network that stands.
-
-    Takes about three seconds of a core, once a process.
-    """
+    """Attack both networks (once a process: three seconds) and return the outcome; an error is one that stands."""
     trials = []
     for subject in SUBJECTS:
         try:

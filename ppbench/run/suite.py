@@ -99,13 +99,10 @@ class SuiteFile(Parts):
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite, ready to be swept.
+    """A suite, ready to be swept. id: with the preset, as "mnist-dlnet@two-cores"; version, title: of the file.
 
-    Attributes:
-        id, version, title: of the file; the id with the preset, as "mnist-dlnet@two-cores".
-        digest: hash of what all cells share, but for the place of the data: cells know their data by content. Lists of
-            defenses, attacks and seeds are not in it, so that a suite can grow.
-        places: one evaluation a defense and seed, and where it stands, as "FILE, line 12, key defense.2".
+    digest: hash of what all cells share, but for the data's place and the lists of defenses, attacks and seeds, so that
+    a suite can grow. places: one evaluation a defense and seed, and where it stands: "FILE, line 12, key defense.2".
     """
 
     id: str
@@ -159,7 +156,6 @@ def load_suite(
 
 
 def _validated(source: Source) -> SuiteFile:
-    """Return the suite that a file holds, by form; raises UsageError with line and key."""
     try:
         return SuiteFile.model_validate(source.raw)
     except ValidationError as error:
@@ -178,7 +174,6 @@ def _validated(source: Source) -> SuiteFile:
 
 
 def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:
-    """Return the evaluations of a suite; raises UsageError where one of them cannot be."""
     changes = file.preset[preset] if preset else PresetPart()
     said = {**file.said(), **changes.said()}
     id_ = f"{file.id}@{preset}" if preset else file.id
@@ -208,7 +203,6 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
 
 
 def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...]:
-    """Return those of the suite's attacks that are not built for other defenses."""
     if not names:
         raise source.error(("questions", "attacks"), 'No attack is named; give names, or ["standard"].')
     with source.at(("questions", "attacks")):
@@ -216,7 +210,6 @@ def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...
 
 
 def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str) -> dict[str, Scalar]:
-    """Return the parameters of all attacks as `EvaluateConfig.settings` has them."""
     found: dict[str, Scalar] = {}
     for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
         for name, values in told.items():
@@ -243,7 +236,6 @@ def _defenses(
 
 
 def _path(suite: str | Path) -> Path:
-    """Return the file of a suite, shipped or not."""
     path, known = Path(suite), shipped()
     if path.suffix == ".toml":
         if not path.is_file():

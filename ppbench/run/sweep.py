@@ -40,10 +40,7 @@ FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep gave: the suite's cells that were asked for, what controls and self-test say, and what was found.
-
-    out: folder with records, tables, page and figures; computed: how many cells were run now.
-    """
+    """What a sweep gave: the cells that were asked for, what vouches for them, what was found, in folder `out`."""
 
     suite: Suite
     records: tuple[Record, ...]
@@ -65,10 +62,7 @@ class Swept:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a sweep is going to do: all cells that were asked for, and those of them that are not finished.
-
-    trainings: how many federations `todo` needs, trained or not.
-    """
+    """What a sweep will do: cells asked for, those not finished (`todo`), how many `trainings` these need."""
 
     suite: Suite
     store: Store
@@ -120,7 +114,6 @@ def _checked(places: Mapping[Experiment, str]) -> list[Wanted]:
 
 
 def _number(word: str) -> str:
-    """Return a control value as cells show it: "1e-3" as "0.001"."""
     try:
         return f"{float(word):g}"
     except ValueError:
@@ -128,7 +121,6 @@ def _number(word: str) -> str:
 
 
 def _refuse(suite: Suite, key: str, only: Mapping[str, Sequence[str]], known: set[str]) -> None:
-    """Raise UsageError at the first value of a filter that the suite does not have."""
     for value in only.get(key, ()):
         if value not in known and not (key == "defense" and value in CONTROLS):
             raise unknown(f"{key} in suite {suite.id!r}", value, known)
@@ -155,9 +147,7 @@ def sweep(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Swept:
-    """Compute every cell of a suite that `out` does not hold, and write the board.
-
-    What is interrupted, however, loses only the cells in flight; the same call goes on. A failed cell is a record.
+    """Compute every cell of a suite that `out` does not hold, and write the board; interrupted, the same call goes on.
 
     Args:
         suite, preset, add, dataset, device: as `load_suite`; or a suite, which has them.
@@ -166,7 +156,7 @@ def sweep(
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
         progress: told how far the work is.
 
-    Raises UsageError: something asked for cannot be used; nothing has been written then. Or nothing can be written.
+    Raises UsageError: something asked for cannot be used (nothing has been written then), or nothing can be written.
     """
     asked = suite if isinstance(suite, Suite) else load_suite(suite, preset, add=add, dataset=dataset, device=device)
     told = progress or Bars(quiet=True)

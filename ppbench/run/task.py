@@ -29,10 +29,7 @@ TASK = (
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt: the clients' shards, held-out data, initial public weights, the master seed's derivations.
-
-    public: training examples that no client holds; None where none were set apart.
-    """
+    """What is learnt: the clients' shards, held-out data, initial public weights, the master seed's derivations."""
 
     dataset: Dataset
     plan: Plan
@@ -110,7 +107,6 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
 
 
 def _apart(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor]:
-    """Return the training examples set apart as public, and the others; both ascending."""
     size = len(dataset.train)
     order = torch.randperm(size, generator=seeds.generator("public")) if share else torch.arange(size)
     count = int(share * size)
@@ -128,10 +124,7 @@ def _members(dataset: Dataset, rest: Tensor, count: int | None, seeds: Seeds) ->
 
 
 def make_task(config: EvaluateConfig) -> Task:
-    """Return the task of `config`: the same object, within a process, for all that agree in what determines a task.
-
-    Raises UsageError: data, model or partition cannot be made as asked.
-    """
+    """Return the task of `config`, one object a process for equal `task_key`s (UsageError: it cannot be made)."""
     return _task(task_key(config))
 
 

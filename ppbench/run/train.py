@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from ppbench.base.errors import UsageError
+from ppbench.base.files import publish_folder, write_atomic
 from ppbench.base.version import __version__
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
-from ppbench.records.files import publish_folder, write_atomic
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
@@ -28,10 +28,7 @@ PIXELS = 2**20
 
 
 class Trained(Strict):
-    """What training a point gave, beside the states themselves.
-
-    seconds: wall time of training; never part of a record.
-    """
+    """What training a point gave, beside the states themselves. seconds: wall time, never part of a record."""
 
     utility: Utility
     cost: Cost
@@ -71,8 +68,7 @@ def train(
 ) -> tuple[Federation, Trained]:
     """Return the trained federation and its figures, from `cache` where they are; `after` is called with each round.
 
-    A checkpoint appears in `cache` whole or not at all. What a client's part takes is measured before the first round;
-    times go beside the cache, see `records/times.py`.
+    A checkpoint appears whole or not at all. What a client's part takes is measured before the first round.
     """
     task, rounds, home = experiment.task, experiment.config.rounds, home_of(experiment, point, cache)
     fed = federation(experiment, point)
@@ -99,36 +95,22 @@ def train(
 
     finished = fed.run(rounds, watch)
     result = figures_of(fed, task, curve, finished, taken.memory_peak)
-    _keep(fed, result, home)
-    return fed, result
-
-
-def _keep(fed: Federation, result: Trained, home: Path) -> None:
-    """Write a finished training to `home`; `trained.json` comes last. Raises UsageError where it cannot be written."""
 
     def write(draft: Path) -> None:
         fed.save(draft)
         write_atomic(draft / "trained.json", result.model_dump_json().encode())
 
     publish_folder(home, ".training-", write)
+    return fed, result
 
 
-@dataclass(frozen=True)
-class MeanSquare:
-    """Mean squared error an output, with its 95 % interval (normal, over the test examples; None of a single one)."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def mean_square(fed: Federation, task: Task) -> MeanSquare:
-    """Return the mean squared error of the delivered model on the test part."""
+def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float | None]:
+    """Return the mean squared error of the delivered model on the test part, and its interval (None of one example)."""
     errors = (fed.outputs(task.test.x) - task.test.y.double()).square().mean(1)
     mean, spread = float(errors.mean()), math.nan if len(errors) < 2 else float(errors.std()) / len(errors) ** 0.5
     if not math.isfinite(spread):
-        return MeanSquare(mean, None, None)
-    return MeanSquare(mean, max(0.0, mean - 1.96 * spread), mean + 1.96 * spread)
+        return mean, None, None
+    return mean, max(0.0, mean - 1.96 * spread), mean + 1.96 * spread
 
 
 def masks_overlap(fed: Federation, task: Task) -> Overlap:
@@ -142,7 +124,7 @@ def curve_figure(fed: Federation, task: Task) -> float:
     """Return the figure of the learning curve: accuracy, of pixels where targets are masks, or mean squared error."""
     if task.segmented:
         return float(masks_overlap(fed, task).accuracy.mean())
-    return fed.accuracy(task.test) if task.classified else mean_square(fed, task).value
+    return fed.accuracy(task.test) if task.classified else mean_square(fed, task)[0]
 
 
 def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
@@ -168,9 +150,10 @@ def figures_of(
 ) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
     n, reason = len(task.test.x), None if finished else f"the model was not finite after round {fed.round}"
-    square = mean_square(fed, task) if finished and task.plan.loss == "squared" else None
-    if square is not None and not math.isfinite(square.value):  # large weights of many layers multiply
-        reason, finished, square = f"the model's errors were not finite after round {fed.round}", False, None
+    mse, low, high = mean_square(fed, task) if finished and task.plan.loss == "squared" else (None, None, None)
+    if mse is not None and not math.isfinite(mse):  # large weights of many layers multiply
+        reason, finished = f"the model's errors were not finite after round {fed.round}", False
+        mse, low, high = None, None, None
     accuracy = curve[-1][1] if finished and task.classified else None
     interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
     utility = Utility(
@@ -181,9 +164,9 @@ def figures_of(
         chance=1 / task.plan.spec.classes,
         curve=curve,
         reason=reason if interval or reason else "targets are numbers; mse stands instead",
-        mse=square.value if square else None,
-        mse_low=square.low if square else None,
-        mse_high=square.high if square else None,
+        mse=mse,
+        mse_low=low,
+        mse_high=high,
     )
     if finished and task.segmented:
         utility = _of_masks(fed, task, curve)

@@ -1,7 +1,4 @@
-"""Settings of an attack, tried on victims of its own: what is reported was tuned on others.
-
-An adversary who knows the mechanism can run it on public examples, whose truth it knows; so the choice is honest.
-"""
+"""Settings of an attack, tried on examples whose truth its adversary knows: what is reported was tuned on others."""
 
 from __future__ import annotations
 
@@ -62,8 +59,7 @@ def tuning_victims(defense: Defense, experiment: Experiment, group: Group) -> Vi
 def tuned(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int, ...]) -> tuple[Attack, Tuned]:
     """Return the variant of `attack` that its question values most on the tuning victims, and what each one gave.
 
-    A variant that fails scores worst; of equals, and where there are no victims, the first is taken. `label` names the
-    cell: part of the seed of the attack's draws.
+    A variant that fails scores worst; of equals the first is taken. `label` names the cell, for the attack's draws.
     """
     variants = list(attack.variants())
     scores = [_worth(variant, trial, task, label) for variant in variants]

@@ -33,7 +33,7 @@ class Split:
         x: [N, *shape]: uint8 (images, 0 to 255) or float32 (already in the data set's range).
         y: int64 [N], classes from 0; of a regression float32 [N, 1]; of a segmentation float32 [N, 1, H, W] of 0 and 1.
         classes: number of classes C of the whole data set, the width of one-hot labels; 1 where targets are no classes.
-        domain: int64 [N], 0 to D - 1, where each example comes from (its source, its style), or None if all are one.
+        domain: int64 [N], 0 to D - 1, where each example comes from, or None if all are one.
     """
 
     x: Tensor
@@ -42,7 +42,6 @@ class Split:
     domain: Tensor | None = None
 
     def __len__(self) -> int:
-        """Return the number of examples N."""
         return len(self.y)
 
     @property
@@ -53,10 +52,9 @@ class Split:
         return strata(self.y) if self.y.dim() == 2 else mask_strata(self.y)
 
     def take(self, index: Tensor) -> Data:
-        """Return a copy of the examples that `index`, int64 [n], names, as a party of the federation holds them.
+        """Return a copy of the examples that `index`, int64 [n], names, as a party holds them, in storage of its own.
 
-        x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot, or as `y` is. Both have storage
-        of their own: nothing of the data set can be reached through them.
+        x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot, or as `y` is.
         """
         x, y = self.x.index_select(0, index), self.y.index_select(0, index)
         if x.dtype == torch.uint8:
@@ -151,7 +149,6 @@ def existing(name: str, argument: str) -> Path:
 
 
 def _check_split(dataset: Dataset, split: Split, part: str) -> None:
-    """Raise UsageError if `split`, the `part` part of `dataset`, is not what a Dataset promises."""
     where = f"the {part} part of data set {dataset.name!r}"
     if len(split.y) == 0:
         raise UsageError(f"There is no example in {where}; both the training and the test part need some.")
@@ -176,7 +173,6 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
 
 
 def _check_targets(dataset: Dataset, split: Split, where: str) -> None:
-    """Raise UsageError at the first target or domain of `split` that is out of range."""
     wrong, right = _wrong_targets(dataset, split.y)
     if wrong.any():
         place = wrong.nonzero()[0]
@@ -198,7 +194,6 @@ def _wrong_targets(dataset: Dataset, y: Tensor) -> tuple[Tensor, str]:
 
 
 def _check_inputs(dataset: Dataset, split: Split, where: str) -> None:
-    """Raise UsageError at the first input of `split` that is not finite or out of range."""
     if split.x.dtype == torch.uint8:
         if dataset.data_range != (0.0, 1.0):
             raise UsageError(f"The inputs of {where} are uint8, so its data range must be (0, 1).")

@@ -17,22 +17,14 @@ from ppbench.base.vision import torchvision
 from ppbench.task.dataset import Dataset, no_argument
 from ppbench.task.images import image_dataset
 
-_IDX = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+_IDX = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set of torchvision.
+    """A data set of ours, by its class (`factory`) in torchvision.datasets.
 
-    Attributes:
-        name, factory: of our data set; the class in torchvision.datasets.
-        folder, files: where below the root torchvision takes which files from without a network.
-        axes: the order of its array's axes (N examples, C channels, H height, W width).
+    folder, files: where below the root torchvision takes which files from without a network. axes: of its array.
     """
 
     name: str
@@ -43,40 +35,32 @@ class Source:
     axes: Literal["NHW", "NHWC", "NCHW"]
 
 
-MNIST = Source("mnist", "MNIST", "MNIST/raw", _IDX, 10, "NHW")
-FASHION_MNIST = Source("fashion_mnist", "FashionMNIST", "FashionMNIST/raw", _IDX, 10, "NHW")
-CIFAR10 = Source("cifar10", "CIFAR10", ".", ("cifar-10-python.tar.gz",), 10, "NHWC")
-CIFAR100 = Source("cifar100", "CIFAR100", ".", ("cifar-100-python.tar.gz",), 100, "NHWC")
-SVHN = Source("svhn", "SVHN", ".", ("train_32x32.mat", "test_32x32.mat"), 10, "NCHW")
-
-
 def mnist(argument: str, *, seed: int, root: Path) -> Dataset:
     """Handwritten digits, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images."""
-    return _load(MNIST, argument, root)
+    return _load(Source("mnist", "MNIST", "MNIST/raw", _IDX, 10, "NHW"), argument, root)
 
 
 def fashion_mnist(argument: str, *, seed: int, root: Path) -> Dataset:
     """Pieces of clothing, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images."""
-    return _load(FASHION_MNIST, argument, root)
+    return _load(Source("fashion_mnist", "FashionMNIST", "FashionMNIST/raw", _IDX, 10, "NHW"), argument, root)
 
 
 def cifar10(argument: str, *, seed: int, root: Path) -> Dataset:
     """Photographs of objects, 32x32 RGB, 10 classes, 50,000 + 10,000 images."""
-    return _load(CIFAR10, argument, root)
+    return _load(Source("cifar10", "CIFAR10", ".", ("cifar-10-python.tar.gz",), 10, "NHWC"), argument, root)
 
 
 def cifar100(argument: str, *, seed: int, root: Path) -> Dataset:
     """Photographs of objects, 32x32 RGB, 100 (fine) classes, 50,000 + 10,000 images."""
-    return _load(CIFAR100, argument, root)
+    return _load(Source("cifar100", "CIFAR100", ".", ("cifar-100-python.tar.gz",), 100, "NHWC"), argument, root)
 
 
 def svhn(argument: str, *, seed: int, root: Path) -> Dataset:
     """House numbers cropped to one digit, 32x32 RGB, 10 classes, 73,257 + 26,032 images."""
-    return _load(SVHN, argument, root)
+    return _load(Source("svhn", "SVHN", ".", ("train_32x32.mat", "test_32x32.mat"), 10, "NCHW"), argument, root)
 
 
 def _load(source: Source, argument: str, root: Path) -> Dataset:
-    """Return the data set of `source`, whose files lie or will lie in `root`; raises UsageError if they cannot."""
     no_argument(source.name, argument)
     try:
         train, test = _part(source, root, train=True), _part(source, root, train=False)
@@ -91,7 +75,6 @@ def _load(source: Source, argument: str, root: Path) -> Dataset:
 
 
 def _part(source: Source, root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
-    """Return one part as (x uint8 [N, C, H, W], y int64 [N]); downloads it unless torchvision finds its files."""
     factory = getattr(torchvision().datasets, source.factory)
     part: dict[str, Any] = {"train": train}
     if source.factory == "SVHN":

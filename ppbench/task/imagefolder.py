@@ -63,7 +63,6 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _halves(read: list[Part], seed: int) -> tuple[Part, Part]:
-    """Return the training and the test part of one source, which was read in two parts or has to be split."""
     if len(read) == 2:
         return read[0], read[1]
     x, y = read[0]
@@ -72,7 +71,6 @@ def _halves(read: list[Part], seed: int) -> tuple[Part, Part]:
 
 
 def _joined(sources: list[Part]) -> tuple[Part, Tensor]:
-    """Return the examples of all sources, and the number of each one's source, int64 [N]."""
     count = torch.tensor([len(y) for _, y in sources])
     whole = torch.cat([x for x, _ in sources]), torch.cat([y for _, y in sources])
     return whole, torch.arange(len(sources)).repeat_interleave(count)
@@ -88,7 +86,6 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _class_names(parents: list[Path]) -> list[str]:
-    """Return the sorted names of all class folders in `parents`; raises UsageError if one parent has none."""
     for parent in parents:
         if not _folders(parent):
             raise UsageError(f"The folder {parent} has no class folders; it must hold one folder of images a class.")
@@ -96,7 +93,6 @@ def _class_names(parents: list[Path]) -> list[str]:
 
 
 def _read(parent: Path, classes: list[str]) -> Part:
-    """Return (x uint8 [N, C, H, W], y int64 [N]) of the class folders in `parent`."""
     paths: list[Path] = []
     labels: list[int] = []
     for folder in _folders(parent):

@@ -22,10 +22,9 @@ _COLOR = ("RGB", "RGBA", "RGBX", "LA", "P", "PA", "CMYK", "YCbCr")
 
 
 def decode(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
-    """Return an image as uint8: [H, W] if it is stored as grey, else [H, W, 3] (transparency is dropped).
+    """Return an image as uint8: [H, W] if it is stored as grey, else [H, W, 3] (transparency is dropped; first frame).
 
-    source: one of `FORMATS`; of an animation, the first frame. where: how an error names it, "row 3 of train.parquet".
-    Raises UsageError: it is no such image, or has more than 8 bits a channel.
+    where: how an error names it, "row 3 of train.parquet". UsageError: none of `FORMATS`, or over 8 bits a channel.
     """
     from PIL import Image
 
@@ -67,13 +66,10 @@ def image_dataset(
     classes: int,
     domains: tuple[Tensor, Tensor] | None = None,
 ) -> Dataset:
-    """Return an image data set with range [0, 1]; raises UsageError as `Dataset` does.
+    """Return an image data set with range [0, 1], of (x uint8 [N, C, H, W], y int64 [N]); UsageError: as `Dataset`.
 
     Grey images of 28x28 (MNIST and its kin) get a black border of 2 pixels: the SPN paper's networks take 32x32.
-
-    Args:
-        train, test: (x uint8 [N, C, H, W], y int64 [N]).
-        domains: of the training and of the test examples, int64 [N] each, where they have any.
+    domains: of the training and of the test examples, int64 [N] each, where they have any.
     """
     x, x_test = (pad(x, (2, 2, 2, 2)) if x.shape[1:] == (1, 28, 28) else x for x in (train[0], test[0]))
     known = domains or (None, None)

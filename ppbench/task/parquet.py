@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ppbench.base.errors import Unwritable, UsageError
-from ppbench.records.files import write_atomic
+from ppbench.base.files import write_atomic
 from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out
@@ -33,8 +33,8 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     As Hugging Face keeps them: a column of structs with a field `bytes` (an encoded image, 8-bit grey or color) and an
     integer column with the class: the only one, else that named label, labels, fine_label, target, class or y, in this
     order. Shards are read in the order of their names. Images are grey if all are; grey 28x28 gets a black border to
-    32x32. A shard that took long to decode is kept in `root`/parquet. The split of a FILE is stratified and a function
-    of `seed`.
+    32x32. A shard that took long to decode is kept in `root`/parquet. A FILE's split is stratified, a function of
+    `seed`.
 
     Raises UsageError: a path, file, column or image that cannot be used, or several image sizes.
     """
@@ -62,7 +62,6 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 
 
 def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
-    """Return (x uint8 [N, C, H, W], y int64 [N]) of a parquet file, from the cache in `root` if it is there."""
     cache = root / "parquet" / f"{_cache_key(path)}.safetensors"
     if cache.exists():
         try:
@@ -82,14 +81,12 @@ def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
 
 
 def _cache_key(path: Path) -> str:
-    """Return a name that changes when the file does: SHA-256 of its path, size and time of change."""
     status = path.stat()
     text = "/".join([_CACHE_FORMAT, str(path.resolve()), str(status.st_size), str(status.st_mtime_ns)])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:
-    """Return (x uint8 [N, C, H, W], y int64 [N]), decoded from the parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,14 +113,12 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _image(cell: Any, where: str) -> NDArray[np.uint8]:
-    """Return the decoded image of one struct {bytes, path}."""
     if cell is None or not cell["bytes"]:
         raise UsageError(f"There are no image bytes in {where}; the file must contain its images, not only paths.")
     return decode(io.BytesIO(cell["bytes"]), where)
 
 
 def _columns(schema: Any, path: Path) -> tuple[str, str]:
-    """Return the names of the image and of the label column of an Arrow schema; raises UsageError without either."""
     import pyarrow.types as types
 
     fields = list(schema)

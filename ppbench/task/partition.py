@@ -1,8 +1,4 @@
-"""Who holds which example: the partition of a training set over clients, and the split into train and test.
-
-Everything here is a pure function of the labels and the seed. Numbers to regress on are stratified by `strata`, masks
-by `mask_strata`.
-"""
+"""Who holds which example: partition over clients, split into train and test; functions of labels and seed."""
 
 from __future__ import annotations
 
@@ -61,7 +57,6 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor
 def _by_class(
     name: str, argument: str, labels: Tensor, clients: int, generator: np.random.Generator
 ) -> list[np.ndarray]:
-    """Return the shards of the kinds that deal out class by class."""
     classes = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in labels.unique().tolist()]
     if name == "iid":
         line = np.concatenate(classes)
@@ -77,7 +72,6 @@ def _by_class(
 
 
 def _by_domain(labels: Tensor, domain: Tensor | None, clients: int, seed: int) -> list[Tensor]:
-    """Return the shards of kind "domains", see `partition`."""
     found = domain.unique().tolist() if domain is not None else []
     if domain is None or not len(found) <= clients:
         known = f"{len(found)} domains and only {clients} clients" if found else "no domains"
@@ -127,8 +121,8 @@ def hold_out(labels: Tensor, parts: int, seed: int, taken: int = 1) -> tuple[Ten
     """Split a data set into a training part and a stratified test part of `taken` `parts`-ths.
 
     The test part has ceil(N taken / parts) examples, drawn by `seed`: floor(n_c taken / parts) of each class of n_c,
-    and one more of the classes with the largest remainders. The last example of a class stays in the training part.
-    `labels`: int64 [N]; returns (train, test), ascending int64 indices, disjoint, together all of range(N).
+    and one more of the classes with the largest remainders; the last example of a class stays in the training part.
+    Returns (train, test), ascending int64 indices.
     """
     common = math.gcd(taken, parts)
     parts, taken = parts // common, taken // common
@@ -148,8 +142,7 @@ def hold_out(labels: Tensor, parts: int, seed: int, taken: int = 1) -> tuple[Ten
 def three_way(labels: Tensor, shares: tuple[int, int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Split a data set into training, validation and test parts with sizes as `shares`, each stratified.
 
-    The test part is `hold_out` of the whole, the validation part `hold_out` of what is left, so shares of 4:0:1 (or
-    8:0:2) are those of `hold_out` in fifths. Training and test shares are > 0. Returns ascending int64 indices.
+    The test part is `hold_out` of the whole, the validation part of what is left, so 4:0:1 is `hold_out` in fifths.
     """
     train, validation, test = shares
     left, tested = hold_out(labels, sum(shares), seed, test)
@@ -160,7 +153,6 @@ def three_way(labels: Tensor, shares: tuple[int, int, int], seed: int) -> tuple[
 
 
 def _concentration(argument: str) -> float:
-    """Return ALPHA of "dirichlet:ALPHA"; raises UsageError unless it is a number within `ALPHAS`."""
     try:
         alpha = float(argument or DEFAULT_ALPHA)
     except ValueError:
@@ -183,7 +175,6 @@ def _cut(classes: list[np.ndarray], shares: list[np.ndarray]) -> list[np.ndarray
 
 
 def _fill_empty(shards: list[np.ndarray], generator: np.random.Generator) -> None:
-    """Give every empty shard one example of the then largest one, in place; there are at least as many examples."""
     for client, shard in enumerate(shards):
         if len(shard) == 0:
             largest = max(range(len(shards)), key=lambda other: len(shards[other]))

@@ -21,11 +21,10 @@ _FORM = "segmentation:FOLDER with FOLDER/images/NAME.png and FOLDER/masks/NAME.p
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Images and masks of the same names: segmentation:FOLDER/{images,masks}/NAME.*, split 80 : 20.
 
-    Names are compared without their suffix. Images are 8-bit and of one size, grey if all are; a mask has the size of
-    its image and is black (0) but for one other grey value, which becomes 1. The split is stratified by the masks'
-    shares of ones, and takes images for independent: cut slices of one patient by patient before.
-
-    Raises UsageError: no such folders, a name in one of them only or twice, or an image or a mask that cannot be used.
+    Names are compared without their suffix. Images are 8-bit and of one size, grey if all are; a mask has its image's
+    size and is black (0) but for one other grey value, which becomes 1. The split is stratified by the masks' shares of
+    ones, and takes images for independent: cut slices of one patient by patient before. UsageError: what cannot be
+    used.
     """
     folder = existing("segmentation", argument)
     images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
@@ -49,7 +48,6 @@ def masked_dataset(name: str, train: Split, test: Split) -> Dataset:
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
-    """Return the image files in `folder` by their names without suffix."""
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}; a segmentation data set is {_FORM}.")
     found: dict[str, Path] = {}

@@ -29,10 +29,8 @@ def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
     """Synthetic scenes with masks, 32x32 RGB, 192 + 48 images: one to three discs, rectangles or triangles a scene.
 
     The ground is smooth random texture in the middle of the range, objects are brighter or darker than it, of random
-    color, and noise lies over all. The mask is 1 on objects. Scenes and the split 80 : 20, stratified by the masks'
-    shares of ones, are a function of `seed`.
-
-    Raises UsageError: an argument was given.
+    color, and noise lies over all. Scenes and the split 80 : 20, stratified by the masks' shares of ones, are a
+    function of `seed`. Raises UsageError: an argument was given.
     """
     no_argument("shapes", argument)
     generator = np.random.default_rng(Seeds(seed).seed("shapes"))
@@ -44,7 +42,6 @@ def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
 
 
 def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], Bools]:
-    """Return an image [3, SIDE, SIDE] and its mask [SIDE, SIDE]."""
     image = 0.35 + 0.3 * np.stack([_texture(generator) for _ in range(3)])
     mask = np.zeros((SIDE, SIDE), dtype=bool)
     for _ in range(generator.integers(1, 4)):
@@ -58,7 +55,6 @@ def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], Bools]:
 
 
 def _texture(generator: np.random.Generator) -> Floats:
-    """Return a smooth random field [SIDE, SIDE] in [0, 1]: random knots, bilinear between them."""
     knots = generator.uniform(size=(SIDE // GRAIN + 1,) * 2)
     place = np.arange(SIDE) / GRAIN
     base = place.astype(int)

@@ -32,10 +32,7 @@ _DEFAULT_SPLIT = (4, 0, 1)
 
 @dataclass(frozen=True)
 class Options:
-    """What stands behind the "?" of csv:FILE?target=NAME&sep=CHARACTER&split=A:B:C&task=KIND.
-
-    target and sep are None where they are not given; split: shares of training, validation and test.
-    """
+    """What stands behind the "?" of a csv data set, see `load`; target and sep are None where they are not given."""
 
     target: str | None
     sep: str | None
@@ -50,11 +47,10 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     With task=regression it is a column of numbers (or of true and false, 1 and 0), taken as they are, not scaled.
     `sep` is one character or "tab"; by default that of , ; tab | which the header has most of.
 
-    Rows are split 80 : 20, or by `split` (training : validation : test), as a function of `seed`, stratified by class
-    (a regression: see `partition.strata`). Validation rows are held out and not used: so one trains and tests on the
-    shares of a paper with three parts. Columns of numbers are standardized and the others one-hot encoded, with figures
-    and categories of the training part alone: a category that only the test part has becomes all zeros. A missing
-    category is one of its own; a missing number is refused. Numbers come first, then the one-hot columns.
+    Rows are split 80 : 20, or by `split` (training : validation : test; validation rows are not used), as a function of
+    `seed`, stratified by class (a regression: see `partition.strata`). Columns of numbers are standardized and the
+    others one-hot encoded, with figures and categories of the training part alone: a category that only the test part
+    has becomes all zeros. A missing category is one of its own; a missing number is refused. Numbers come first.
 
     Raises UsageError: options, a file, columns or targets that cannot be used.
     """
@@ -84,7 +80,6 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 
 
 def _options(query: str) -> Options:
-    """Return the options in `query`; raises UsageError for one that is unknown or has no such value."""
     try:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as cause:
@@ -104,7 +99,6 @@ def _options(query: str) -> Options:
 
 
 def _shares(text: str | None) -> tuple[int, int, int]:
-    """Return the shares in "8:1:1"; raises UsageError unless they are whole numbers, training and test above 0."""
     if text is None:
         return _DEFAULT_SPLIT
     found = re.fullmatch(r"(\d{1,6}):(\d{1,6}):(\d{1,6})", text, re.ASCII)
@@ -118,7 +112,6 @@ def _shares(text: str | None) -> tuple[int, int, int]:
 
 
 def _parts(groups: Tensor, shares: tuple[int, int, int], seed: int, path: Path) -> tuple[Tensor, Tensor]:
-    """Return indices (train, test); raises UsageError where no row is left to test on."""
     train, _, test = three_way(groups, shares, seed)
     if len(test) == 0:  # the last row of a class is trained on
         raise UsageError(
@@ -129,7 +122,6 @@ def _parts(groups: Tensor, shares: tuple[int, int, int], seed: int, path: Path) 
 
 
 def _frame(path: Path, sep: str | None) -> pd.DataFrame:
-    """Return the table in `path`; raises UsageError unless it has a header, rows, and two columns or more."""
     import pandas as pd
 
     opened = gzip.open if path.suffix == ".gz" else open
@@ -192,7 +184,6 @@ def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
 
 
 def _check_present(column: pd.Series, path: Path) -> None:
-    """Raise UsageError at a missing value of the target column."""
     missing = np.flatnonzero(column.isna().to_numpy())
     if len(missing):
         raise UsageError(
@@ -201,7 +192,6 @@ def _check_present(column: pd.Series, path: Path) -> None:
 
 
 def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
-    """Raise UsageError at a number that is missing or infinite, or at a text column with too many values."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     for name, column in inputs.items():

@@ -1,12 +1,7 @@
-"""Conformance batteries for authors of defenses and attacks: `check_defense` and `check_attack`.
+"""Conformance batteries for authors of defenses and attacks: `check_defense(MyDefense)`, `check_attack(MyAttack)`.
 
-    from ppbench.testing import check_defense
-
-    def test_my_defense():
-        check_defense(MyDefense)
-
-Each asks every property of its battery and raises one AssertionError that names all that fail. Nothing under test need
-be installed. Names are loaded on first use, so that importing this package costs nothing.
+Each asks every property and raises one AssertionError that names all that fail. Nothing under test need be installed;
+names are loaded on first use, so that importing this package costs nothing.
 """
 
 from __future__ import annotations

@@ -116,19 +116,13 @@ def check_attack(
 ) -> tuple[Finding, ...]:
     """Ask an attack for all properties of its kind (`properties_of`); return what was found of each, in each duel.
 
-    Against no defense and against each of its `targets` that is installed, in small federations on digits: some ten
-    seconds each, most of them the attack's own. It need not be installed, its question must be.
-
-    Args:
-        attack: the class, for its default parameters, or an instance.
-        against: defenses that are not installed, to be attacked too.
-        decibels: median PSNR that a reconstruction attack must reach on undefended gradients of single images.
-        only: names of the properties to ask; all by default.
-        skip: properties that this attack breaks on purpose, with the reason.
-
-    Raises:
-        AssertionError: a line for each property that fails: its name, what was seen and what is right.
-        UsageError: no attack, one that only audits can ask, or an unknown property.
+    Against no defense, its installed `targets` and `against`, in small federations on digits: some ten seconds each. It
+    need not be installed, its question must be.
+    attack: the class, for its default parameters, or an instance; decibels: median PSNR that a reconstruction attack
+    must reach on undefended gradients of single images; only: names of the properties to ask; skip: those that it
+    breaks on purpose, with the reason.
+    AssertionError: a line for each property that fails, with what was seen and what is right. UsageError: no attack,
+    one that only audits can ask, or an unknown property.
     """
     made = attack() if isinstance(attack, type) and issubclass(attack, Attack) else attack
     if not isinstance(made, Attack):

@@ -40,19 +40,13 @@ def check_defense(
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask a defense, installed or not, for everything in `DEFENSE_PROPERTIES`, on a small federation on digits.
+    """Ask a defense, installed or not, for all of `DEFENSE_PROPERTIES` in seconds; return what was found of each.
 
-    Takes a few seconds. Returns what was found of each property; some cannot be told, or have no meaning, and say why.
-
-    Args:
-        defense: the class, for its default parameters, or an instance.
-        off: parameters at which the defense does nothing, as {"sigma": 0.0}; there it must train as `none` does.
-        only: names of the properties to ask; all by default.
-        skip: properties that this defense breaks on purpose, with the reason.
-
-    Raises:
-        AssertionError: a line for each property that fails: its name, what was seen and what is right.
-        UsageError: no defense, or an unknown property.
+    defense: the class, for its default parameters, or an instance; off: parameters at which it does nothing, as
+    {"sigma": 0.0}, where it must train as `none` does; only: names of the properties to ask; skip: those that it breaks
+    on purpose, with the reason.
+    AssertionError: a line for each property that fails, with what was seen and what is right. UsageError: no defense,
+    or an unknown property.
     """
     made = defense() if isinstance(defense, type) and issubclass(defense, Defense) else defense
     if not isinstance(made, Defense):

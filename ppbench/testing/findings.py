@@ -24,10 +24,7 @@ class NotAsked(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one property, by name; "untold": asked, but no answer can be given.
-
-    sentence: what was seen and what is right, or why there is no answer; "" where it holds.
-    """
+    """What is known of a property. sentence: what was seen and is right, or why there is no answer; "": it holds."""
 
     property: str
     outcome: Literal["holds", "fails", "untold", "not asked"]
@@ -55,10 +52,7 @@ def ask(name: str, question: Property[T], subject: T) -> Finding:
 def ask_all(
     subject: T, properties: Mapping[str, Property[T]], only: Collection[str], skip: Mapping[str, str]
 ) -> tuple[Finding, ...]:
-    """Return the findings of `properties` about `subject`, in order; see `check_defense` for only and skip.
-
-    Raises UsageError: a name that is no property.
-    """
+    """Return the findings about `subject`; see `check_defense` for only and skip. UsageError: an unknown name."""
     for name in (*only, *skip):
         if name not in properties:
             raise unknown("property", name, properties)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median_low
 
 import torch
 
@@ -28,7 +29,6 @@ from ppbench.testing.worlds import (
     World,
     content,
     malformed,
-    median,
     mute,
     psnrs,
     seeded,
@@ -50,7 +50,7 @@ def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
     wrong = [g.y.tolist() for g, y in zip(guesses, world.labels, strict=True) if g.y is not None and g.y.tolist() != y]
     if wrong:
         yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient tells its label"
-    reached = median(psnrs(attack, world, guesses))
+    reached = median_low(psnrs(attack, world, guesses))
     if not reached > duel.decibels:
         yield f"undefended gradients give a median PSNR of {reached:.1f} dB; more than {duel.decibels:g} dB is right"
 
@@ -68,11 +68,9 @@ def finds_all_labels(duel: Duel) -> Iterator[str]:
 def noise_gives_chance(duel: Duel) -> Iterator[str]:
     """Ask whether uploads that do not depend on the data give images no nearer than grey, and their labels by chance.
 
-    Each unit's upload is drawn alike, so any pairing of guesses with truths is as likely as the true one: the chance
-    of a hit is the mean over all pairings, whichever classes the attack prefers. Hits of a random pairing are drawn
-    without replacement, and spread no wider than the binomial. So it is for the images' errors. A guess made of noise
-    cannot be nearer than a constant but by luck: half a decibel on the mean is less than a grey tone closer to the
-    digits' mean of .3 would gain (1 dB at .45), 1.5 on a single victim what the largest of 12 may.
+    Units are drawn alike, so any pairing of guesses with truths is as likely: chance is the mean over all, and hits
+    spread no wider than the binomial. Noise is nearer than a constant by luck alone: half a decibel on the mean is less
+    than a slightly better grey would gain (1 dB at .45), 1.5 on a single victim what the largest of 12 may.
     """
     attack, world = duel.quick(90), mute(duel, 12)
     guesses = world.answers(attack)
@@ -114,9 +112,7 @@ def _chance_of_labels(world: World, guesses: Sequence[Guess], words: str) -> Ite
 
 
 def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
-    """Return whether guesses are as far from their own truths as from others', over all orders (one in a thousand is
-    farther). True where a unit has several images: their order is not told.
-    """
+    """Return whether guesses, of one image a unit, are as far from their truths as in 999 of 1000 other orders."""
     if any(len(unit) * world.victims.batch > 1 for unit in world.victims.units):
         return True
     truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units]).flatten(1)
@@ -129,10 +125,7 @@ def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
 
 
 def one_seed_one_guess(duel: Duel) -> Iterator[str]:
-    """Ask whether all draws come from the generator; global random state is neither read nor moved.
-
-    With an observation algebra may leave nothing to draw; without one another seed must give another guess.
-    """
+    """Ask whether all draws come from the generator: nothing global is read or moved, seeds differ without mail."""
     attack, world = duel.quick(FEW), duel.probe(3)
     for seen in (world, world.seen(silenced(world.view))):
         witness = Witness(seen.view, world.challenges)

@@ -10,9 +10,8 @@ import torch
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Tree, encode, leaves, nbytes
-from ppbench.federation.client_map import client_map
 from ppbench.federation.contract import Server
-from ppbench.federation.drive import Drive, Parties
+from ppbench.federation.drive import Drive, Parties, client_map
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Wire

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median_low
 
 import torch
 from scipy import stats
@@ -25,18 +26,7 @@ from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import score_members
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import CLASSES, SHAPE, digits
-from ppbench.testing.worlds import (
-    LEVEL,
-    POISONS,
-    TWO_GUESSES,
-    Duel,
-    Witness,
-    content,
-    median,
-    seeded,
-    within_chance,
-    written,
-)
+from ppbench.testing.worlds import LEVEL, POISONS, TWO_GUESSES, Duel, Witness, content, seeded, within_chance, written
 
 COUNT = 60
 TANH = Plan(net_spec("dlnet", SHAPE, CLASSES, {"activation": "tanh"}), 2)
@@ -158,9 +148,8 @@ def finds_members(duel: Duel) -> Iterator[str]:
 def knows_no_member_of(duel: Duel, seed: int = 0) -> Iterator[str]:
     """Ask whether the members of an untrained model are found by chance only.
 
-    Members and others are drawn alike: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n). Decisions are
-    right as often as coins: with as many members as others in a half, hits of decisions that do not depend on
-    membership are hypergeometric, no wider than the binomial.
+    Members and others are drawn alike: the area's variance is Mann and Whitney's (m + n + 1) / (12 m n); hits of
+    decisions are hypergeometric, no wider than the binomial.
     """
     candidates = choose_candidates(pool().shards, pool().test, COUNT, Seeds(seed if duel.undefended else 0))
     deviation = ((2 * COUNT + 1) / (12 * COUNT**2)) ** 0.5
@@ -213,14 +202,11 @@ def answered(attack: Attack, view: View, plan: Plan, params: Params) -> Answered
     true = plan.net(params, x).detach().double()
     (guess,) = attack.run(view, [Challenge((), 1, x=x.clone())], seeded())
     scores = score_outputs(true, guess).victims
-    return Answered(sum(s.agree for s in scores) / len(scores), median([s.error for s in scores]))
+    return Answered(sum(s.agree for s in scores) / len(scores), median_low([s.error for s in scores]))
 
 
 def reads_the_model(duel: Duel) -> Iterator[str]:
-    """Ask whether a model in the clear is answered exactly, and a masked one mostly by who knows the mask.
-
-    Labels are wrong, so outputs on queries are far from one-hot targets: harder than what federations train on.
-    """
+    """Ask whether a model in the clear is answered exactly, a masked one mostly by who knows the mask."""
     if duel.undefended:
         run = Federation(duel.defense, TANH, pool().shards, Seeds(0))
         run.start(overfit())

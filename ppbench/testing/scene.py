@@ -106,10 +106,7 @@ class Trial:
 
 
 def at(defense: Defense, changes: Mapping[str, Any]) -> Defense:
-    """Return `defense` with `changes` of its parameters, converted to their types as an evaluation converts them.
-
-    Raises UsageError: no such parameter, or a value of the wrong type.
-    """
+    """Return `defense` with `changes`, converted as an evaluation does; UsageError: unknown name or wrong type."""
     known = {field.name: getattr(defense, field.name) for field in fields(defense)}
     for name in changes:
         if name not in known:
@@ -142,11 +139,7 @@ def apart(a: Tree, b: Tree) -> float:
 
 @contextmanager
 def installed(group: registry.Group, plugin: type) -> Iterator[None]:
-    """Let the registry know a class by its name while the block runs, as if a package had brought it.
-
-    Views on disk name their defense, so that whoever reads them needs it by name; what is under test may not be
-    installed. What is installed under the name stays away until the block ends.
-    """
+    """Let the registry know a class by its name in the block: views on disk name their defense, installed or not."""
     name = str(getattr(plugin, "name", plugin.__name__))
     entry = cast(Any, SimpleNamespace(load=lambda: plugin))
     shown = registry.Plugin(group, name, f"{plugin.__module__}:{plugin.__qualname__}", "(under test)", entry)

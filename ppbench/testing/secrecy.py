@@ -48,10 +48,7 @@ def telling(secret: Tensor) -> bool:
 
 
 def client_secrets(run: Federation, transcript: Transcript, curious: int | None) -> list[Tensor]:
-    """Return what the clients' present states hold that the server never sent: it is theirs alone.
-
-    What was sent in training is known where the federation's wire keeps its mail.
-    """
+    """Return what clients' present states hold and the server never sent, in training as far as mail was kept."""
     told = [letter.message for letter in (*run.wire.mail, *transcript.mail) if letter.sender == SERVER]
     found = []
     for client, state in enumerate(run.parties.clients):
@@ -64,10 +61,7 @@ def client_secrets(run: Federation, transcript: Transcript, curious: int | None)
 
 
 def no_view_reaches_a_secret(trial: Trial, threat: str, after: int = 0) -> Iterator[str]:
-    """Ask whether a victim's images, or another client's secrets, can be walked to from what an adversary holds.
-
-    threat: whose view; after: rounds of training before the probe.
-    """
+    """Ask whether victims' images or others' secrets can be walked to from a view, `after` so many rounds."""
     run = trial.federate()
     run.wire.keep = True
     run.run(after)

@@ -21,13 +21,9 @@ if TYPE_CHECKING:
 class Request:
     """What `@pytest.mark.ppbench(...)` says.
 
-    Attributes:
-        defense, suite, preset: an installed defense, a shipped suite or a TOML file, and one of its presets.
-        only: filters of cells beside the defense, as {"stage": ("init",)}; see `ppbench sweep --only`.
-        at: the control value that the limits on asr, psnr and labels are about; None: every one of the grid.
-        max_asr, max_labels: of every membership attack, and the share of labels recovered.
-        max_psnr: in dB, of the median victim, each by the attack that rebuilds it best.
-        min_cap: CAP ("recon/1") of these worst cases over the control grid.
+    only: filters of cells beside the defense, as {"stage": ("init",)}; at: the control value that the limits on asr,
+    psnr and labels are about, None: every one; max_asr: of every membership attack; max_labels: the share recovered;
+    max_psnr: dB of the median victim, each by its best attack; min_cap: "recon/1" of these worst cases over the grid.
     """
 
     defense: str
@@ -53,10 +49,7 @@ class Request:
 
 
 def request_of(given: Mapping[str, Any]) -> Request:
-    """Return the request that a marker's keywords make.
-
-    Raises UsageError: an unknown keyword, no defense, a limit that is no number, or a filter of another form.
-    """
+    """Return the request that a marker's keywords make; UsageError where one is unknown, missing or of another form."""
     known = [field.name for field in fields(Request)]
     for name in given:
         if name not in known:
@@ -80,10 +73,9 @@ def request_of(given: Mapping[str, Any]) -> Request:
 
 @dataclass(frozen=True)
 class Results:
-    """What the fixture `ppbench` gives a marked test: the sweep that its marker asks for, judged.
+    """What the fixture `ppbench` gives a marked test: its sweep, judged.
 
-    records: the defense's own cells; worst: their worst figures, by name ("asr", "psnr", "labels", "cap"); judged: the
-    request's limits beside them; baseline: folder of accepted results, None where none was given.
+    records: the defense's own cells; worst: their worst figures by name; judged: the request's limits beside them.
     """
 
     request: Request
@@ -116,10 +108,7 @@ class Results:
     def compare(self, baseline: Path | str | None = None) -> Comparison:
         """Return what changed since `baseline` for this defense and the controls, of the cells that were asked for.
 
-        By default the baseline of `--ppbench-baseline` or the ini option; where there is none the test is skipped. What
-        it holds of other defenses, and cells that the filters leave out, are not missed.
-
-        Raises UsageError: the baseline is no folder of results, or damaged.
+        By default that of the option or the ini file; without any the test is skipped. UsageError: it is no baseline.
         """
         __tracebackhide__ = True  # a skip is told at the test's own line
         from ppbench.report.compare.outcome import compare
@@ -146,12 +135,9 @@ class Results:
 
 
 def run(request: Request, home: Path, workers: int | None = None) -> Results:
-    """Sweep what `request` asks for, or find it swept by the same code, and judge it.
+    """Sweep what `request` asks for, or find it swept by the same code, and judge it; UsageError: it cannot be used.
 
-    `home` keeps results, one folder a suite and state of the code; those of older code are deleted. workers: processes;
-    by default one a core; 1 is this process.
-
-    Raises UsageError: something in the request cannot be used.
+    `home` keeps results, a folder a suite and state of the code; older ones are deleted. workers: 1 is this process.
     """
     from ppbench.records.sources import source_digest
     from ppbench.run.suite import load_suite

@@ -36,9 +36,8 @@ def traces_perfect_reconstructions(duel: Duel) -> Iterator[str]:
 def traces_noise_by_chance(duel: Duel) -> Iterator[str]:
     """Ask whether noise is traced by chance: one image and one reconstruction a client, 60 times, 1 hit of 4 each.
 
-    The reconstructions are drawn alike, so hits are the fixed points of a map composed with a random permutation: mean
-    1, variance at most 1 (a permutation; 0 where all images have one nearest). The binomial's .75 is as wide to within
-    a fifth of a standard deviation.
+    Hits are the fixed points of a map composed with a random permutation: mean 1, variance at most 1; the binomial's
+    .75 is as wide to within a fifth of a standard deviation.
     """
     hits, noise = 0, seeded(3)
     for _ in range(TIMES):

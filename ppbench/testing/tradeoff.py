@@ -36,8 +36,7 @@ NEAR = 1e-4
 def off_level_equals_none(trial: Trial) -> Iterator[str]:
     """Ask whether the defense at its off level trains as `none` does, to float tolerance.
 
-    Shards of equal size and full batches, so that neither weights of clients nor an order of draws differ; plain SGD,
-    because Adam makes rounding large.
+    Equal shards, full batches, plain SGD: neither weights, nor orders of draws, nor Adam make rounding large.
     """
     if trial.off is None:
         raise NotAsked("no parameters were named at which it does nothing; give off={...} where it has such a level")
@@ -70,11 +69,10 @@ def _weights(defense: Defense, plan: Plan, start: Params) -> Params:
 
 
 def control_moves_accuracy_one_way(trial: Trial) -> Iterator[str]:
-    """Ask whether accuracy over the control grid falls only, or rises only.
+    """Ask whether accuracy over the control grid falls only, or rises only; `Untold` where no pair of values differs.
 
-    The smallest, the middle and the largest value of the quick grid, eight seeds each (weights, shards and draws),
-    paired by seed. A difference counts where a paired t-test over the seeds finds it at level .01 over all pairs
-    (Bonferroni): it is a violation when one pair rises and another falls. `Untold` where no pair differs.
+    The smallest, the middle and the largest value of the quick grid, eight seeds each, paired by seed: a difference
+    counts where a paired t-test finds it at level .01 over all pairs (Bonferroni).
     """
     defense = trial.defense
     if defense.control is None:
@@ -129,10 +127,7 @@ def _learning(defense: Defense) -> Plan:
 
 
 def direction(first: Sequence[float], second: Sequence[float], values: int) -> int:
-    """Return 1 where accuracy rises from `first` to `second`, -1 where it falls, 0 where chance may have done it.
-
-    Both are by seed; values: how many values of the control parameter are compared, all pairs of them.
-    """
+    """Return 1 where accuracy, by seed, rises to `second`, -1 where it falls, else 0; of all pairs of `values`."""
     differences = [b - a for a, b in zip(first, second, strict=True)]
     pairs = values * (values - 1) / 2
     error = max(stdev(differences), 1 / (1797 - POOL)) / len(differences) ** 0.5  # never surer than one test example

@@ -118,10 +118,7 @@ class Duel:
         return [field.name for field in fields(self.attack) if field.name.endswith("budget")]
 
     def probe(self, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None) -> World:
-        """Return what the adversary of `threat` sees of `count` victims, with public examples of noise.
-
-        pictures: what replaces the victims' images before.
-        """
+        """Return what `threat` sees of `count` victims, whose images `pictures` may replace, with public noise."""
         run = self.federate()
         victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
         if pictures is not None:
@@ -157,10 +154,7 @@ def silenced(view: View) -> View:
 
 
 def mute(duel: Duel, count: int, batch: int = 1) -> World:
-    """Return a world whose uploads are noise of scale 1e-3, in the form in which the defense sends its own.
-
-    Where that takes keys, or more than one gradient, the numbers in the clients' own letters are drawn anew.
-    """
+    """Return a world of uploads of noise, 1e-3, in the defense's form; where that takes keys, of letters drawn anew."""
     defense = duel.defense
     if defense.masked or not defense.mappable:
         world, g = duel.probe(count, batch), seeded(5)
@@ -226,11 +220,6 @@ def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]
     own = {e.unit: e for e in attack.evidence(world.view)}
     scored = score_images(world.victims, guesses, own, {}, world.view.plan.data_range)
     return [victim.decibels for victim in scored.victims]
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the lower median."""
-    return float(torch.tensor(values).median())
 
 
 def within_chance(hits: int, trials: int, chance: float) -> bool:

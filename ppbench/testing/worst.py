@@ -18,11 +18,7 @@ FigureName = Literal["asr", "psnr", "labels", "cap"]
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst of all figures of one kind, with its 95 % interval, None where it has none.
-
-    value: largest of what must be small (asr, psnr, labels), smallest of what must be large (cap). where: attack,
-    control value, stage and threat model, in words.
-    """
+    """The worst figure of one kind, with its 95 % interval if any: the smallest CAP, the largest of all others."""
 
     value: float
     low: float | None
@@ -44,10 +40,7 @@ class Judged:
 
 
 def judge(figure: FigureName, limit: float, worst: Worst | None) -> Judged:
-    """Return whether a figure keeps its limit: a CAP at or above it, all others at or below; one not there keeps none.
-
-    The figure itself decides: an interval wholly beyond the limit would let a defense pass for want of victims.
-    """
+    """Return whether a figure, not its interval, keeps its limit: a CAP at or above it, others at or below."""
     sign, name = (-1, f"min_{figure}={limit:g}") if figure == "cap" else (1, f"max_{figure}={limit:g}")
     if worst is None:
         lacking = "was asked, but no finished cell has such a figure; add attacks that give one to the suite, or leave"
@@ -59,11 +52,10 @@ def judge(figure: FigureName, limit: float, worst: Worst | None) -> Judged:
 
 
 def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[str, Worst]:
-    """Return the worst figures of one defense's cells, by name; those that no cell gives are left out.
+    """Return the worst figures of a defense's cells that some complete cell gives, oracles aside, by name.
 
-    asr: of membership attacks.  psnr: median dB, each victim by the attack that rebuilds it best.  labels: share of
-    labels recovered.  cap: "recon/1" of the same worst cases, over the whole grid; the others at the control value
-    `at`, by default over all. Oracles and cells that are not complete are left out.
+    asr: of membership; psnr: median dB, each victim by its best attack; labels: share recovered; cap: "recon/1" of
+    these worst cases over the whole grid, the others at the control value `at`, by default over all.
     """
     frame = frame_of(records)
     here = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]

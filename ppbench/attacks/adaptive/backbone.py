@@ -14,10 +14,16 @@ import torch
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine
-from ppbench.attacks.reconstruction.fastpath.chain import backward_tangent, compile_chain, forward_tangent, prefers_vmap
+from ppbench.attacks.reconstruction.fastpath.chain import (
+    backward,
+    backward_tangent,
+    compile_chain,
+    forward,
+    forward_tangent,
+    prefers_vmap,
+)
 from ppbench.attacks.reconstruction.fastpath.distances import residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import Step
-from ppbench.attacks.reconstruction.fastpath.passes import Memo
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -68,18 +74,10 @@ class ChainBackbone:
 
     def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
-        memos = [Memo(len(x)) for _ in self.steps]
-        a = x if x.dim() == 3 else x.flatten(0, 1)
-        for step, memo in zip(self.steps, memos, strict=True):
-            a = step.forward(a, memo)
+        a, memos = forward(self.steps, x)
         features, pull = self.known.feature_term(a.reshape(w.shape), index)
-        cotangent: Tensor | None = w.reshape(a.shape)
-        for step, memo in zip(reversed(self.steps), reversed(memos), strict=True):
-            if cotangent is not None:
-                cotangent = step.backward(cotangent, memo)
         distance, directions = torch.zeros_like(features), []
-        pairs = [(s, m) for s, m in zip(self.steps, memos, strict=True) if isinstance(s, Affine)]
-        for (layer, memo), goal in zip(pairs, self.targets, strict=True):
+        for (layer, memo), goal in zip(backward(self.steps, memos, w.reshape(a.shape)), self.targets, strict=True):
             direction, part = residual(layer, memo, goal.at(index))
             directions.append(direction)
             distance = distance + part

@@ -29,21 +29,13 @@ SMALL = 50  # numbers up to which the exact law of the statistic is taken
 
 
 def histogram_test(real: Tensor, noise: Tensor) -> Any:
-    """Return Kolmogorov and Smirnov's `statistic` and `pvalue`: whether a histogram tells real from noise inputs.
-
-    Of the differences [K] of a real batch and [K'] of noise inputs, finite, at least one each (App. D). A weak test: it
-    is blind to the directions, with which the differences are a sketch of the gradient.
-    """
+    """Return Kolmogorov and Smirnov's `statistic` and `pvalue` of differences [K] on real, [K'] on noise inputs."""
     method = "exact" if min(len(real), len(noise)) <= SMALL else "asymp"
     return stats.ks_2samp(real.double().cpu().numpy(), noise.double().cpu().numpy(), method=method)
 
 
 def most_alike(plan: Plan, rounds: Sequence[Equations], labels: Tensor, generator: torch.Generator) -> int | None:
-    """Return which of the `labels` [M, B] gives noise inputs the histogram most like the observed one.
-
-    Statistics are summed over rounds. The candidates' directions are the attacker's own: nothing is paired with the
-    observed numbers. None where a number is not finite.
-    """
+    """Return which of the `labels` [M, B] gives noise inputs the most similar histogram; None: not finite."""
     total = torch.zeros(len(labels), dtype=torch.float64)
     for r in rounds:
         own = Directions(int(torch.randint(2**31, (), generator=generator)), r.z.entries, r.z.count)

@@ -16,9 +16,9 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.baffle_sketch import Equations, Sketch, sketches
-from ppbench.attacks.label.recovery import greedy_multiset, noise_means, read_labels, single_label
+from ppbench.attacks.label.recovery import LabelRecovery, Reader, greedy_multiset, noise_means, single_label
 from ppbench.base.autodiff import gradients
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Layout
@@ -93,10 +93,9 @@ def bias_signal(rounds: Sequence[Equations]) -> Tensor:
 def sketched_labels(
     plan: Plan, sketch: Sketch, batch: int, generator: torch.Generator, method: Literal["cone", "stein"] = "cone"
 ) -> Tensor | None:
-    """Return the labels [batch] int64 that a sketch tells, as a sorted multiset; None where it is not finite, or zero.
+    """Return the labels [batch] int64, sorted, that a sketch of `batch` examples' mean gradient tells; None: nothing.
 
-    The sketch is of the mean gradient of `batch` examples. The generator draws noise images. "stein" takes the signs of
-    the estimated gradient of the head's bias alone.
+    The generator draws noise images; "stein" looks at the estimated gradient of the head's bias alone.
     """
     linear = linearized(plan, sketch.rounds, generator)
     if not bool(linear.a.isfinite().all() & linear.s.isfinite().all() & (linear.s != 0).any()):
@@ -114,9 +113,8 @@ def sketched_labels(
 def aligned_labels(linear: Linear, prediction: Tensor, batch: int) -> Tensor:
     """Return the multiset of labels [batch] int64, sorted, whose mean p - y points most along the sketch.
 
-    Mean p - y is taken for a multiple u of (wrong - counts / batch), where u is the mean probability of wrong classes
-    and `wrong` how it is spread: evenly, or as `prediction` [C], the mean probabilities on noise images. The multiset
-    is searched from what some u suggest, by exchanges of one label.
+    Mean p - y is taken for u (wrong - counts / batch), `wrong` even or the `prediction` [C] on noise images; multisets
+    are searched from what some u suggest, by exchanges of one label.
     """
     even, estimate = torch.full_like(prediction, 1 / len(prediction)), linear.estimate()
     found = []
@@ -148,7 +146,7 @@ def _labels(counts: Tensor, batch: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BaffleLabels(Attack):
+class BaffleLabels(LabelRecovery):
     """Labels of examples, batches and cohorts from the joint law of directions and loss differences.
 
     By "cone", or by "stein", the gradient of the head's bias as the server itself would estimate it, which tells labels
@@ -158,7 +156,6 @@ class BaffleLabels(Attack):
     method: Literal["cone", "stein"] = "cone"
 
     name: ClassVar[str] = "baffle_labels"
-    kind: ClassVar[Kind] = "label"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"baffle"})
@@ -168,17 +165,12 @@ class BaffleLabels(Attack):
         """Return whether images have classes, and the head a bias where it alone is looked at."""
         return super().suits(plan) and not plan.net.pixelwise and (self.method == "cone" or plan.net.head_bias)
 
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
+    def reader(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Reader:
+        """Return the labels of units that left a sketch."""
         found = {sketch.unit: sketch for sketch in sketches(view)}
-        plain = {e.unit: e for e in view.defense.evidence(view)}
-        guesses = []
-        for asked in challenges:
-            count, sketch = len(asked.unit) * asked.batch, found.get(asked.unit)
-            labels = None
-            if sketch is not None:
-                labels = sketched_labels(view.plan, sketch, count, generator, self.method)
-            if labels is None:
-                labels = read_labels(plain.get(asked.unit), view.plan, count, generator)
-            guesses.append(Guess(y=labels, evaluations=1))
-        return guesses
+
+        def tell(asked: Challenge) -> Tensor | None:
+            sketch, count = found.get(asked.unit), len(asked.unit) * asked.batch
+            return None if sketch is None else sketched_labels(view.plan, sketch, count, generator, self.method)
+
+        return tell

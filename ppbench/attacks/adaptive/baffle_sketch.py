@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import chunks, step_seeds
-from ppbench.defenses.baffle.evidence import answers
+from ppbench.defenses.baffle.messages import answers
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.evidence import Shared, cohorts
 from ppbench.federation.evidence import Evidence, Simulate
@@ -31,10 +31,7 @@ INSIDE = 1e-3  # relative distance from the span of the directions up to which a
 
 
 class Directions:
-    """The map Z [K, n] float32 of a seed, applied in any precision and differentiable once.
-
-    Its K n numbers are kept where they are no more than `room` (None: `KEPT`).
-    """
+    """The map Z [K, n] float32 of a seed, differentiable once; up to `room` numbers (None: `KEPT`) are kept."""
 
     def __init__(self, seed: int, entries: int, count: int, room: int | None = None) -> None:
         self.seed, self.entries, self.count = seed, entries, count
@@ -91,10 +88,7 @@ class Equations:
 
 @dataclass(frozen=True)
 class Sketch:
-    """All rounds' equations, oldest first, about one slot, or about the mean gradient of a cohort.
-
-    shares: weights of the unit's slots in the mean; () where they are equal.
-    """
+    """All rounds' equations, oldest first, about a unit's mean gradient; shares: its slots' weights, () if equal."""
 
     unit: tuple[Slot, ...]
     rounds: tuple[Equations, ...]
@@ -118,11 +112,7 @@ class Drawn:
 
 
 def sketches(view: View) -> list[Sketch]:
-    """Return a sketch of every client's gradient, or of every cohort's where masks leave no more.
-
-    At epoch level the upload is an update. Where it is a sum of estimates, which lies in the span of the directions,
-    its coordinates there give the sketch (see `_steps`); other updates give none.
-    """
+    """Return a sketch of every client's gradient, or cohort's where masks leave no more; of updates see `_steps`."""
     defense = view.defense
     if not isinstance(defense, Baffle):
         return []
@@ -156,12 +146,7 @@ def _shares(view: View, exchange: Exchange, unit: tuple[Slot, ...]) -> tuple[flo
 
 
 def _steps(view: View, defense: Baffle, found: dict[Slot, list[Exchange]], drawn: Drawn) -> list[Sketch]:
-    """Return the sketches behind first updates, one round of equations for each local step.
-
-    Plain SGD on one batch, once an epoch, uploads the sum of its steps' estimates. Whether an update is such a sum
-    shows in its distance from the span of all steps' directions, which must be fewer than the model has entries. Of a
-    cohort's mean only a single step can be read: later ones start from other weights in each client.
-    """
+    """Return the sketches behind first updates that lie in the span of their steps' directions, a round each step."""
     known, local = [], view.plan.local
     steps = local.epochs if local.upload == "delta" else 1
     if steps > 1 and local.opt.momentum:  # in the span too, but steps would be weighted unequally
@@ -197,10 +182,7 @@ def coordinates(maps: Sequence[Directions], total: Tensor) -> tuple[Tensor, ...]
 
 
 def sketch_evidence(view: View, found: Sequence[Sketch]) -> list[Evidence]:
-    """Return the sketches as evidence "s0", "s1", ... of the rounds; equal weights and directions share a simulation.
-
-    Not a gradient at public weights: `params` is None.
-    """
+    """Return the sketches as evidence "s0", "s1", ... of the rounds, no gradient at public weights (`params` None)."""
     shared, known = Shared(view.plan), dict[tuple[object, ...], Simulate]()
     evidence = []
     for sketch in found:

@@ -158,21 +158,14 @@ def decided(start: Starts) -> Starts:
 
 
 def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
-    """Return by how much clipping shrank each gradient, at least 1: norm of the simulated gradient over `clip`.
-
-    Exact for one example; for a batch, the common factor under which its mean gradient would have been clipped.
-    """
+    """Return by how much clipping shrank each (mean) gradient, at least 1: norm of the simulated one over `clip`."""
     found = [_simulated(one, start, row) for row, one in enumerate(evidence)]
     norms = [float(Layout.of(simulated).pack(simulated).norm()) for simulated in found]
     return (torch.tensor(norms) / clip).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1.0)
 
 
 def reweighted(evidence: Evidence, start: Starts, row: int) -> Evidence:
-    """Return evidence whose weighted squares touch a Laplace likelihood at the present guess.
-
-    |r| / b = r^2 / (2 |r0| b) + const at r = r0; relative to r^2 / (2 std^2) with std^2 = 2 b^2 that is a weight of
-    std^2 / (|r0| b) = 2 b / |r0|.
-    """
+    """Return evidence whose weighted squares touch a Laplace likelihood at r0: |r| <= (r^2 / |r0| + |r0|) / 2."""
     noise: Noise | None = evidence.noise
     assert noise is not None  # only called under a Laplace law
     scale = noise.std / math.sqrt(2)

@@ -1,4 +1,9 @@
-"""Images from what the head gave away: first from the features alone, then from the backbone's gradient as well."""
+"""Images from the public head's gradient: exact features first (without the backbone), then images that have them.
+
+With cross-entropy the head's gradient is dW = (1/B) A^T Phi and db = (1/B) A^T 1, where A = p - onehot(y) [B, C] and
+Phi [B, D] are the features. One example: Phi = dW[y] / db[y]. More, while B < C: Phi = M R with R the B leading right
+singular vectors of dW, and the predictions p = softmax(Phi W^T + b) close the system for the B x B matrix M.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,148 @@ from torch import Tensor
 
 from ppbench.attacks.adaptive.backbone import BackboneObjective
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
+from ppbench.attacks.reconstruction.search.priors import TotalVariation
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
+
+TINY = 1e-300
+DAMPING_START, DAMPING_DOWN, DAMPING_UP, DAMPING_MAX = 1e-3, 0.3, 5.0, 1e12
+STEPS = 100
+"""Damped steps a start, at most."""
+SPREAD = 0.3
+"""Relative size of the multiplicative noise of restarts."""
+STOP, ENOUGH, ACCEPT = 1e-20, 1e-13, 1e-9
+"""Relative squared residuals: at which the search ends; from the plain start that makes restarts needless (a float32
+gradient leaves about 1e-14); largest one of an answer that counts as a solution."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features [B, D] float64 of a batch of `labels` [B] int64, the head's relative squared mismatch, whether exact."""
+
+    value: Tensor
+    labels: Tensor
+    residual: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class System:
+    """The closed system in the row space of dW; everything float64.
+
+    target: [C, B + 1], dW R^T beside db: what (1/B) A^T [M, 1] must equal; logits: [B, C], R W^T: logits are
+    M @ logits + bias [C]; onehot: [B, C] of the labels.
+    """
+
+    target: Tensor
+    logits: Tensor
+    bias: Tensor
+    onehot: Tensor
+
+    def residual(self, m: Tensor) -> Tensor:
+        """Return the relative residuals [S, C * (B + 1)] of candidates m [S, B, B]."""
+        a = (m @ self.logits + self.bias).softmax(-1) - self.onehot
+        wide = torch.cat([m, torch.ones_like(m[..., :1])], -1)
+        gap: Tensor = a.mT @ wide / len(self.onehot) - self.target
+        relative: Tensor = gap / self.target.norm().clamp(min=TINY)
+        return relative.flatten(1)
+
+    def jacobian(self, m: Tensor) -> Tensor:
+        """Return d residual / d m as [S, C * (B + 1), B * B] for m [S, B, B]."""
+        batch, count = len(self.onehot), len(m)
+        p = (m @ self.logits + self.bias).softmax(-1)
+        # dp[s, i, c, j]: derivative of p[i, c] to M[i, j]
+        dp = p[..., None] * (self.logits.T - (p @ self.logits.T)[:, :, None])
+        wide = torch.cat([m, torch.ones_like(m[..., :1])], -1)
+        parts = torch.einsum("sicj,sik->sckij", dp, wide)
+        eye = torch.eye(batch, batch + 1, dtype=m.dtype, device=m.device)
+        parts = parts + torch.einsum("sic,jk->sckij", p - self.onehot, eye)
+        scale: Tensor = batch * self.target.norm().clamp(min=TINY)
+        return parts.reshape(count, -1, batch * batch) / scale
+
+
+def levenberg_marquardt(system: System, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the candidates [S, B, B] refined one by one until one is below `STOP`, and their squared residuals [S]."""
+    damping = torch.full((len(m),), DAMPING_START, dtype=m.dtype, device=m.device)
+    r = system.residual(m)
+    loss = (r * r).sum(1)
+    for _ in range(STEPS):
+        if bool((loss < STOP).any()) or bool((damping > DAMPING_MAX).all()):
+            break
+        j = system.jacobian(m)
+        gram = j.mT @ j
+        scale = gram.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
+        step, info = torch.linalg.solve_ex(gram + torch.diag_embed(damping[:, None] * scale), (j.mT @ r[..., None]))
+        trial = m - step.reshape_as(m)
+        r_trial = system.residual(trial)
+        loss_trial = (r_trial * r_trial).sum(1)
+        better = (loss_trial < loss) & (info == 0)  # False on NaN: the old candidate stays
+        m = torch.where(better[:, None, None], trial, m)
+        r, loss = torch.where(better[:, None], r_trial, r), torch.where(better, loss_trial, loss)
+        damping = torch.where(better, damping * DAMPING_DOWN, damping * DAMPING_UP)
+    return m, loss
+
+
+def class_starts(weight_grad: Tensor, bias_grad: Tensor, labels: Tensor) -> Tensor:
+    """Return dW[c] / db[c] for each label as [B, D] float64: exact for one example, a class mean otherwise."""
+    divisor = bias_grad[labels].double()
+    safe = torch.where(divisor.abs() < TINY, torch.ones_like(divisor), divisor)
+    return weight_grad[labels].double() / safe[:, None]
+
+
+def recover_features(
+    params: Params,
+    weight_grad: Tensor,
+    bias_grad: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
+    *,
+    restarts: int = 30,
+) -> Features:
+    """Return the features of a batch from the gradient of the public head, [C, D] and [C], finite (spec 9.2, 9.2b).
+
+    labels: [B] int64, the recovered multiset. The generator draws the `restarts` starts besides the plain one.
+    """
+    start, batch = class_starts(weight_grad, bias_grad, labels), len(labels)
+    params = {name: params[name].detach() for name in ("head.weight", "head.bias")}
+    if 1 < batch < len(bias_grad):  # the rows of p - onehot sum to zero, so dW has rank below C: room for B < C
+        value = _solved(params, weight_grad.double(), bias_grad.double(), start, labels, generator, restarts)
+        residual = head_mismatch(params, weight_grad, bias_grad, value, labels)
+        if residual <= ACCEPT:
+            return Features(value, labels, residual, True)
+    return Features(start, labels, head_mismatch(params, weight_grad, bias_grad, start, labels), batch == 1)
+
+
+def _solved(
+    params: Params, dw: Tensor, db: Tensor, start: Tensor, labels: Tensor, generator: torch.Generator, restarts: int
+) -> Tensor:
+    """Return the features [B, D] with the smallest residual, from the plain start or, if that is large, noisy ones."""
+    rows = torch.linalg.svd(dw, full_matrices=False).Vh[: len(labels)]
+    onehot = torch.nn.functional.one_hot(labels, len(db)).double()
+    weight, bias = params["head.weight"].double(), params["head.bias"].double()
+    system = System(torch.cat([dw @ rows.T, db[:, None]], 1), rows @ weight.T, bias, onehot)
+    draws = torch.randn(restarts, *start.shape, generator=generator, dtype=torch.float64).to(start.device)
+    best, loss = levenberg_marquardt(system, (start @ rows.T)[None])
+    if not float(loss[0]) <= ENOUGH:
+        more, more_loss = levenberg_marquardt(system, (start * (1 + SPREAD * draws)) @ rows.T)
+        best, loss = torch.cat([best, more]), torch.cat([loss, more_loss])
+    value: Tensor = best[int(loss.nan_to_num(nan=torch.inf).argmin())] @ rows
+    return value
+
+
+def head_mismatch(params: Params, weight_grad: Tensor, bias_grad: Tensor, phi: Tensor, labels: Tensor) -> float:
+    """Return the squared distance of the head's gradient under features phi [B, D] to the observed, relative to it."""
+    weight, bias = params["head.weight"].double(), params["head.bias"].double()
+    a = (phi @ weight.T + bias).softmax(-1) - torch.nn.functional.one_hot(labels, len(bias)).double()
+    dw, db = a.T @ phi / len(phi), a.mean(0)
+    error = ((dw - weight_grad) ** 2).sum() + ((db - bias_grad) ** 2).sum()
+    return float(error / ((weight_grad.double() ** 2).sum() + (bias_grad.double() ** 2).sum()).clamp(min=TINY))
+
 
 FEATURE_WEIGHT = 1e3
 RELAX = 0.01
 SETTINGS = Settings(history=60, progress=0.03)
+TOTAL_VARIATION = TotalVariation(1.0)
 
 
 @dataclass(frozen=True)
@@ -28,23 +169,6 @@ class Images:
     x: Tensor
     loss: Tensor
     evaluations: Tensor
-
-
-def total_variation(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean |dx| + mean |dy| of images [N, C, H, W] as [N], and its gradient; zero for other inputs."""
-    value, gradient = torch.zeros_like(x.flatten(1)[:, 0]), torch.zeros_like(x)
-    if x.dim() != 4:
-        return value, gradient
-    for axis in (2, 3):
-        size = x.shape[axis]
-        if size < 2:
-            continue
-        step = x.narrow(axis, 1, size - 1) - x.narrow(axis, 0, size - 1)
-        value = value + step.abs().mean((1, 2, 3))
-        sign = step.sign() / step[0].numel()
-        gradient.narrow(axis, 1, size - 1).add_(sign)
-        gradient.narrow(axis, 0, size - 1).sub_(sign)
-    return value, gradient
 
 
 def invert_features(
@@ -65,9 +189,9 @@ def invert_features(
             x = z.unflatten(1, plan.spec.shape).detach().requires_grad_()
             fit = scale[index] * ((plan.net.features(params, x) - goal[index]) ** 2).sum(1)
             (gradient,) = torch.autograd.grad(fit.sum(), x)
-        rough, by_x = total_variation(x.detach())
+        rough, by_x = TOTAL_VARIATION(x.detach()[:, None], index)
         weight = smoothness / (high - low)
-        return fit.detach() + weight * rough, (gradient + weight * by_x).flatten(1)
+        return fit.detach() + weight * rough, (gradient + weight * by_x[:, 0]).flatten(1)
 
     noise = torch.randn(victims * batch, *plan.spec.shape, generator=generator)
     starts = ((low + high) / 2 + 0.02 * (high - low) * noise).to(phi)
@@ -81,21 +205,16 @@ def invert_features(
 
 
 def head_cotangents(params: Params, phi: Tensor, labels: Tensor) -> Tensor:
-    """Return W^T (p - onehot(y)) / B [V, B, D] of features phi [V, B, D] and labels [V, B] int64.
-
-    These are the cotangents at the features, were there no secret head.
-    """
+    """Return W^T (p - onehot(y)) / B [V, B, D] of phi [V, B, D] and labels [V, B]: cotangents without a secret head."""
     weight, bias = params["head.weight"].to(phi.dtype), params["head.bias"].to(phi.dtype)
     onehot = torch.nn.functional.one_hot(labels, len(bias)).to(phi.dtype)
     return ((phi @ weight.T + bias).softmax(-1) - onehot) @ weight / phi.shape[1]
 
 
 def cotangent_unit(objective: BackboneObjective, x: Tensor, w: Tensor) -> Tensor:
-    """Return the unit [V] in which unknown cotangents are measured, from the observation alone.
+    """Return the unit [V] of unknown cotangents: .3 of the rms of w, scaled by ||g|| / ||J^T w||, from f alone.
 
-    It is .3 of the rms of w scaled by ||g|| / ||J^T w||, i.e. to the size that the observed gradient asks for; a unit
-    too small or too large lets the optimizer move images and cotangents at unlike speeds. The norm follows from the
-    objective f being quadratic in w: ||J^T w||^2 / ||g||^2 = (f(w) + f(-w)) / 2 - f(0).
+    The objective f is quadratic in w: ||J^T w||^2 / ||g||^2 = (f(w) + f(-w)) / 2 - f(0).
     """
     index = torch.arange(len(x), device=x.device)
     plus, minus, none = (objective(x, w * sign, index)[0] for sign in (1.0, -1.0, 0.0))
@@ -119,7 +238,7 @@ def match_backbone(
     def joint(z: Tensor, index: Tensor, smooth: float) -> tuple[Tensor, Tensor]:
         x, w = z[:, :pixels].reshape(-1, *start.shape[1:]), z[:, pixels:].reshape(-1, *cotangents.shape[1:])
         loss, by_x, by_w = objective(x, w * unit[index], index)
-        rough, slope = total_variation(x.flatten(0, 1))
+        rough, slope = TOTAL_VARIATION(x.flatten(0, 1)[:, None], index)
         loss = loss + smooth * rough.view(len(x), -1).sum(1)
         by_x = by_x + smooth * slope.view_as(x)
         return loss, torch.cat([by_x.flatten(1), (by_w * unit[index]).flatten(1)], 1)

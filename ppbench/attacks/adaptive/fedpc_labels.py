@@ -27,11 +27,7 @@ from ppbench.federation.wire import Slot
 
 
 def class_signs(rounds: Sequence[Params]) -> Tensor:
-    """Return [C] float64, negative for classes that a client holds more of than predicted, from signs of its gradients.
-
-    The mean over rounds of the bias's sign, where it is known, else of the mean sign of the weights of the class, which
-    are those of the bias behind activations that are positive. Signs in {-1, 0, 1} are oriented as a gradient.
-    """
+    """Return [C] float64, negative for classes held more than predicted: mean sign of bias or weights over rounds."""
     found = []
     for known in rounds:
         rows = known["head.weight"].double().mean(1)
@@ -41,10 +37,7 @@ def class_signs(rounds: Sequence[Params]) -> Tensor:
 
 
 def sign_labels(rounds: Sequence[Params], plan: Plan, params: Params, batch: int, generator: torch.Generator) -> Tensor:
-    """Return the labels [batch] int64 that `class_signs` tell, as a sorted multiset; drawn where they tell none.
-
-    `params` is the model that the rounds began with; the generator draws noise images, or labels that are not told.
-    """
+    """Return the labels [batch] int64, sorted, that `class_signs` tell of rounds that began with `params`, or drawn."""
     signal = class_signs(rounds) if rounds else torch.zeros(plan.spec.classes, dtype=torch.float64)
     if not signal.isfinite().all() or not bool((signal != 0).any()):
         return torch.randint(0, plan.spec.classes, (batch,), generator=generator).sort().values

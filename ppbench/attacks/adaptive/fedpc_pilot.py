@@ -18,8 +18,7 @@ import torch
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.dlg import NEAR
-from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
-from ppbench.attacks.reconstruction.local_steps import LocalTraining, signed
+from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, LocalTraining, signed
 from ppbench.base.tree import Params
 from ppbench.defenses.fedpc.evidence import model_of, uploads
 from ppbench.defenses.fedpc.messages import Weights
@@ -67,11 +66,7 @@ def observed_pilots(view: View) -> dict[Slot, Observed]:
 
 
 def secrets(plan: Plan, defense: FedPC, round_: int, count: int) -> list[Secret]:
-    """Return the hyper-parameters of the public menus that differ in effect on `count` images.
-
-    A client that uploads after one gradient (a gradient plan) takes one step, whatever its epochs. Of Adam's change
-    only the signs are matched, which are the same for all.
-    """
+    """Return the public menus' hyper-parameters that differ in effect on `count` images; one under Adam."""
     base, local = plan.local.opt.rate(round_), plan.local.upload == "delta"
     if plan.local.opt.name == "adam":
         return [Secret(base, 1, count)]
@@ -154,10 +149,7 @@ def invert(trials: Trials, tries: Sequence[Secret]) -> list[Guess]:
 def linear_pilots(
     found: Sequence[Observed], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator, budget: int
 ) -> list[Guess]:
-    """Return guesses where the first layer is linear with biases: the ratio of changes, free of learning rates.
-
-    For one example it is the image after any number of steps of SGD, since the input of that layer never moves.
-    """
+    """Return guesses where the first layer is linear with biases: ratios of changes, free of learning rates."""
     nominal = pilot_evidence(found, plan, Secret(plan.local.opt.rate(found[0].round), 1, 2**31))
     gradients = [e.simulate.as_gradient(e, 1) for e in nominal if isinstance(e.simulate, LocalTraining)]
     return AnalyticInversion(budget=budget).answer(gradients, plan, challenges, generator)

@@ -33,9 +33,8 @@ def invert(
 ) -> list[Guess]:
     """Return one guess a challenge from evidence about its unit; a start image where there is none.
 
-    A network that begins with a linear layer is inverted analytically: one example always, a batch where that layer has
-    biases (see `AnalyticInversion`). Where that fails on one example, and for all other networks, batches are matched.
-    Both together take `budget` gradient evaluations a victim.
+    By algebra where it applies (`AnalyticInversion`: one example, or a batch and biases), else, or where that fails on
+    one example, by a search; both together take `budget` gradient evaluations a victim.
     """
     search, first = DLG(budget=budget, restarts=RESTARTS, hopeless=CONFIDENT), first_layer(plan)
     if first is None:

@@ -1,4 +1,4 @@
-"""Estimators of the additive mask that PBPFL and MP-DP put on a network's logits, from what is public or one's own.
+"""The additive mask that PBPFL and MP-DP put on a network's logits, estimated from what is public or one's own.
 
 A party computes yhat = y + alpha r at the perturbed weights, where y are the true logits, alpha the sum of the head's
 inputs (which it knows) and r [C] the mask. Of r it knows the directions: r = sum_k c_k d_k, with one public direction
@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from ppbench.base.tree import Params
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
+from ppbench.federation.plan import Plan
+from ppbench.nets.walk import channels
 
 STEPS = 30
 """Reweightings of the location of the head's columns."""
@@ -24,10 +30,7 @@ DOUBT = 4.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of the mask's coefficients [m], with the covariance [m, m] of their error, as the estimator sees it.
-
-    bias: largest plausible variance of a bias that the estimator cannot see, mean over the coefficients.
-    """
+    """The mask's coefficients [m], the covariance [m, m] of their error, the largest plausible variance of a bias."""
 
     coefficients: Tensor
     covariance: Tensor
@@ -62,9 +65,8 @@ def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) 
 def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
     """Locate the columns of the head's perturbed weight [C, D]: column j is W_j / r_j + r, so r is where they lie.
 
-    Location and scatter of a multivariate t law by iterated reweighting: it ignores columns that a small r_j blew up,
-    and weighs directions [m, C] by how little the true columns vary along them. Its error is measured to be about half
-    that of the medians of the rows.
+    By a multivariate t law, reweighted: columns blown up by a small r_j count little, as do directions [m, C] in which
+    the true columns vary. Its error is measured to be about half that of the rows' medians.
     """
     classes, width = weight.shape
     coefficients = _left(directions) @ weight.median(1).values
@@ -84,11 +86,9 @@ def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
 
 
 def combined(own: Estimate, rows: Estimate) -> Tensor:
-    """Return coefficients [m] from labelled examples and from the head's columns together.
+    """Return coefficients [m] from labelled examples (biased while training) and head's columns (imprecise) together.
 
-    The first may be biased where training is not stationary, the second is imprecise. A bias variance is read off
-    their distance, as far as their own variances do not explain it and the size of the errors y - ybar allows it; then
-    each counts by its precision. On trained iterates that is the regression; at initialization it leans to the columns.
+    Each counts by its precision, with a bias variance read off what their own variances leave of their distance.
     """
     distance, doubt = own.coefficients - rows.coefficients, DOUBT * rows.covariance
     excess = (distance.square() - doubt.diagonal() - own.covariance.diagonal()).mean().clamp(min=0, max=own.bias)
@@ -124,3 +124,62 @@ def by_projection(masked: Tensor, direction: Tensor, y: Tensor | None = None) ->
 def _left(directions: Tensor) -> Tensor:
     """Return [m, C] that gives c from r = sum_k c_k d_k."""
     return solve(directions @ directions.T, directions)
+
+
+def sources(plan: Plan) -> dict[str, Tensor | None]:
+    """Return by name the parameters in which the features are jointly homogeneous of degree one.
+
+    Those are weights where they read the input, biases and the affine part of norms (up to a norm's eps). None for a
+    whole parameter, or [inputs] bool: which of a weight's inputs (its axis 1) are the network's.
+    """
+    found: dict[str, Tensor | None] = {}
+    for name, factor in channels(plan.spec, "affine").factors.items():
+        if factor.out is None:
+            continue
+        raw = None if factor.inp is None else torch.from_numpy(np.asarray(factor.inp == 0))
+        if raw is None or bool(raw.any()):
+            found[name] = None if raw is None or bool(raw.all()) else raw
+    return found
+
+
+def inner(plan: Plan, tree: Params, params: Params) -> Tensor:
+    """Return sum over `sources` of <gradient, parameter>: [...] for gradients `tree` [..., *shape] at `params`."""
+    total = torch.zeros(())
+    for name, part in sources(plan).items():
+        value = params[name].double()
+        product = tree[name].double() * value
+        if part is not None:
+            product = product * part.view(-1, *[1] * (value.dim() - 2))
+        lead = product.dim() - value.dim()
+        total = total + (product.flatten(lead).sum(-1) if value.dim() else product)
+    return total
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means over a batch, times a common factor: alpha^2, [m] alpha d_k^T (yhat - ybar), [m] alpha d_k^T ybar."""
+
+    square: Tensor
+    error: Tensor
+    labels: Tensor
+
+
+def exact_moments(plan: Plan, found: Surrogates, params: Params, directions: Tensor, masked_bias: bool) -> Moments:
+    """Return the moments where g is exact: the sum of its head's columns is mean (yhat - ybar) alpha, in all entries.
+
+    `found` is of one client, or the mean over clients, taken at the perturbed weights `params`. A masked head bias has
+    alpha = 1 + sum of features; sigma's own head bias is d mean alpha, with directions d [m, C].
+    """
+    error, square = found.g[HEAD_WEIGHT].double().sum(1), inner(plan, found.beta, params)
+    if masked_bias and HEAD_BIAS in params:
+        error = error + found.g[HEAD_BIAS].double()
+        mean = (found.sigma[HEAD_BIAS].double() * directions).sum() / directions.square().sum()
+        square = square + mean
+    return Moments(square, directions @ error, torch.full((len(directions),), torch.nan, dtype=torch.float64))
+
+
+def noiseless_moments(plan: Plan, found: Surrogates, params: Params) -> Moments:
+    """Return the moments from sigma and beta alone, of a network without biases: two degrees, two equations."""
+    both, square = inner(plan, found.sigma, params), inner(plan, found.beta, params)
+    outputs = (found.sigma[HEAD_WEIGHT].double() * params[HEAD_WEIGHT].double()).flatten(1).sum(1)
+    return Moments(square, both - outputs, 2 * outputs - both)

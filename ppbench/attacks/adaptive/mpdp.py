@@ -2,9 +2,9 @@
 
 Yang et al. (2024) add noise to the gradient G at the perturbed weights, but not to Psi and Phi. One example: with
 e = yhat - ybar and q = e / alpha, Psi_i = grad(alpha e_i) and Phi = grad(alpha^2 / 2) give G exactly, as
-sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (see `euler`): for the server at the
-true weights, for a listener at those of an ordinary network, as transitional layers fold away. Batches: Psi and Phi are
-themselves exact functions of the batch.
+sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (`noiseless_moments`): for the server at
+the true weights, for a listener at those of an ordinary network, as transitional layers fold away. Of batches Psi and
+Phi are themselves exact functions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.euler import noiseless_moments
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
-from ppbench.attacks.adaptive.mask_estimators import by_rows
+from ppbench.attacks.adaptive.mask_estimators import by_rows, noiseless_moments
 from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable
 from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
-from ppbench.defenses.pbpfl.evidence import exchanges
-from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, mask
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, exchanges, mask
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
@@ -40,11 +38,7 @@ CHANNELS = 2
 
 
 def rebuilt(plan: Plan, found: Surrogates, params: Params) -> Params:
-    """Return G of a batch of one example, without noise, from sigma [C, ...] and beta at the perturbed `params`.
-
-    Any common factor of the upload stays on the result. NaN where the example fires no unit of the last layer. The
-    network has no biases.
-    """
+    """Return the noiseless G of one example, up to a factor, from sigma [C, ...] and beta; NaN where no unit fires."""
     moments = noiseless_moments(plan, found, params)
     ratio = moments.error / moments.square
     return {
@@ -118,11 +112,7 @@ class Exact:
         return Evidence((exchange.slot,), observed, self.shared.at(params), params, channel="rebuilt")
 
     def _unmasked(self, exchange: Exchange, g: Params) -> tuple[Params, Params]:
-        """Return weights of the plan's network and the gradient at them, with most of the mask taken off both.
-
-        What the server recovers for the mask r is exact for any other in place of r, at the head less that mask. One
-        that the head's columns show leaves a network near the true one, which is easier to search than a masked one.
-        """
+        """Return weights, and the exact gradient there, less the mask that the head's columns show."""
         params, along = exchange.asked.params, directions(exchange.answer, exchange.asked.direction)
         found = by_rows(params[HEAD_WEIGHT].double(), along).coefficients
         r = found @ along

@@ -2,7 +2,7 @@
 
 Psi_i = grad mean alpha (yhat_i - ybar_i) is of degree two in the weights that read the input and its first part of
 degree one in the head: Euler's identities give mean alpha ybar_i, the share of alpha that falls to class i (see
-`euler`). It is exact whatever the noise on G.
+`noiseless_moments`). It is exact whatever the noise on G.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.euler import Moments, noiseless_moments
-from ppbench.attacks.label.recovery import greedy_multiset, read_labels
+from ppbench.adversary.attack import Challenge
+from ppbench.attacks.adaptive.mask_estimators import Moments, noiseless_moments
+from ppbench.attacks.label.recovery import LabelRecovery, Reader, greedy_multiset
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
-from ppbench.defenses.pbpfl.evidence import exchanges, whole_cohorts
-from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, exchanges, whole_cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
@@ -35,10 +34,7 @@ def directions(found: Surrogates, public: Tensor) -> Tensor:
 
 
 def only_label(moments: Moments, along: Tensor, bound: float) -> Tensor:
-    """Return the one-hot label [1, 1, C] float32 of a batch of one example.
-
-    alpha d_k^T ybar is known for every direction, and alpha from its square; the class whose d_k fit best is taken.
-    """
+    """Return the one-hot label [1, 1, C] float32 of one example: the class whose d_k fit alpha d_k^T ybar best."""
     alpha = (moments.square * bound).clamp(min=0).sqrt()
     distance = (moments.labels[:, None] * bound - alpha * along).square().sum(0).nan_to_num(nan=torch.inf)
     return one_hot(distance.argmin(), along.shape[1]).float()[None, None]
@@ -64,7 +60,7 @@ def labels_of(view: View) -> dict[tuple[Slot, ...], Tensor]:
 
 
 @dataclass(frozen=True)
-class MPDPHistogram(Attack):
+class MPDPHistogram(LabelRecovery):
     """Reads the alpha-weighted label histogram mean alpha ybar off Psi, exactly at any batch size and any noise.
 
     Its zeros are exact: a class is present or not. Counts are those of the shares, rounded to the batch's size. One
@@ -73,29 +69,19 @@ class MPDPHistogram(Attack):
     """
 
     name: ClassVar[str] = "mpdp_histogram"
-    kind: ClassVar[Kind] = "label"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1")
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = TARGETS
     reference: ClassVar[str] = "this project; Psi of Yang et al. 2024 by Euler's identities"
 
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
-        plain, counted, guesses = {e.unit: e for e in view.defense.evidence(view)}, counted_labels(view, challenges), []
-        for asked in challenges:
-            if asked.unit in counted:
-                labels = counted[asked.unit].flatten(0, 1).argmax(-1)
-            else:
-                labels = read_labels(plain.get(asked.unit), view.plan, len(asked.unit) * asked.batch, generator)
-            guesses.append(Guess(y=labels, evaluations=1))
-        return guesses
+    def reader(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Reader:
+        """Return the labels of units whose histogram can be read."""
+        counted = {u: y.flatten(0, 1).argmax(-1) for u, y in counted_labels(view, challenges).items()}
+        return lambda asked: counted.get(asked.unit)
 
 
 def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
-    """Return by unit sum_n alpha_n ybar_n / sum_n alpha_n [C] float64, exact zeros where a class is absent.
-
-    Units are clients, or whole cohorts where only sums can be read. None where sigma has one row only.
-    """
+    """Return by unit sum alpha_n ybar_n / sum alpha_n [C] float64, exact zeros where absent; one row of sigma: none."""
     found = {}
     for unit, upload in readable(view):
         params = unit[0].asked.params

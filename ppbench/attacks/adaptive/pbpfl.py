@@ -20,9 +20,8 @@ from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.evidence import Shared
-from ppbench.defenses.pbpfl.evidence import exchanges
 from ppbench.defenses.pbpfl.extended import PBPFLExt
-from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates, exchanges
 from ppbench.federation import secagg
 from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.plan import Plan

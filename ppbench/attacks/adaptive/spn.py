@@ -1,9 +1,7 @@
 """The attack that knows SPN: labels and features from the untouched public head, then images from both gradients.
 
-SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head, but the public head's gradient holds no
-trace of it. So: labels from the bias gradient, exact features from the head's gradient, an image for each feature
-vector, and at last the backbone's gradient with the total cotangent at the features as an unknown. Nothing is
-particular to SPN's loss: it works on every upload that decodes to a gradient at public weights.
+SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head; the public head's gradient holds no trace of
+it, and the total cotangent at the features can be searched as an unknown. It works on every gradient at public weights.
 """
 
 from __future__ import annotations
@@ -18,8 +16,14 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.backbone import backbone_objective
-from ppbench.attacks.adaptive.feature_inversion import Images, head_cotangents, invert_features, match_backbone
-from ppbench.attacks.adaptive.head_features import Features, recover_features
+from ppbench.attacks.adaptive.feature_inversion import (
+    Features,
+    Images,
+    head_cotangents,
+    invert_features,
+    match_backbone,
+    recover_features,
+)
 from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.search import starts
 from ppbench.base.tree import Params, tree_map
@@ -150,10 +154,7 @@ class AdaptiveSPN(Attack):
 
 
 def _alike(a: Victim, b: Victim) -> bool:
-    """Return whether two victims can share one batch of evaluations: same public weights, batch size, knowledge.
-
-    Weights are compared by value: every probe has its own copy of the broadcast.
-    """
+    """Return whether victims can share evaluations: equal weights (each probe has a copy), batch size, knowledge."""
     known = [(len(v.features.labels), v.features.exact, v.weight is None) for v in (a, b)]
     same = a.params is b.params or all(torch.equal(value, b.params[name]) for name, value in a.params.items())
     return same and known[0] == known[1]

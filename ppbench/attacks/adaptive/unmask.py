@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.attacks.adaptive.euler import Moments, exact_moments, noiseless_moments
 from ppbench.attacks.adaptive.mask_estimators import (
     Estimate,
+    Moments,
     by_projection,
     by_regression,
     by_rows,
     combined,
+    exact_moments,
+    noiseless_moments,
     solve,
     surprise,
 )
@@ -63,10 +65,7 @@ class Broadcast:
         return by_rows(self.message.params[HEAD_WEIGHT], self.directions)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return masked outputs [Q, C] and alpha [Q] of x, float64.
-
-        alpha is the answer of a head of ones, so that the defense's own `predict` is all that is asked.
-        """
+        """Return masked outputs [Q, C] and alpha [Q] of x, float64: `predict` with the head as it is, and of ones."""
         params = dict(self.message.params)
         masked = query(self.view, self.message, x)
         params[HEAD_WEIGHT] = torch.ones_like(params[HEAD_WEIGHT])
@@ -114,10 +113,7 @@ def from_own_data(broadcast: Broadcast) -> Tensor:
 
 
 def projection(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return outputs [Q, C] across the public direction, completed by labels; nothing is estimated.
-
-    With one output nothing is left (NaN). A secret direction (MP-DP) cannot be projected away: as `data_free` then.
-    """
+    """Return outputs [Q, C] across the public direction, completed by labels; NaN for C = 1; secret: `data_free`."""
     public = broadcast.message.direction
     if not len(public):
         return data_free(broadcast, x)
@@ -128,11 +124,7 @@ def projection(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) ->
 
 
 def data_free(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return outputs [Q, C] less the mask that the head's columns show, refined on x with the labels it predicts.
-
-    Regression on predicted labels is repeated until they stay, and dropped where it leads far away from the columns,
-    as it does at initialization, where every class is predicted alike.
-    """
+    """Return outputs [Q, C] less the mask that columns show, refined on predicted labels unless these collapse."""
     masked, alpha = broadcast.outputs(x)
     rows, directions, classes = broadcast.rows, broadcast.directions, masked.shape[1]
     found, before = rows.coefficients, None
@@ -148,12 +140,7 @@ def data_free(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> 
 
 
 def upload(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return outputs [Q, C] less the mask that the surrogate gradients in the mail show, by Euler's identities.
-
-    Who overhears all clients has the regression on everybody's batches, where its error all but vanishes at a
-    stationary point; sums that masks protect (pbpfl_ext, mpdp_h) are public to him too. A client has its own upload,
-    that is, its own data.
-    """
+    """Return outputs [Q, C] less the mask that all surrogate gradients in the mail show, by Euler's identities."""
     found, directions = moments(broadcast), broadcast.directions
     if not found:
         return own_regression(broadcast, x)

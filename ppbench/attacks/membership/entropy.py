@@ -13,10 +13,7 @@ from ppbench.federation.plan import Plan
 
 
 def log_complement(log_p: Tensor) -> Tensor:
-    """Return log(1 - p) of log p [Q, C], to full precision also where p rounds to 1.
-
-    At most one class of a record has p > 1/2; its complement is summed from the other classes.
-    """
+    """Return log(1 - p) of log p [Q, C], precise where p rounds to 1: there it is summed from the other classes."""
     p = log_p.exp()
     rest = log_p.scatter(-1, log_p.argmax(-1, keepdim=True), -torch.inf).logsumexp(-1, keepdim=True)
     return torch.where(p > 0.5, rest, (-p).log1p())

@@ -1,7 +1,5 @@
 """The likelihood-ratio attack (Carlini et al., S&P 2022), online and offline, with variances shrunk for few references.
 
-A record that is hard for every model looks like a non-member to a threshold on the loss. Reference runs tell what its
-signal is with and without it, and the target's signal is judged against that.
 A net trained without augmentation hardly remembers augmented copies (digits MLP, 16 references, TPR of canaries at 1 %
 FPR: .87 from the record alone, .55 from the plain mean over six copies); so copies are weighted by what the references
 show of them, which gives .87 again.
@@ -16,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import AuditAttack
-from ppbench.attacks.membership.signal import logit_gap, references_of, target_outputs
+from ppbench.attacks.membership.base import AuditAttack, logit_gap, references_of, target_outputs
 from ppbench.federation.bounds import NonNegative
 from ppbench.federation.view import View
 
@@ -57,11 +54,7 @@ class World:
 
 
 def priors(inside: World, outside: World) -> tuple[Tensor, Tensor]:
-    """Return the variances [A, 1] to which those of the two worlds are shrunk.
-
-    Each world's own pooled variance; where it has none (one reference an example) the other's; else 1: without any
-    repeated run only differences from the means count.
-    """
+    """Return the variances [A, 1] that those of the two worlds are shrunk to: pooled, or the other world's, or 1."""
     a, b = inside.pooled, outside.pooled
     a, b = torch.where(a.isnan(), b, a), torch.where(b.isnan(), a, b)
     return torch.where(a.isnan(), 1.0, a), torch.where(b.isnan(), 1.0, b)
@@ -98,9 +91,8 @@ def averaged(score: Tensor, weight: Tensor) -> Tensor:
 def likelihood_ratio(target: Tensor, signal: Tensor, keep: Tensor, weight: float) -> Tensor:
     """Return the online score [Q]: weighted mean over augmentations of log N(phi; in) - log N(phi; out).
 
-    Of the target's signals [A, Q], the references' [R, A, Q], of which those that are not finite do not count, `keep`
-    [R, Q], which candidates each run was trained on, and the weight v of the pooled variance, in runs. NaN where the
-    target's signal is not finite in any augmentation, or one of the two worlds has no finite reference.
+    Of the target's signals [A, Q], the references' [R, A, Q], `keep` [R, Q] (trained on it) and the weight v, in runs,
+    of the pooled variance. What is not finite does not count; NaN where nothing is left of the target or of a world.
     """
     inside, outside = World.of(signal, keep), World.of(signal, ~keep)
     prior_in, prior_out = priors(inside, outside)

@@ -1,8 +1,4 @@
-"""Membership inference by a classifier of outputs (Shokri et al. 2017), as Baluta et al. (CCS 2022) train it.
-
-A small network learns from candidates of known membership what the model's outputs on members look like, and judges the
-others. (Shokri's shadow models give such outputs to an adversary who knows nobody.)
-"""
+"""Membership inference by a classifier of outputs (Shokri et al. 2017), as Baluta et al. (CCS 2022) train it."""
 
 from __future__ import annotations
 
@@ -34,9 +30,8 @@ FAR = 10.0
 def signals(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
     """Return what outputs [Q, C] say about each record, [Q, F] float64: all that depends on the model.
 
-    C > 1, F = C + 4: sorted probabilities; probability of the label; loss; whether no class is likelier than the
-    label; and phi = log p_y - log sum_{j != y} p_j, which with softmax is the logit of the label minus the
-    log-sum-exp of the others' (Carlini et al. 2022). One output, F = 3: it, its distance to the target, the loss.
+    C > 1, F = C + 4: sorted probabilities; that of the label; loss; whether no class is likelier; phi = log p_y - log
+    sum_{j != y} p_j (Carlini et al. 2022). One output, F = 3: it, its distance to the target, the loss.
     """
     loss = plan.example_loss(outputs, labels)[:, None]
     if plan.spec.classes == 1:
@@ -88,11 +83,7 @@ class OutputClassifier(MembershipAttack):
         return self.classified(torch.cat([found, asked.labels], -1), usable, asked, generator)
 
     def classified(self, features: Tensor, usable: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
-        """Return what networks that learned from the known half make of features [Q, F] of which `usable` [Q] count.
-
-        The last C features are the label: by itself it says nothing, so there is nothing to learn where the others are
-        all the same.
-        """
+        """Return what networks learn from the known half of features [Q, F], labels last; coins for none."""
         told = features[:, : features.shape[1] - asked.labels.shape[1]]
         fit = asked.told & usable
         member = asked.known[fit] == 1

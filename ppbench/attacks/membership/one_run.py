@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import AuditAttack, asked_of, model_outputs
+from ppbench.attacks.membership.base import AuditAttack, asked_of, logit_gap, model_outputs
 from ppbench.attacks.membership.lira import LiRA
-from ppbench.attacks.membership.signal import logit_gap
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
 from ppbench.federation.bounds import Bound
 from ppbench.federation.view import View

@@ -1,8 +1,4 @@
-"""Robust membership inference (Zarifzadeh, Liu and Shokri, ICML 2024): a record against a population, few references.
-
-A model trained on x makes x likelier than the average model does by more than it does for records z that nobody trained
-on. The score is the share of z that x beats so.
-"""
+"""Membership inference of RMIA (Zarifzadeh, Liu and Shokri, ICML 2024): a record against a population."""
 
 from __future__ import annotations
 
@@ -14,9 +10,15 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import AuditAttack, model_outputs
+from ppbench.attacks.membership.base import (
+    AuditAttack,
+    log_likelihood,
+    logit_gap,
+    model_outputs,
+    references_of,
+    target_outputs,
+)
 from ppbench.attacks.membership.lira import averaged, strengths
-from ppbench.attacks.membership.signal import log_likelihood, logit_gap, references_of, target_outputs
 from ppbench.federation.bounds import Positive, Share
 from ppbench.federation.view import View
 
@@ -49,10 +51,7 @@ def log_prior(log_p: Tensor, keep: Tensor, a: float, online: bool) -> Tensor:
 
 
 def beaten(ratio: Tensor, population: Tensor, gamma: float) -> Tensor:
-    """Return the share of the population's log-ratios [Z] that each of ratio [...] exceeds by log gamma or more.
-
-    0 for all where the population has no finite ratio. NaN ratios give NaN.
-    """
+    """Return the share of finite log-ratios [Z] that ratios [...] exceed by log gamma or more; NaN stays NaN."""
     known = population[population.isfinite()].sort().values
     if not len(known):
         return torch.where(ratio.isnan(), torch.nan, 0.0)

@@ -1,9 +1,7 @@
 """Membership by the direction of updates (Nasr et al., S&P 2019; Li et al., ICLR 2023), over the whole transcript.
 
-A client that trains on x moves along the gradient of x. Whoever sees the uploads takes, at each round's weights, the
-gradient of each candidate, and its cosine to each upload. Noise that hides a record in one round averages out.
-A cosine by itself mostly tells classes: gradients of alike records are alike. So all candidates explain an upload
-together, by ridge regression on their gradients, and a record's coefficient is what it adds to the others (digits MLPs:
+A client that trains on x moves along the gradient of x. A cosine by itself mostly tells classes: gradients of alike
+records are alike. So all candidates explain an upload together, by ridge regression on their gradients (digits MLPs:
 AUC of canaries .96 to .99 where the plain cosine has .54 to .63).
 """
 
@@ -160,10 +158,7 @@ def update_coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | No
 
 
 def affordable(view: View, count: int) -> list[View]:
-    """Return the rounds of `view`, evenly spaced where gradients of `count` candidates in all would be above `MOST`.
-
-    The last round is always among them.
-    """
+    """Return the rounds of `view`, evenly spaced, the last included, with at most `MOST` candidates' gradients."""
     parts = rounds_of(view)
     seen = view.defense.evidence(parts[0]) if parts else []
     models = {id(e.simulate): 1 if e.params is not None else len(e.unit) for e in seen}  # a sum simulates all slots

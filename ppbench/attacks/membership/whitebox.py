@@ -48,10 +48,7 @@ def gradient_signals(gradients: Params, labels: Tensor) -> Tensor:
 
 
 def round_signals(plan: Plan, evidence: Evidence, x: Tensor, labels: Tensor) -> Tensor:
-    """Return what one model of the transcript says of each candidate, [Q, F] float64 on CPU.
-
-    Gradients by `gradient_signals`; outputs, where the weights are known, by `signals` of `mia_nn`.
-    """
+    """Return what one model says of candidates [Q, F] float64, CPU: `gradient_signals`, and `signals` of outputs."""
     like = max(evidence.observed.values(), key=torch.numel)
     x, hot = x.to(like.device, torch.float32), labels.to(like.device, torch.float32)
     parts = [gradient_signals(leaves, hot[part]).double().cpu() for part, leaves in example_gradients(evidence, x, hot)]

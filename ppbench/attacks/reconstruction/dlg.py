@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.search.attack import ImageSearch
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
-from ppbench.attacks.reconstruction.search.starts import Label, Starts, Victim, draw, groups
+from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, groups
 from ppbench.federation.bounds import Bound, Count, NonNegative, Positive, Whole
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan

@@ -6,21 +6,143 @@ weights of the images in each step, searched with them, rounded to the nearest o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
-from ppbench.attacks.reconstruction.local_steps import LocalTraining, rounded, trained_evidence
 from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label, Victim
+from ppbench.base.autodiff import gradient
+from ppbench.base.tree import Params, tree_map
 from ppbench.federation.bounds import Count, NonNegative
-from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Plan
+from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, simulation
+from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
+
+CERTAIN = 30.0
+"""Logit of an image in its step: the others' weights, and all slopes, vanish in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTraining(Mappable):
+    """What clients upload after local training on guessed images, differentiable in these.
+
+    plan.local says how clients train from `params`, by SGD with or without momentum, at `rate`; once: the simulation of
+    one gradient at `params`; divisor: what the weight change is divided by, so that it is of the size of a gradient.
+    """
+
+    plan: Plan
+    once: Simulate
+    rate: float
+    divisor: float
+
+    def family(self) -> Hashable:
+        """Return what determines the training beside its start."""
+        return LocalTraining, self.plan, self.rate, self.divisor
+
+    def __call__(self, x: Tensor, y: Tensor, order: Tensor | None = None) -> Params:
+        """Return the mean over clients of start minus end, over `divisor`, for x [U, B, *shape] and labels y [U, B, C].
+
+        order [U, T, B]: logits of the images' weights in each step; None: they fill the local batches as they come.
+        """
+        layout = Layout.of(self.params)
+        start = layout.pack(self.params).to(x.dtype)
+        ends = [
+            self._trained(layout, start, x[u], y[u], None if order is None else order[u].softmax(-1))
+            for u in range(len(x))
+        ]
+        return layout.unpack((start - torch.stack(ends).mean(0)) / self.divisor)
+
+    def _trained(self, layout: Layout, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the flat weights after training on x [B, *shape], with weights [T, B] of the images in each step."""
+        state = self.plan.local.opt.init(flat)
+        for t, rows in enumerate(self.steps(len(x))):
+            images, labels, w = x[rows], y[rows], torch.ones(rows.stop - rows.start, dtype=x.dtype, device=x.device)
+            if weights is not None:
+                images, labels, w = x, y, weights[t]
+
+            def loss(p: Params, a: Tensor = images, b: Tensor = labels, w: Tensor = w) -> Tensor:
+                return self.plan.objective(p, a, b, w)
+
+            step = layout.pack(gradient(loss, layout.unpack(flat)))
+            flat, state = self.plan.local.opt.step(flat, step, state, self.rate)
+        return flat
+
+    def steps(self, count: int) -> list[slice]:
+        """Return the places of the images of each local step, for a client of `count` images in order."""
+        size, epochs = min(self.plan.local.batch, count), self.plan.local.epochs
+        return [slice(i, min(i + size, count)) for _ in range(epochs) for i in range(0, count, size)]
+
+    def as_gradient(self, evidence: Evidence, count: int) -> Evidence:
+        """Return `evidence` about `count` images as if its change were a multiple of one gradient (`reach`)."""
+        gain = self.rate * reach(self.plan.local.opt.momentum, len(self.steps(count))) / self.divisor
+        observed = {name: value / gain for name, value in evidence.observed.items()}
+        return replace(evidence, observed=observed, simulate=self.once, params=self.params)
+
+
+def reach(momentum: float, steps: int) -> float:
+    """Return how far `steps` equal gradients move the weights, in units of one gradient times the learning rate."""
+    return sum(momentum**s for t in range(steps) for s in range(steps - t))
+
+
+def trained_evidence(view: View) -> list[Evidence]:
+    """Return the plain evidence of weight changes with local training as its simulation; under Adam see `signed`."""
+    local, found = view.plan.local, view.defense.evidence(view)
+    if local.upload == "gradient":
+        return found
+    round_ = min((e.round for e in view.exchanges()), default=1)
+    rate, divisor = local.opt.rate(round_), as_gradient(view.plan, round_)
+    if local.opt.name == "adam":
+        return signed(found, view.plan)
+    known: dict[int, LocalTraining] = {}  # one a model, not one a probe: attacks batch by identity
+    changed = []
+    for e in found:
+        if e.params is not None and e.channel != "examples":
+            simulate = known.setdefault(id(e.params), LocalTraining(e.params, view.plan, e.simulate, rate, divisor))
+            e = replace(e, simulate=simulate, params=None)
+        changed.append(e)
+    return changed
+
+
+def signed(found: Sequence[Evidence], plan: Plan) -> list[Evidence]:
+    """Return evidence of the signs of what was observed, compared with one gradient's: all that Adam leaves, nearly."""
+    known: dict[int, Simulate] = {}
+    changed = []
+    for e in found:
+        if e.params is not None:
+            simulate = known.setdefault(id(e.params), one_gradient(plan, e.params))
+            e = replace(e, observed=tree_map(torch.sign, e.observed), simulate=simulate, params=None, measure="hinge")
+        changed.append(e)
+    return changed
+
+
+def one_gradient(plan: Plan, params: Params) -> LocalTraining:
+    """Return the simulation of one gradient of all of a client's images at `params`, in a form that runs under vmap."""
+    local = Local("delta", epochs=1, batch=2**31, opt=Opt("sgd", lr=1.0))
+    return LocalTraining(params, replace(plan, local=local), simulation(plan, params), 1.0, 1.0)
+
+
+def rounded(training: LocalTraining, order: Tensor) -> Tensor:
+    """Return logits like `order` [..., T, B] that put each image into one step of each epoch: the likeliest one."""
+    steps = training.steps(order.shape[-1])
+    epochs = training.plan.local.epochs
+    sizes = [rows.stop - rows.start for rows in steps[: len(steps) // epochs]]
+    seats = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    found = torch.zeros_like(order)
+    for one, logits in zip(found.view(-1, *order.shape[-2:]), order.reshape(-1, *order.shape[-2:]), strict=True):
+        for t in range(0, len(steps), len(sizes)):
+            score = logits.log_softmax(-1)[t : t + len(sizes)][seats].double().nan_to_num().cpu()
+            places, images = linear_sum_assignment(score.numpy(), maximize=True)
+            one[t + seats[places], images] = CERTAIN
+    return found
+
 
 RELAXED = 0.7
 """Share of the budget for images together with their order."""
@@ -83,11 +205,7 @@ class FedAvgInversion(DLG):
 
 
 def prepared(victim: Victim) -> Victim:
-    """Return the victim with what its evidence is about a batch of known size.
-
-    One local step is one gradient. Otherwise labels are read off the update as if it were one, and the order of images
-    that fill more than one local batch is an unknown.
-    """
+    """Return the victim with its evidence: one gradient for one step, else labels as of one, and an unknown order."""
     evidence = victim.evidence
     if evidence is None or not isinstance(evidence.simulate, LocalTraining):
         return victim

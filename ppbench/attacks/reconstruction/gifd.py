@@ -1,10 +1,8 @@
 """GIFD, gradient inversion by feature domain optimization (Fang, Chen, Wang and Xia, ICCV 2023), and its forerunners.
 
-What is searched is first the latent of a generator, then the map that enters each next block, then the pixels: every
-stage begins where the last one ended and may move farther from what the generator would make by itself. "ggl" stops
-after the latent (Li et al., CVPR 2022); "gias" goes on with the generator's weights (Jeon et al., NeurIPS 2021).
-Otherwise than in the paper's release most steps are for the last map, total variation fades with the mismatch (see
-`IG`), radii are relative, there is no penalty on ||x||, and labels are not put into the order of the true ones.
+First the latent of a generator is searched, then the map that enters each next block, then the pixels. Otherwise than
+in the paper's release most steps are for the last map, total variation fades with the mismatch (see `IG`), radii are
+relative, there is no penalty on ||x||, and labels are not put into the order of the true ones.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder
-from ppbench.attacks.reconstruction.generator.spaces import Maps, Weights
+from ppbench.attacks.reconstruction.generator.net import SMALLEST, Decoder, Maps, Weights
 from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, digest, read
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.attacks.reconstruction.ig import IG
@@ -85,10 +82,7 @@ class GIFD(IG):
         )
 
     def prior(self, view: View) -> Generator:
-        """Return the generator: from the file that was named, or trained on the view's public examples.
-
-        Raises UsageError for no public examples and no file, a file that cannot be used, or one for other images.
-        """
+        """Return the generator: the file's, or of the view's public examples (UsageError where neither will do)."""
         if self.generator:
             made = read(Path(self.generator))
             fitting(made, view.plan, self.generator)
@@ -127,10 +121,7 @@ class GIFD(IG):
         return [self, signs, replace(self, tv=self.tv / 3), replace(signs, tv=self.tv / 3)]
 
     def through(self, decoder: Decoder, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together, searched through `decoder`.
-
-        Each stage's result is one more try: the choice among them, and among starts, is by the mismatch alone.
-        """
+        """Return the guesses of one of `blocks`, searched through `decoder`; each stage's result is one more try."""
         problem = self.problem(victims, [known(v) for v in victims], self.share)
         sizes = (self.share, victims[0].size[0], decoder.plan.latent)
         at = torch.stack([torch.randn(sizes, generator=victim.generator) for victim in victims]).flatten(0, 1)

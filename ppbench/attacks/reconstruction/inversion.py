@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.search.attack import ImageSearch
 from ppbench.attacks.reconstruction.search.descent import Descent, Evaluate, Schedule, descend
 from ppbench.attacks.reconstruction.search.priors import Penalty, Sum, TotalVariation
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
-from ppbench.attacks.reconstruction.search.starts import Starts, Victim, batches, draw, groups
+from ppbench.attacks.reconstruction.search.starts import ImageSearch, Starts, Victim, batches, draw, groups
 from ppbench.federation.bounds import Count, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -66,10 +65,7 @@ class Inversion(ImageSearch):
     def problem(
         self, victims: Sequence[Victim], evidences: Sequence[Evidence], tries: int, labels: Tensor | None = None
     ) -> Problem:
-        """Return what the pixels of `tries` rows a victim have to explain, from fresh starts.
-
-        Labels [V, N, C] that are not given are granted, inferred or unknown, as `label` says.
-        """
+        """Return what the pixels of `tries` fresh rows a victim explain; labels [V, N, C], None: as `label` says."""
         plan, drawn = victims[0].plan, [draw(victims, self.start, self.label, torch.float32) for _ in range(tries)]
         if labels is not None:
             drawn = [Starts(starts.x, labels.to(starts.x), False) for starts in drawn]

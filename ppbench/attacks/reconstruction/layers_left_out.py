@@ -7,23 +7,83 @@ explains most layers (`explained`), those left out too, is searched on: another 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.attacks.reconstruction.explained import explained, layers, masked, tried_labels
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Story, descended, known
 from ppbench.attacks.reconstruction.search.descent import descend
-from ppbench.attacks.reconstruction.search.problem import Problem
-from ppbench.attacks.reconstruction.search.starts import Victim
+from ppbench.attacks.reconstruction.search.problem import Problem, simulated
+from ppbench.attacks.reconstruction.search.starts import Start, Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence
+
+FLOOR = 1e-4
+"""A layer is explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""
+
+
+def layer(name: str) -> str:
+    """Return the layer of a parameter, e.g. "features.0" of "features.0.weight"."""
+    return name.rpartition(".")[0] or name
+
+
+def layers(evidence: Evidence) -> list[str]:
+    """Return the layers that are observed, in order."""
+    return list(dict.fromkeys(layer(name) for name in evidence.observed))
+
+
+def explained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = None) -> float:
+    """Return the mean over layers of log(1 - cosine) of x [N, *shape], y [N, C], extra [E]; inf if not finite."""
+    with torch.no_grad():
+        found = simulated(evidence, x, y, x.new_zeros(0) if extra is None else extra)
+    sums = {key: torch.zeros(3, dtype=torch.float64) for key in layers(evidence)}
+    for name, s in found.items():
+        o, s = evidence.observed[name].detach().double().cpu(), s.detach().double().cpu()
+        # entries that are exactly 0 may be hidden: they do not count
+        w = (o != 0).double() * (1.0 if evidence.weight is None else evidence.weight[name].double().cpu())
+        sums[layer(name)] += torch.stack([(w * s * o).sum(), (w * s * s).sum(), (w * o * o).sum()])
+    logs = [math.log(_apart(*row.tolist())) for row in sums.values() if float(row[2]) > 0]
+    mean = sum(logs) / len(logs) if logs else math.inf
+    return mean if math.isfinite(mean) else math.inf
+
+
+def _apart(product: float, s: float, o: float) -> float:
+    """Return 1 - cosine, at least FLOOR; 1 where a gradient is zero, 2 (opposite) where it is not finite."""
+    if not math.isfinite(product + s + o):
+        return 2.0
+    return max(FLOOR, 1 - product / math.sqrt(s * o)) if s * o > 0 else 1.0
+
+
+def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start: Start) -> tuple[Tensor | None, int]:
+    """Return labels [V, 1, C] that explain best, evaluations spent; None: granted, batches, one output, nuisance."""
+    classes = victims[0].plan.spec.classes
+    if any(v.size[0] > 1 or v.challenge.y is not None for v in victims) or classes == 1 or evidences[0].nuisance:
+        return None, 0
+    found, every = [], one_hot(torch.arange(classes), classes).float()
+    for victim, evidence in zip(victims, evidences, strict=True):
+        x = victim.image(start).to(evidence.device)
+        scores = torch.tensor([explained(evidence, x, y[None].to(x)) for y in every])
+        found.append(every[scores.argmin()][None])
+    return torch.stack(found), classes
+
+
+def masked(evidence: Evidence, keep: Sequence[str], zeros: bool = True) -> Evidence:
+    """Return `evidence` with only the layers `keep` visible, and entries that are exactly 0 only where `zeros`."""
+    weight = {}
+    for name, value in evidence.observed.items():
+        own = torch.ones((), device=value.device) if evidence.weight is None else evidence.weight[name]
+        own = own if layer(name) in keep else torch.zeros_like(own)
+        weight[name] = own if zeros else own * (value != 0)
+    return replace(evidence, weight=weight)
+
 
 SCOUT = 0.5
 """Share of the budget for trying hypotheses."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.attacks.reconstruction.explained import tried_labels
 from ppbench.attacks.reconstruction.inversion import Inversion, Story, descended, known
+from ppbench.attacks.reconstruction.layers_left_out import tried_labels
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.bounds import Count, NonNegative, Positive
@@ -60,10 +60,7 @@ class Likelihood(Inversion):
         return [self, *(replace(self, tv=factor * self.tv) for factor in (0.3, 3.0, 10.0))]
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence with the noise law, its own first, and what is visible of each message.
-
-        A mean of U uploads has 1 / sqrt(U) of the noise; a weight change taken for a gradient divides it too.
-        """
+        """Return the plain evidence with its noise law (a mean of U has 1 / sqrt(U) of it), weighted by support."""
         law, found = view.defense.noise(view.plan), []
         divisor = as_gradient(view.plan, min((e.round for e in view.exchanges()), default=1))
         sent = {e.slot: e.answer for e in view.exchanges()} if isinstance(view.defense, Supports) else {}
@@ -118,10 +115,7 @@ def entries(evidence: Evidence) -> float:
 
 
 def deviations(evidence: Evidence, noise: Noise) -> dict[str, float]:
-    """Return the noise's standard deviation in each tensor, above 0.
-
-    Tensors without noise get one in common, a small share of the size of what was observed in them.
-    """
+    """Return the noise's standard deviation in each tensor; where there is none, a small share of its size."""
     stds = {name: noise.of(name) for name in evidence.observed}
     exact = [value.double().flatten() for name, value in evidence.observed.items() if stds[name] <= 0]
     least = CERTAIN * float(torch.cat(exact).square().mean().sqrt()) if exact else 0.0

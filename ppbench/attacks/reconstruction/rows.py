@@ -25,10 +25,7 @@ EDGE = 1.2
 
 @dataclass(frozen=True)
 class Rows:
-    """Gradients of a layer with H units on D inputs, float64 on CPU; hidden or unusable entries are 0 with weight 0.
-
-    weight: [H, D].  bias: [H], all 0 where the layer has none.  seen, seen_bias: the precision of each entry.
-    """
+    """A layer's gradients [H, D] and [H], bias 0 for none, and their precisions: float64 on CPU, 0 where hidden."""
 
     weight: Tensor
     bias: Tensor
@@ -88,11 +85,7 @@ def first_layer(plan: Plan) -> FirstLayer | None:
 
 
 def mean_image(rows: Rows) -> Tensor | None:
-    """Return x [D] minimizing sum_ij seen_ij (dW_ij - db_i x_j)^2, or None where the rows agree no better than noise.
-
-    One example, or a mean of a batch's; a pixel in which no row is seen gets the mean of the others. Agreement is
-    tested by the F-ratio of what x explains to what it leaves.
-    """
+    """Return x [D] minimizing sum_ij seen_ij (dW_ij - db_i x_j)^2; None where an F-test takes the rows for noise."""
     seen = rows.seen * rows.alive[:, None]
     if not bool((seen > 0).any()):
         return None
@@ -110,10 +103,7 @@ def mean_image(rows: Rows) -> Tensor | None:
 
 
 def direction(rows: Rows) -> Tensor | None:
-    """Return the direction [D] of one example, without its sign, or None where there is only noise.
-
-    The leading right singular vector of dW = d x^T, by alternating weighted least squares from the largest row.
-    """
+    """Return the leading right singular vector [D] of dW by weighted least squares, up to sign; None for noise."""
     weight, seen = rows.weight / rows.weight.abs().max(), rows.seen
     x = weight[weight.norm(dim=1).argmax()]
     left = x.new_zeros(len(weight))

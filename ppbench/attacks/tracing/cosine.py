@@ -19,10 +19,7 @@ from ppbench.federation.view import View
 
 
 def owners(means: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the client [Q] int64 of the largest of means [N, Q]; NaN counts for nothing.
-
-    Equally large ones (a sum over clients says the same of all) are drawn from; without any the owner is nobody, -1.
-    """
+    """Return the client [Q] int64 of the largest of means [N, Q], by lot among equals; of NaN alone -1."""
     known = means.nan_to_num(nan=-torch.inf)
     best = known.max(0).values
     lots = torch.rand(known.shape, generator=generator, dtype=torch.float64)
@@ -32,11 +29,7 @@ def owners(means: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class TracingCosine(Attack):
-    """The owner of a record is the client that it fits best by the statistic of `mia_update_cosine`.
-
-    That is the mean over all rounds of what the record's gradient, at each round's weights, adds to the other records'
-    in explaining a client's upload. Parameters are those of `mia_update_cosine`.
-    """
+    """The owner of a record is the client that it fits best by the statistic of `mia_update_cosine`."""
 
     name: ClassVar[str] = "tracing_cosine"
     kind: ClassVar[Kind] = "tracing"

@@ -54,10 +54,7 @@ def mean_loss(plan: Plan, params: Params, batch: Batch, examples: int = 0) -> Te
 
 
 def stack_size(chunk: int, batch: Batch, entries: int) -> int:
-    """Return how many perturbed models are evaluated at once: `chunk`, or what measures best where it is 0.
-
-    A loop, but for small batches on small models, which do not fill a core (benchmarks/bench_baffle.py).
-    """
+    """Return how many perturbed models go at once: `chunk`; where 0, the best (benchmarks/bench_baffle.py)."""
     if chunk:
         return chunk
     return STACK if batch.x.numel() <= SMALL_BATCH and entries <= SMALL_MODEL else 1
@@ -74,15 +71,11 @@ def differences(
     chunk: int = 0,
     examples: int = 0,
 ) -> Tensor:
-    """Return the loss differences [count] float64 along the seed's directions z_k (Eq. 1 and 2).
+    """Return the loss differences [count] float64 of a batch (no axis T) along the seed's directions z_k (Eq. 1 and 2).
 
-    "central": L(W + sigma z_k) - L(W - sigma z_k), two forward passes each. "twice" (forward differences, of which
-    the same effort pays for twice as many): L(W + sigma z_k) - L(W), one each and one for L(W).
-
-    Args:
-        batch: one batch, without the axis T.
-        chunk: perturbed models evaluated at once; 1 for a loop, 0 for what measures best.
-        examples: that a forward pass takes at a time; 0 for all.
+    "central": L(W + sigma z_k) - L(W - sigma z_k), two forward passes each. "twice" (forward differences, of which the
+    same effort pays for twice as many): L(W + sigma z_k) - L(W). chunk: perturbed models evaluated at once; 1 for a
+    loop, 0 for what measures best. examples: that a forward pass takes at a time; 0 for all.
     """
     build(plan.spec)  # here, because a constructor draws, which vmap forbids
     layout = Layout.of(params)
@@ -104,7 +97,6 @@ def differences(
 
 
 def _losses(loss: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
-    """Return the losses [size] of stacked weights [size, n]; one model takes no vmap."""
     return loss(weights[0])[None] if len(weights) == 1 else vmap(loss)(weights)
 
 

@@ -12,13 +12,23 @@ from torch import Tensor
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.baffle.estimator import Scheme, differences, slope, stein, step_seeds
-from ppbench.defenses.baffle.evidence import answers
-from ppbench.defenses.baffle.masks import RINGS, Masks, masked, peeled, unmasked
-from ppbench.defenses.baffle.messages import Differences, Evaluate, Own, flat, numbers_of
+from ppbench.defenses.baffle.messages import (
+    RINGS,
+    Differences,
+    Evaluate,
+    Masks,
+    Own,
+    answers,
+    flat,
+    masked,
+    numbers_of,
+    peeled,
+    unmasked,
+)
 from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import cohort_evidence, cohorts
 from ppbench.federation import secagg
-from ppbench.federation.bounds import Bound, Count, Positive
+from ppbench.federation.bounds import Bound, Count, Positive, Whole
 from ppbench.federation.contract import Claim, Context, Job, Server, at
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model, Update
@@ -28,7 +38,6 @@ from ppbench.federation.secagg import PairedDefense
 from ppbench.federation.view import Exchange, View
 
 FENG2023 = paper("feng2023")
-Size = Annotated[int, Bound(lambda value: value >= 0, "a whole number >= 0")]
 
 SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -54,14 +63,12 @@ class Baffle(PairedDefense):
     estimate of the gradient. "epoch" level (Sec. 3.2): the client steps on its own estimates and uploads the change.
 
     Attributes:
-        k: the paper's K, half the forward passes a step.
+        k: the paper's K, half the forward passes a step. sigma: standard deviation of a perturbation's entries.
         scheme: "central" differences W +- delta (Eq. 2), or "twice" as many forward ones (W + delta, and W once) for
             the same forward passes; then 2K numbers are uploaded, which the paper's 4K bytes do not count.
-        sigma: standard deviation of a perturbation's entries.
         masks: "none", or pairwise masks that cancel in the sum, on fixed-point numbers modulo 2^64 ("ring64", 8 bytes)
             or 2^32 ("ring32", 4 bytes, 30 fractional bits).
-        chunk: perturbed models evaluated at once under vmap; 1 is a loop, 0 what measures best.
-        examples: that a forward pass takes at a time, 0 for all: with few, memory falls.
+        chunk, examples: perturbed models, and examples, that a forward pass takes at a time, see `differences`.
         ema: decay of the average of the weights that is delivered; 0 delivers the last ones. See `decay`.
     """
 
@@ -70,8 +77,8 @@ class Baffle(PairedDefense):
     scheme: Scheme = "central"
     sigma: Positive = 1e-4
     masks: Masks = "none"
-    chunk: Size = 0
-    examples: Size = 0
+    chunk: Whole = 0
+    examples: Whole = 0
     ema: Annotated[float, Bound(lambda value: 0 <= value < 1, "in [0, 1)")] = 0.995
 
     name: ClassVar[str] = "baffle"
@@ -134,7 +141,6 @@ class Baffle(PairedDefense):
         return self.stepped(ctx, server, layout.unpack(mean.to(flat_params.device)))  # sums in a ring are on the CPU
 
     def _mean(self, answers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the weighted mean of answers, float64; masked ones have their weights already."""
         if self.masks != "none":
             return unmasked(answers, self.masks)
         return sum((w * a.double() for w, a in zip(weights, answers, strict=True)), torch.zeros(()))
@@ -198,16 +204,16 @@ class Baffle(PairedDefense):
     def sketch(self, *exchanges: Exchange, view: View | None = None) -> tuple[int, Tensor]:
         """Return the seed and s [count] float64 with s_k = z_k . gradient, up to O(sigma^2) or O(sigma) (`slope`).
 
-        exchanges: one unmasked batch-level answer; with masks the whole cohort's, then the gradient is the weighted
-        mean, or one alone with the `view` of colluding parties. z_k are `directions(seed, n, count)`.
+        exchanges: one unmasked batch-level answer; of masked ones the whole cohort's, or one with the `view` of
+        colluders.
         """
         return int(exchanges[0].asked.seed), slope(self._read(exchanges, view), self.sigma, self.scheme)
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what who takes an estimate for the gradient has: each client's, or with masks each cohort's.
 
-        Colluders read one masked answer. To a client's view nothing is plain at batch level: the model moves along 2K
-        random directions.
+        Colluders read one masked answer; a client nothing at batch level, where the model moves along random
+        directions.
         """
         if self.level == "epoch" and not self.sums:
             return super().evidence(view)
@@ -222,7 +228,6 @@ class Baffle(PairedDefense):
         ]
 
     def _estimate(self, view: View, unit: Sequence[Exchange]) -> Params:
-        """Return what a unit's answers say of its mean gradient, taken plainly."""
         layout = Layout.of(unit[0].asked.params)
         if self.level == "batch":
             seed, slopes = self.sketch(*unit, view=view)
@@ -230,7 +235,6 @@ class Baffle(PairedDefense):
         return layout.unpack(self._read(unit, view) / as_gradient(view.plan, unit[0].round))
 
     def _read(self, unit: Sequence[Exchange], view: View | None) -> Tensor:
-        """Return the mean of a unit's numbers, float64; of one masked answer what colluders peel off it."""
         if self.masks != "none" and view is not None and len(unit) == 1:
             bare = peeled(view, unit[0], flat(unit[0].answer), self.masks)
             if bare is not None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ppbench.base.tree import Params
 from ppbench.defenses.evidence import Shared, cohort_evidence
-from ppbench.defenses.fedpc.masks import peeled
-from ppbench.defenses.fedpc.messages import Ledger, Masked, Ternary, Weights
+from ppbench.defenses.fedpc.messages import Ledger, Masked, Ternary, Weights, peeled
 from ppbench.defenses.fedpc.parameters import Parameters
 from ppbench.defenses.fedpc.ternary import encoded
 from ppbench.federation.contract import Server
@@ -61,10 +60,9 @@ def before(view: View, exchange: Exchange) -> Params | None:
 def signs(view: View, exchange: Exchange) -> Params | None:
     """Return what an upload tells of the sign of each of the client's P^{t-1} - Q^t: -1, 1, or 0 for unknown; float32.
 
-    After one plain step it is the sign of the gradient. Of a pilot, all signs are known. Of a ternary sender, those of
-    the entries that are not 0: exact, whatever its hyper-parameters, since T = sign(Q - P) in round 1 and T = sign(Q -
-    P) sign(P^{t-1} - P^{t-2}) later. With `flip` or `pilot_sigma` all this is what was sent, not what was meant. None
-    where the view lacks the models that it takes, or the ternaries are masked.
+    After one plain step it is the sign of the gradient. A pilot tells all; a ternary sender those of the entries that
+    are not 0, exactly: T = sign(Q - P) in round 1 and T = sign(Q - P) sign(P^{t-1} - P^{t-2}) later. None where the
+    view lacks the models that it takes, or the ternaries are masked.
     """
     last, older = model_of(view, exchange.slot.probe, exchange.round), before(view, exchange)
     if last is None or isinstance(exchange.answer, Masked):

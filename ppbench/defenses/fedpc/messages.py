@@ -1,13 +1,22 @@
-"""What FedPC's parties send each other and keep, and which answers its server refuses."""
+"""What FedPC's parties send each other and keep, which answers its server refuses, and masks on ternaries.
+
+Masked ternaries are whole numbers modulo 2^16 or more, with masks among the round's senders.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node
+from ppbench.defenses.evidence import others_masks
 from ppbench.defenses.fedpc.ternary import Packing, decoded
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context
+from ppbench.federation.view import Exchange, View
 
 SEND_MODEL, SEND_TERNARY = 1, 2
 
@@ -21,10 +30,9 @@ class Cost:
 
 @node
 class Command:
-    """Server to client: how to answer the round.
+    """Server to client: how to answer the round, SEND_MODEL or SEND_TERNARY (uint8 scalar).
 
-    code: uint8 scalar, SEND_MODEL or SEND_TERNARY. senders: [N] bool, the clients whose masks cancel in the sum; empty
-    (no byte) where nothing is masked.
+    senders: [N] bool, the clients whose masks cancel in the sum; empty (no byte) where nothing is masked.
     """
 
     code: Tensor
@@ -62,11 +70,9 @@ class Trained:
 
 @node
 class Worker:
-    """A client's state.
+    """A client's state: its secrets batch and epochs (int64 scalars) and rate (float32, a factor on the plan's).
 
-    batch, epochs: int64 scalars, and rate: float32 scalar (a factor on the plan's rate): its secrets. last, before:
-    P^{t-1} and P^{t-2}, trained: its Q^t; each `{}` until there is one. keys: `secagg.Keys` in secure aggregation, else
-    `()`.
+    last, before: P^{t-1} and P^{t-2}, trained: its Q^t; each `{}` until there is one. keys: `secagg.Keys`, or `()`.
     """
 
     batch: Tensor
@@ -130,3 +136,46 @@ def _expected(client: int, upload: Tree | None, kind: type) -> Tree:
         sent = "nothing" if upload is None else type(upload).__name__
         raise ProtocolError(f"Client {client} was asked for {kind.__name__} and sent {sent}.")
     return upload
+
+
+PURPOSE = "ternary"  # of the masks' derivation: colluders derive theirs again under the same name
+
+
+def word(counts: Tensor) -> torch.dtype:
+    """Return the smallest of int16, int32, int64 that holds sum_k N_k T_k, which lies within +-sum(counts)."""
+    total = int(counts.sum())
+    return next(dtype for dtype in (torch.int16, torch.int32, torch.int64) if total <= torch.iinfo(dtype).max)
+
+
+def masked(ctx: Context, keys: secagg.Keys, senders: Tensor, trits: Tensor) -> Tensor:
+    """Return a client's N_k T_k plus its mask, words [M]; over all `senders` [N] bool masks sum to 0 modulo the word.
+
+    Raises ProtocolError where the server names a set that is no protection: without this client, or nobody else in it.
+    """
+    if senders.shape != keys.counts.shape or not bool(senders[ctx.party]) or int(senders.sum()) < 2:
+        raise ProtocolError(f"The server asks client {ctx.party} to mask a ternary vector for itself alone.")
+    mask = secagg.zero_sum(_among(keys, senders), ctx, PURPOSE, len(trits))
+    return (int(keys.counts[ctx.party]) * trits.cpu().long() + mask).to(word(keys.counts))
+
+
+def wrapped(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of masked words, int64, reduced to the range of `dtype`: the sum of what was masked."""
+    return total.to(dtype).long()
+
+
+def peeled(view: View, exchange: Exchange) -> Tensor | None:
+    """Return one client's masked ternaries, int8 [M], as all other senders tell who pool keys; else None."""
+    asked: Command = exchange.asked
+    words, senders = exchange.answer.words, asked.senders.nonzero()[:, 0].tolist()
+    masks = others_masks(
+        view, exchange, senders, lambda worker: _among(worker.keys, asked.senders), PURPOSE, len(words)
+    )
+    if masks is None:
+        return None
+    vote = wrapped(words.cpu().long() + masks, words.dtype)  # N_k T_k
+    return vote.sign().to(torch.int8)
+
+
+def _among(keys: secagg.Keys, senders: Tensor) -> secagg.Keys:
+    here = senders.to(keys.graph.device)
+    return replace(keys, graph=keys.graph & here[:, None] & here[None])

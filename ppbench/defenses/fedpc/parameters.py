@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -12,10 +12,8 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.fedpc.masks import word, wrapped
-from ppbench.defenses.fedpc.messages import Ternary, Weights, masked_of, ternary_of
+from ppbench.defenses.fedpc.messages import Ternary, Weights, masked_of, ternary_of, word, wrapped
 from ppbench.defenses.fedpc.ternary import Packing, decoded
-from ppbench.defenses.fedpc.worker import entry_epsilon
 from ppbench.federation.bounds import Bound, NonNegative
 from ppbench.federation.contract import Server
 from ppbench.federation.optim import Layout
@@ -48,8 +46,8 @@ class Parameters(PairedDefense):
 
     Attributes:
         beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it.
-        ternary_sign: "plus" moves where the ternaries point, as the paper's Figure A.8 and its text have it; "minus"
-            moves away, as its Eq. 3 is printed; "none" leaves them out.
+        ternary_sign: "plus" moves where the ternaries point (the paper's Figure A.8 and text); "minus" away (its Eq. 3
+            as printed); "none" leaves them out.
         alpha0: how far a ternary moves a weight in round 1, which has no last step; the paper gives no value.
         batch_sizes, epochs, rates: public menus, comma-separated, from which each client draws its private batch size,
             local epochs and factor on the plan's learning rate, once and for all.
@@ -57,8 +55,8 @@ class Parameters(PairedDefense):
         padded: whether ternaries travel as long as a model, so that lengths do not tell the pilot; not with masks.
         masks: "ring" adds masks to N_k T_k that cancel over the round's ternary senders, at 2 (or 4) bytes an entry.
         flip: probability with which each ternary is drawn anew, uniformly.
-        pilot_clip: norm to which the pilot's update Q - P is scaled down; 0 for no clipping.
-        pilot_sigma: standard deviation of Gaussian noise on each of the pilot's weights, in units of `pilot_clip`.
+        pilot_clip: norm to which the pilot's update Q - P is scaled down; 0 for no clipping. pilot_sigma: standard
+            deviation of Gaussian noise on each of its weights, in units of `pilot_clip`.
     """
 
     beta: Annotated[float, Bound(lambda value: 0 < value < 1, "in (0, 1)")] = 0.2
@@ -101,7 +99,7 @@ class Parameters(PairedDefense):
             values = [float(part) if field == "rates" else int(part) for part in str(getattr(self, field)).split(",")]
         except ValueError:
             return []
-        return values if all(0 < value < inf for value in values) else []
+        return values if all(0 < value < math.inf for value in values) else []
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee, whatever noise there is."""
@@ -140,3 +138,8 @@ class Parameters(PairedDefense):
                 read = ternary_of(client, upload, len(total), self.packing, self.padded)
                 total = total + int(server.counts[client]) * read.long()
         return wrapped(total, words) if self.paired else total
+
+
+def entry_epsilon(flip: float) -> float:
+    """Return the local epsilon of one entry drawn anew with probability `flip` (three values); M compose."""
+    return math.log(3 / flip - 2) if flip else math.inf

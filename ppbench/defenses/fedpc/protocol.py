@@ -13,7 +13,6 @@ from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.claims import paper
 from ppbench.defenses.fedpc.evidence import evidence
-from ppbench.defenses.fedpc.masks import masked
 from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
     SEND_TERNARY,
@@ -26,17 +25,17 @@ from ppbench.defenses.fedpc.messages import (
     Weights,
     Worker,
     cost_of,
+    masked,
     model_of,
 )
 from ppbench.defenses.fedpc.parameters import FULL, MENUS, QUICK, Parameters
 from ppbench.defenses.fedpc.ternary import encoded, first_ternary, later_ternary
-from ppbench.defenses.fedpc.worker import blurred, in_order, mean_loss, randomized
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model
 from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.plan import Batch, Data, Plan, gather
 from ppbench.federation.view import View
 
 CAO2022 = paper("cao2022")
@@ -55,10 +54,7 @@ class FedPC(Parameters):
 
     name: ClassVar[str] = "fedpc"
     control: ClassVar[str] = "beta"
-    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
-        "quick": (0.2, 0.8),
-        "paper": (0.1, 0.2, 0.35, 0.5, 0.8),
-    }
+    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (0.2, 0.8), "paper": (0.1, 0.2, 0.35, 0.5, 0.8)}
     paper: ClassVar[str] = CAO2022.citation
     claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("fedpc")
     epsilon_reason: ClassVar[str] = "there is no noise: the pilot's model and the ternaries are functions of the data"
@@ -98,10 +94,9 @@ class FedPC(Parameters):
         return {client: model if client == pilot else ternary for client in cohort}
 
     def advanced(self, server: Server, costs: Mapping[int, Tensor], pilot: int, uploads: Mapping[int, Tree]) -> Server:
-        """Return the server's state after the round (Eq. 3).
+        """Return the state after the round (Eq. 3): Q + s sum_k p_k T_k beta (P^{t-1} - P^{t-2}), p_k = N_k / N.
 
-        The model becomes Q + s sum_k p_k T_k beta (P^{t-1} - P^{t-2}) over all k but the pilot (round 1: alpha0 T_k),
-        p_k = N_k / N. The votes sum_k N_k T_k are whole numbers, summed exactly, so that masks change nothing.
+        Over all k but the pilot (round 1: alpha0 T_k). The votes sum_k N_k T_k are whole numbers: masks change nothing.
         """
         ledger: Ledger = server.own
         layout, trained = Layout.of(server.params), model_of(pilot, uploads.get(pilot), server.params)
@@ -187,3 +182,36 @@ class FedPC(Parameters):
     def evidence(self, view: View) -> list[Evidence]:
         """Return what an attacker believes who does not know FedPC, see `evidence.evidence`."""
         return evidence(view)
+
+
+def in_order(data: Data, size: int) -> Batch:
+    """Return all of `data` once, in batches of `size`, padded with examples of weight 0."""
+    count = len(data.x)
+    index = torch.arange(-(-count // size) * size).view(-1, size)
+    return gather(data, index % count, (index < count).float())
+
+
+def mean_loss(plan: Plan, params: Params, batches: Batch) -> Tensor:
+    """Return the mean loss of `params` over all batches [T, B], a float32 scalar, summed in float64."""
+    total = torch.zeros((), dtype=torch.float64, device=batches.w.device)
+    for t in range(batches.x.shape[0]):
+        losses = plan.example_loss(plan.net(params, batches.x[t]), batches.y[t])
+        total = total + (batches.w[t] * losses).double().sum()
+    return (total / batches.w.double().sum()).float()
+
+
+def randomized(trits: Tensor, flip: float, generator: torch.Generator) -> Tensor:
+    """Return int8 [M] with each entry drawn anew, uniformly from -1, 0, 1, with probability `flip`."""
+    anew = torch.rand(len(trits), generator=generator) < flip
+    drawn = torch.randint(-1, 2, (len(trits),), generator=generator, dtype=torch.int8)
+    return torch.where(anew.to(trits.device), drawn.to(trits.device), trits)
+
+
+def blurred(last: Params, trained: Params, clip: float, sigma: float, generator: torch.Generator) -> Params:
+    """Return the model P + clipped (Q - P) + noise: the update scaled to norm `clip`, noise N(0, (sigma clip)^2)."""
+    layout = Layout.of(last)
+    start = layout.pack(last)
+    update = layout.pack(trained) - start
+    noise = torch.randn(len(update), generator=generator).to(update)
+    update = update * (clip / update.norm().clamp(min=clip)) + sigma * clip * noise
+    return layout.unpack(start + update)

@@ -21,8 +21,7 @@ def first_ternary(step: Tensor, alpha: float | Tensor) -> Tensor:
 def later_ternary(step: Tensor, previous: Tensor, beta: float) -> Tensor:
     """Return int8 of the shape of `step` Q^t - P^{t-1}: 0 below beta |previous|, else sign(step * previous) (Eq. 5).
 
-    1 says that the worker goes on as the global model went in the last round, `previous` = P^{t-1} - P^{t-2}, -1 that
-    it turns back. Where the model stood still there is no direction to go on in, and the entry is 0 whatever the step.
+    1 goes on as the global model did in the last round, `previous` = P^{t-1} - P^{t-2}; 0 wherever that stood still.
     """
     signs = step.sign() * previous.sign()  # a product of the values could underflow to 0
     return torch.where(step.abs() < beta * previous.abs(), 0, signs).to(torch.int8)

@@ -55,8 +55,8 @@ def _factor(delta: float) -> float:
 def exact_theta(adjacency: Tensor, sigma_eta: float, sigma_delta: float) -> float:
     """Return the largest theta over the clients of a graph, bool [K, K]: max_k (S^-1)_kk; infinite at sigma_eta = 0.
 
-    S = sigma_eta^2 I + sigma_delta^2 Laplacian is the covariance of the clients' noise at one coordinate. On the
-    complete graph this is 1/(K sigma_eta^2) + (1 - 1/K)/(sigma_eta^2 + K sigma_delta^2), below Theorem 10's theta.
+    S = sigma_eta^2 I + sigma_delta^2 Laplacian is the covariance of the clients' noise; on the complete graph this is
+    1/(K sigma_eta^2) + (1 - 1/K)/(sigma_eta^2 + K sigma_delta^2), below Theorem 10's theta.
     """
     edges = adjacency.double()
     if sigma_eta == 0:
@@ -69,10 +69,7 @@ def exact_theta(adjacency: Tensor, sigma_eta: float, sigma_delta: float) -> floa
 
 
 def pairwise_factor(clients: int, n: int) -> float:
-    """Return the factor of 1/sigma_delta^2 in Theorem 11: 1/(floor((n-1)/3) - 1) + (12 + 6 ln K)/K.
-
-    Infinite for n <= 6, where the first denominator is zero or negative: no finite pairwise noise is enough.
-    """
+    """Return 1/(floor((n-1)/3) - 1) + (12 + 6 ln K)/K, of 1/sigma_delta^2 in Theorem 11; infinite for n <= 6."""
     denominator = (n - 1) // 3 - 1
     return math.inf if denominator < 1 else 1 / denominator + (12 + 6 * math.log(clients)) / clients
 
@@ -92,10 +89,9 @@ def violations(clients: int, n: int, delta: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Sigmas:
-    """Standard deviations of MP-DP's noise, in units of the L2 sensitivity.
+    """Standard deviations of a client's own noise (eta) and of one pair's (delta), in units of the L2 sensitivity.
 
-    eta: of a client's independent noise. delta: of the noise of one pair of neighbors. violated: conditions of the
-    theorem that are not met; then there is no guarantee.
+    violated: conditions of the theorem that are not met; then there is no guarantee.
     """
 
     eta: float
@@ -109,11 +105,10 @@ def calibrate(
     """Return the sigmas with which Theorem 10 (complete graph) or 11 (n-out) claims (epsilon, delta) in one round.
 
     Theorem 10 needs theta = 1/(K sigma_eta^2) + 1/(K sigma_delta^2): the paper prints sigma where sigma^2 is meant (its
-    Theorem 11 has the squares), and the squared form is what bounds `exact_theta` on every complete graph. Theorem 11
-    is used at a third of delta; for what it does not cover the sigmas are the complete graph's.
+    Theorem 11 has the squares). Theorem 11 is used at a third of delta; what it does not cover gets the complete
+    graph's.
 
-    n: others that each client picks, for "n_out". frac: share of Eq. [23]'s theta that goes to the independent noise,
-    so that the mean carries little; in (0, 1).
+    n: others that each client picks, for "n_out". frac: share of Eq. [23]'s theta for the independent noise, in (0, 1).
     """
     violated: tuple[str, ...] = ()
     pairwise, theta = 1 / clients, theta_max(epsilon, delta)
@@ -129,7 +124,6 @@ def delta_given_scales(sigma_eta: float) -> float:
     """Return how surely who knows the scales R tells a shift of one coordinate by the sensitivity: delta, any epsilon.
 
     Given R the noise is R times a uniform, whose support moves with the gradient: off the common part, 1 - min(1, 1 /
-    (2 sqrt(2) sigma_eta R)), old and new are told apart for certain. The mean over R of law |DN*(1)| is
-    erf(1 / (2 sqrt(2) sigma_eta)): the total variation of N(0, sigma_eta^2) and its shift, but at every epsilon.
+    (2 sqrt(2) sigma_eta R)), old and new are told apart for certain. This is the mean over R of law |DN*(1)|.
     """
     return math.erf(1 / (2 * math.sqrt(2) * sigma_eta))

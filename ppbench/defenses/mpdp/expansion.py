@@ -3,11 +3,14 @@
 Yang et al., arXiv 2412.11737, Eq. 12-14. In PBPFL a weight's entry (i, j) is multiplied by r_i / r_j, and noise times a
 quotient is no Gaussian. A transitional layer (one factor a channel, 1 in the true network) behind every activation
 begins a fresh scale 1/s, so that the multiplier becomes the product r_i s_j, whose law can be chosen. A shortcut that
-has no weights needs one too: both summands must have one scale.
+has no weights needs one too: both summands must have one scale. Laws (Theorem 3): where X_1..X_m have the law DN*(m)
+and Y has DN(sigma, 1), uniform on (-sqrt(2) sigma, sqrt(2) sigma), the product of all is N(0, sigma^2). Scales take
+|DN*(m)|, m = 1 or 2: |DN*(1)| is chi_3 / sqrt(2), and so is a product of two |DN*(2)|. Draws are float64, on CPU.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,22 +22,57 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp.laws import scale_alone, scale_of_two
 from ppbench.defenses.mpdp.surgery import transformed
 from ppbench.nets.channels import ONE, Channels, Factor, refusal
 from ppbench.nets.commuting import NORMS
 from ppbench.nets.net import Net, NetSpec, build
 from ppbench.nets.walk import walk
 
+SECOND_MOMENT = 3 / 2  # of R, of law |DN*(1)|
+
+TERMS = 30
+# Mean and variance of -ln |DN*(1)|: -psi(3/2) / 2 and psi'(3/2) / 4.
+_MEAN = -1 + (np.euler_gamma + 2 * math.log(2)) / 2
+_VARIANCE = math.pi**2 / 8 - 1
+
+
+def scale_alone(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return draws of |DN*(1)| (Eq. [13]): of scales that are alone in a weight's multiplier."""
+    return (torch.randn((3, *shape), generator=generator, dtype=torch.float64).square().sum(0) / 2).sqrt()
+
+
+def scale_of_two(shape: tuple[int, ...], generator: torch.Generator, terms: int = TERMS) -> Tensor:
+    """Return draws of |DN*(2)| by its series (Theorem 3), the terms after the first `terms` taken as one Gaussian.
+
+    Without it the product's variance is low (.98 sigma^2 at 30 terms); its exact mean and variance are used.
+    """
+    log, mean, variance = torch.zeros(shape, dtype=torch.float64), _MEAN, _VARIANCE
+    for term in range(1, terms + 1):
+        center = math.log1p(1 / term) / 2
+        gamma = torch.randn(shape, generator=generator, dtype=torch.float64).square() / 2  # of shape 1/2
+        log = log - gamma / (2 * term + 1) + center / 2
+        mean -= 1 / (2 * term + 1) - center
+        variance -= 1 / (2 * term + 1) ** 2
+    rest = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.exp(log - mean / 2 - math.sqrt(variance / 2) * rest)
+
+
+def uniform_noise(sigma: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return draws of DN(sigma, 1), clients' noise (Eqs. [16], [19]): never 0, strictly within +-sqrt(2) sigma."""
+    # Odd multiples of 2^-53: `rand` gives multiples of 2^-53, so doubling, shifting and the last sum are exact.
+    drawn = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1 + 2.0**-53
+    return math.sqrt(2) * sigma * drawn
+
+
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Laws:
-    """The law of every free scale of an expanded network.
+    """The law of every free scale of an expanded network, by two flags [count].
 
-    inverse: [count] whether it is 1/s (behind a transitional layer) rather than r (behind a weight). single: [count]
-    whether it is alone in a weight's multiplier, of law |DN*(1)|; else two of law |DN*(2)| meet in a product.
+    inverse: it is 1/s (behind a transitional layer), not r (behind a weight). single: it is alone in a weight's
+    multiplier, of law |DN*(1)|; else two of law |DN*(2)| meet in a product.
     """
 
     inverse: Flags
@@ -170,11 +208,10 @@ def _unlawful(name: str, reason: str, instead: str) -> UsageError:
 
 
 def fold(expansion: Expansion, params: Params) -> Params:
-    """Return the original network's weights that compute what `params` compute in the expanded one.
+    """Return the original network's weights that compute what `params` do in the expanded one: layers hide nothing.
 
-    A client can do this: transitional layers are known constants, and scales c with c_out = c_inp / T (PBPFL's gauge)
-    make every transitional layer T equal to 1. What is left is PBPFL's perturbation, residual stages tied again: the
-    layers hide nothing. Column j of a mask on the head carries the known factor 1 / c_j.
+    Anybody can do this: scales c with c_out = c_inp / T (PBPFL's gauge) make every transitional layer T equal to 1.
+    What is left is PBPFL's perturbation; column j of a mask on the head carries the known factor 1 / c_j.
     """
     steps: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for name in expansion.transitional:

@@ -22,14 +22,10 @@ NOISELESS = ("sigma", "beta")  # the surrogates that are masked: Psi and Phi
 
 @dataclass(frozen=True)
 class MPDPH(MPDP):
-    """MP-DP hardened (ours): Psi and Phi are masked, so that only their sums over the cohort can be read.
+    """MP-DP hardened (ours): Psi and Phi are masked, so that only their sums over the cohort can be read, exactly.
 
-    Each is multiplied by 1/K, put into fixed point modulo 2^64 and masked by a zero-sum family of its own. Not
-    differentially private either: the sums of Psi and Phi are exact.
-
-    Attributes:
-        floor: smallest value of r and s, so that no row is under-noised; above 0 recovered noise is no longer Gaussian.
-        fraction_bits: of the fixed-point numbers; 40 hold values below 4e6 to 5e-13, small beside the noise.
+    floor: smallest value of r and s, so that no row is under-noised; above 0 recovered noise is no longer Gaussian.
+    fraction_bits: of the fixed-point numbers, 1/K of each; 40 hold values below 4e6 to 5e-13, small beside the noise.
     """
 
     floor: NonNegative = 0.5

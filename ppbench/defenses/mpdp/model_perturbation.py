@@ -20,8 +20,7 @@ from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
-from ppbench.defenses.pbpfl.evidence import exchanges, whole_cohorts
-from ppbench.defenses.pbpfl.perturbation import Surrogates
+from ppbench.defenses.pbpfl.perturbation import Surrogates, exchanges, whole_cohorts
 from ppbench.defenses.pbpfl.round import Perturbation
 from ppbench.federation.bounds import Bound, Positive
 from ppbench.federation.contract import Context, Server
@@ -72,9 +71,8 @@ class ModelPerturbation(Perturbation):
         epsilon, delta: the paper's privacy budget of ONE round.
         gamma: "vector" has one secret coefficient a class (the paper's: C + 2 backward passes and uploads), "scalar"
             one for all, along a public direction (PBPFL's: three).
-        bound: the L2 norm that one client's gradient is said never to exceed. A client cannot clip the true gradient,
-            which it does not know, so it scales what it sends by 1 / bound, which the server undoes. A larger gradient
-            voids the guarantee, unnoticed.
+        bound: the L2 norm that one client's gradient is said never to exceed. A client cannot clip a gradient that it
+            does not know, so it scales what it sends by 1 / bound; a larger one voids the guarantee, unnoticed.
     """
 
     epsilon: Positive = 3.0
@@ -176,9 +174,9 @@ class ModelPerturbation(Perturbation):
     def evidence(self, view: View) -> list[Evidence]:
         """Return each client's gradient, or of `sums` each whole cohort's mean, to who ignores Psi and Phi.
 
-        The server has it recovered, at the true weights. The noise's standard deviation is the root mean square over
-        the coordinates, given the R of the round, which the server knows: an adaptive attack weighs by R^-2. A listener
-        has the first surrogate, the gradient of another network than the plan's, so that `params` is None.
+        The server has it recovered, at the true weights, with noise of the root mean square over the coordinates given
+        its R. A listener has the first surrogate, the gradient of another network than the plan's, so that `params` is
+        None.
         """
         plan, expansion, found = view.plan, self.expansion(view.plan), []
         true, perturbed = Shared(plan), Shared(plan, partial(_simulation, expansion, self.bound))

@@ -25,7 +25,7 @@ from ppbench.defenses.mpdp.accounting import (
     exact_theta,
     gaussian_epsilon,
 )
-from ppbench.defenses.mpdp.laws import SECOND_MOMENT, uniform_noise
+from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, uniform_noise
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Round, Server
@@ -41,10 +41,9 @@ class MPDP(ModelPerturbation):
     """Clients add uniform noise of their own and uniform noise of pairs, which cancels in the mean.
 
     R times a client's noise is Gaussian in each coordinate on its own, to who does not know R. Sigmas follow from
-    (epsilon, delta) by Theorems 10 and 11; the graph of pairs is drawn by the server at set-up and public.
-
-    graph: "complete", or "n_out": each client picks `n` others, and every pick is an edge. Outside Theorem 11's
-    conditions (as the paper's own n = 5 is) the complete graph's sigmas are taken, and there is no guarantee.
+    (epsilon, delta) by Theorems 10 and 11. graph: of pairs, public: "complete", or "n_out": each client picks `n`
+    others. Outside Theorem 11's conditions (as the paper's own n = 5 is) the complete graph's sigmas are taken, without
+    guarantee.
     """
 
     graph: Graph = "complete"
@@ -71,10 +70,9 @@ class MPDP(ModelPerturbation):
         return calibrate(self.epsilon, self.delta, plan.clients, self.graph, n)
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why there is no guarantee, what the paper claims, and what is left of it even without Psi and Phi.
+        """Return why there is no guarantee, what the paper claims, and and what the first surrogate alone leaves of it.
 
-        Of the first surrogate alone (Psi and Phi give delta = 1 at every epsilon): Eq. [23] on the drawn graph, the
-        exact epsilon over all rounds, which the paper does not compose, and what the scales R give away.
+        Eq. [23] on the drawn graph, the exact epsilon over all rounds, and what the scales R give away.
         """
         sigmas, rounds = self.sigmas(plan), max(1, rounds)
         claim = f"the paper claims epsilon {self.epsilon:g} a round, delta {self.delta:g}"
@@ -121,10 +119,7 @@ class MPDP(ModelPerturbation):
 
 
 def n_out(clients: int, n: int, generator: torch.Generator) -> Tensor:
-    """Return a random n-out graph, bool [K, K]: each client picks n others, 1 <= n < K, and every pick is an edge.
-
-    A client has n neighbors or more, because others pick it too. (The paper's Fig. 2, n = 3, draws two a client.)
-    """
+    """Return a random n-out graph, bool [K, K]: each client picks n others, 1 <= n < K, and every pick is an edge."""
     score = torch.rand(clients, clients, generator=generator, dtype=torch.float64)
     # Scores lie below 1, so 2 keeps a client from picking itself; the n smallest of a row are a uniform n-subset.
     order = torch.where(secagg.complete(clients), score, 2.0).argsort(dim=1)

@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared, cohort_evidence
-from ppbench.defenses.pbpfl.evidence import whole_cohorts
-from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, whole_cohorts
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits
@@ -30,12 +29,9 @@ class PBPFLExt(PBPFL):
     """PBPFL whose clients mask what they send, so that only sums over the whole cohort can be read.
 
     Clients send N_k / N times each surrogate as fixed-point numbers modulo 2^64 plus masks that cancel in the cohort's
-    sum (Eq. 23-30), from pairwise X25519 keys.
-
-    Attributes:
-        families: "independent" masks the three surrogates by three families; "shared" uses one mask for all, as a
-            literal reading of Eq. 23-25 allows: differences of surrogates are then bare. For the attack on it.
-        fraction_bits: of the fixed-point numbers; 48 hold values below 16384 to 2e-15. See `bits` for a large kappa.
+    sum (Eq. 23-30). families: "independent" masks the three surrogates apart; "shared" uses one mask for all, as a
+    literal reading of Eq. 23-25 allows: differences of surrogates are then bare. fraction_bits: 48 hold values below
+    16384 to 2e-15.
     """
 
     families: Literal["independent", "shared"] = "independent"
@@ -53,9 +49,8 @@ class PBPFLExt(PBPFL):
     def bits(self, family: str, width: int) -> int:
         """Return the fractional bits of a family's numbers; public, as kappa and the head's `width` D are.
 
-        beta grows as D^2, sigma as kappa D and g as kappa^2 (`ORDERS`), and recovery multiplies beta by gamma^2 and
-        sigma by gamma, about kappa / D. So each doubling of kappa beyond 10, or of D beyond 64, takes one bit for each
-        power of it. A "shared" mask needs one unit for all families, so there nothing is taken.
+        beta grows as D^2, sigma as kappa D and g as kappa^2 (`ORDERS`): each doubling of kappa beyond 10, or of D
+        beyond 64, takes one bit for each power of it; none of a "shared" mask, which needs one unit for all families.
         """
         if self.families == "shared":
             return self.fraction_bits

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradients
 from ppbench.base.tree import Params, node
+from ppbench.defenses.evidence import cohorts
 from ppbench.federation.plan import Batch
+from ppbench.federation.view import Exchange, View
 from ppbench.nets.net import Net
 
 HEAD_BIAS = "head.bias"
@@ -77,15 +79,11 @@ def outputs(net: Net, params: Params, x: Tensor, masked_bias: bool) -> tuple[Ten
 def surrogates(
     net: Net, params: Params, batch: Batch, directions: Tensor, masked_bias: bool, constants: Params | None = None
 ) -> Surrogates:
-    """Return the gradients of the surrogate losses on one batch (without the axis T), from one forward pass.
+    """Return the gradients of the surrogate losses on one batch (without the axis T), at perturbed weights `params`.
 
     With yhat = y + alpha r, 1/2 ||y - ybar||^2 = 1/2 ||yhat - ybar||^2 - alpha r^T (yhat - ybar) + r^T r alpha^2 / 2,
     pointwise, so the gradient of the true loss is the same combination of the three gradients (m + 2 backward passes).
-
-    Args:
-        params: perturbed weights, whose gradients are taken.
-        directions: [m, C].
-        constants: further parameters of the network, of which no gradient is asked (transitional layers).
+    directions: [m, C]. constants: parameters of which no gradient is asked (transitional layers).
     """
     dtype = directions.dtype
     x, y, w = batch.x.to(dtype), batch.y.to(dtype), batch.w.to(dtype)
@@ -125,3 +123,15 @@ def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
         full = gradient[name] if factor is None else factor.to(gradient[name]) * gradient[name]
         out[name] = full.sum_to_size(value.shape)
     return out
+
+
+def exchanges(view: View) -> list[Exchange]:
+    """Return the view's uploads of surrogates, or none for a client: it sees its own only."""
+    if view.threat.startswith("client/"):
+        return []
+    return [e for e in view.exchanges() if isinstance(e.asked, Perturbed) and isinstance(e.answer, Surrogates)]
+
+
+def whole_cohorts(view: View) -> list[list[Exchange]]:
+    """Return the uploads of surrogates of every probe in which all clients took part."""
+    return cohorts(exchanges(view), view.plan.clients)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared
-from ppbench.defenses.pbpfl.evidence import exchanges
+from ppbench.defenses.pbpfl.perturbation import exchanges
 from ppbench.defenses.pbpfl.round import Perturbation
 from ppbench.federation.contract import Claim, Context, Server
 from ppbench.federation.evidence import Evidence
@@ -50,11 +50,9 @@ class PBPFL(Perturbation):
     """Perturbs hidden channels by secret scales and the logits by a secret multiple of a public direction.
 
     Fresh every round: scales r ~ U(.5, 2), direction r_a ~ U(-1, 1)^C, gamma by kappa (the paper names no laws). From
-    three gradients the server recovers each client's exact one: to the server this is FedSGD.
-
-    Attributes:
-        norms: "refuse" normalization layers, or perturb their affine part only ("affine").
-        head_bias: "masked" puts the mask on the head's bias too; "clear" sends the bias as it is.
+    three gradients the server recovers each client's exact one: to the server this is FedSGD. norms: "refuse" them, or
+    perturb their affine part ("affine"). head_bias: "masked" puts the mask on the head's bias too; "clear" sends it
+    bare.
     """
 
     norms: Norms = "refuse"
@@ -94,8 +92,8 @@ class PBPFL(Perturbation):
     def evidence(self, view: View) -> list[Evidence]:
         """Return each client's recovered gradient (server), or its first surrogate at the perturbed weights (listener).
 
-        Both are exact: a perturbed network is a network. A client sees no other client's upload, and two perturbed
-        models in a row do not subtract to a gradient.
+        Both are exact: a perturbed network is a network. To a client two perturbed models do not subtract to a
+        gradient.
         """
         shared, found = Shared(view.plan), []
         for exchange in exchanges(view):

@@ -38,10 +38,8 @@ LOGITS = 10  # how many at least the server measures, on noise inputs, to choose
 class Perturbation(PairedDefense):
     """The server scales hidden channels and masks the logits anew every round; clients answer with surrogates.
 
-    Attributes:
-        kappa: mask-to-signal ratio RMS(alpha r) / RMS(y) at the logits, on noise inputs; the papers name no law.
-            Precision falls with its square.
-        precision: of the perturbed model, and so of what travels.
+    kappa: mask-to-signal ratio RMS(alpha r) / RMS(y) at the logits, on noise inputs (the papers name no law); precision
+    falls with its square. precision: of the perturbed model, and so of what travels.
     """
 
     kappa: Positive = 10.0
@@ -134,8 +132,7 @@ class Perturbation(PairedDefense):
     def recover(self, plan: Plan, server: Server, found: Surrogates) -> Params:
         """Return the gradient at the true weights, float64, from surrogates of the same round (PBPFL, Eq. 19).
 
-        The combination cancels terms of order kappa^2, so it is taken in float64 whatever travelled, and where the
-        server's secrets lie.
+        Terms of order kappa^2 cancel, so it is taken in float64 whatever travelled, where the server's secrets lie.
         """
         coefficients, square = self.coefficients(server.own)
         exact = tree_map(lambda t: t.to(coefficients.device, torch.float64), found)

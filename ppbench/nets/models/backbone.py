@@ -46,13 +46,12 @@ def frozen_backbone(
     """A torchvision network whose last linear layer alone is trained; all others are frozen, public, in eval mode.
 
     Args:
-        shape: (1 or 3, height, width), of a size that the backbone takes; values in [0, 1] are normalized as for
-        ImageNet.
-        backbone: name of a classification network in torchvision.models. The default has 512 features, so 5,130
-            parameters with 10 classes.
-        weights: a local file with the network's state as torchvision distributes it, .safetensors or .pth (read as
-            tensors only, no code); the state of its last layer may be absent. "" draws random weights, to try things
-            out: those of mobilenets count on batch statistics and let no signal through in eval mode.
+        shape: (1 or 3, height, width); values in [0, 1] are normalized as for ImageNet.
+        backbone: a classification network of torchvision.models; 512 features by default, 5,130 parameters with 10
+            classes.
+        weights: a local file with the state as torchvision distributes it, .safetensors or .pth (tensors only, no
+            code), with or without the last layer. "" draws random weights, to try things out: those of mobilenets let
+            no signal through in eval mode.
         backbone_seed: of random weights.
     """
     channels, _, _ = checks.image(shape)
@@ -72,7 +71,6 @@ def frozen_backbone(
 
 
 def _network(backbone: str, seed: int) -> nn.Module:
-    """Return a torchvision classification network with weights drawn by `seed`; raises ValueError if unknown."""
     models = torchvision().models
     known = models.list_models(module=models)
     if backbone not in known:
@@ -84,7 +82,6 @@ def _network(backbone: str, seed: int) -> nn.Module:
 
 
 def _fill(network: nn.Module, last: str, file: str) -> None:
-    """Load the state in `file` into `network`, less that of the layer `last`; raises ValueError if it does not fit."""
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"there is no file of weights {path.absolute()}")
@@ -97,7 +94,6 @@ def _fill(network: nn.Module, last: str, file: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a .safetensors or .pth file by name."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -107,7 +103,6 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _check_shape(features: Frozen, backbone: str, shape: tuple[int, ...], width: int) -> None:
-    """Raise ValueError unless the backbone makes `width` features of an image of `shape`."""
     try:
         with torch.no_grad():
             made = features(torch.zeros(1, *shape)).shape

@@ -23,14 +23,12 @@ def cnn(
 ) -> Classifier:
     """One block a width: 3x3 convolution (padding 1), activation, 2x2 pool; then linear layers, then the head.
 
-    With ReLU or LeakyReLU every layer commutes with positive scales of its channels, as PBPFL and MP-DP need.
-
     Args:
         shape: at least 2 to the number of blocks high and wide; (3, 32, 32) and 10 classes have 30,634 parameters.
         widths: channels of the blocks, comma-separated, one at least.
         hidden: widths of linear layers between the blocks and the head, with the activation after each; "" for none.
         pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope .01) or "tanh".
-        bias: whether all layers, the head among them, have biases; at first they are 0, weights Kaiming-uniform.
+        bias: of all layers and the head; at first they are 0, weights Kaiming-uniform.
     """
     checks.one_of("pool", pool, _POOLS)
     checks.one_of("activation", activation, ("relu", "leaky_relu", "tanh"))

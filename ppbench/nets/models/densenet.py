@@ -28,16 +28,15 @@ def densenet(
 ) -> Classifier:
     """3x3 convolution, dense blocks with 2x2 max pools between them, global average pool, head.
 
-    Unlike the paper's: no batch normalization, hence convolution before ReLU, and transitions that pool without a 1x1
-    convolution, so that all channels meet by concatenation alone. Every layer commutes with positive scales of its
-    channels; without biases the network is positively homogeneous.
+    Unlike the paper's: no batch normalization, hence convolution before ReLU, and transitions without a 1x1
+    convolution, so that every layer commutes with positive scales of its channels; positively homogeneous without
+    biases.
 
     Args:
         shape: (channels, height, width), at least 2 to the number of transitions high and wide; (3, 32, 32) with 10
             classes gives 119,146 parameters, 118,968 without biases.
         growth: channels that a layer adds; the first convolution has twice as many.
-        blocks, layers: dense blocks, with one transition fewer, and layers in each.
-        bias: whether all layers, the head among them, have biases.
+        blocks, layers: dense blocks, with one transition fewer, and layers in each. bias: of all layers and the head.
 
     growth * (2 + blocks * layers) features; weights are Kaiming-uniform for ReLU, biases 0.
     """

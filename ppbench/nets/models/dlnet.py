@@ -20,13 +20,9 @@ def dlnet(
     """Four 5x5 convolutions of 12 channels (strides 2, 2, 1, 1), sigmoid after each, one linear layer.
 
     Images of any size: 32x32 gives 768 features and, with 3 channels and 10 classes, 19,438 parameters (88,648 with
-    100 classes).
-
-    Args:
-        activation: "sigmoid" or "tanh" (the paper takes tanh for SVHN).
-        init: "uniform" draws weights and biases from U(-scale, scale); "default" keeps torch's.
-        scale: half-width of the uniform law; .3 in the SPN paper, .5 in the DLG release.
-        nconv: number of convolutions, 4 in the paper's table; 3 in the DLG release.
+    100 classes). activation: "sigmoid" or "tanh" (the paper takes tanh for SVHN). init: "uniform" draws weights and
+    biases from U(-scale, scale), .3 in the SPN paper and .5 in the DLG release; "default" keeps torch's law. nconv:
+    number of convolutions, 4 in the paper's table; 3 in the DLG release.
     """
     one_of("activation", activation, ("sigmoid", "tanh"))
     one_of("init", init, ("uniform", "default"))

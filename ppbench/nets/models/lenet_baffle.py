@@ -19,11 +19,9 @@ def lenet_baffle(
     The paper (Feng et al. 2023) gives a LeNet of 2.7e4 parameters and no more. This one has 27,242 on (1, 28, 28) and
     on (1, 32, 32), 27,542 on (3, 32, 32) with 10 classes and 33,032 there with 100.
 
-    Args:
-        shape: (channels, height, width) of at least 12x12. Images of up to 28 rows or columns are padded by 2, so that
-            28x28 and 32x32 have the same 400 features before the linear layer.
-        activation: "hardswish" (the paper's), "relu" or "selu" (its ablations).
-        norm: "none", or "gn": group normalization before both convolutional activations, of two channels a group.
+    shape: at least 12x12; images of up to 28 rows or columns are padded by 2, to 400 features as those of 32x32.
+    activation: "hardswish" (the paper's), "relu" or "selu" (its ablations). norm: "none", or "gn": group normalization
+    before both convolutional activations, of two channels a group.
     """
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, ("none", "gn"))

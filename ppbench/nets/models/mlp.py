@@ -22,16 +22,12 @@ def mlp(
     """Flatten, then linear layers of the `hidden` widths with an activation after each, then the head.
 
     Args:
-        shape: any; an example is flattened to n_0 = product of it.
-        hidden: widths n_1, ..., n_L, comma-separated, e.g. "128,64" (one width may be a number); "" for none, which
-            is logistic regression. There are sum_l (n_{l-1} + 1) n_l + (n_L + 1) C parameters: 4,810 with the default
-            on (1, 8, 8) and 10 classes. Without biases there is no "+ 1": 4,736.
+        hidden: widths, comma-separated, e.g. "128,64" (one width may be a number); "" for none, which is logistic
+            regression. The default has 4,810 parameters on (1, 8, 8) with 10 classes, 4,736 without biases.
         activation: "relu", "leaky_relu" (slope .01), "hardswish", "sigmoid" or "tanh".
         layers: number of linear layers, the head among them, all hidden ones of the one width in `hidden`
             ("MLP-5" is layers=5: four hidden layers and the head); 0 takes the widths as `hidden` lists them.
         bias: whether the linear layers, the head among them, have biases.
-
-    n_L features; initialized as torch does: U(-1/sqrt(n), 1/sqrt(n)) for n inputs.
     """
     one_of("activation", activation, ACTIVATIONS)
     flag("bias", bias)
@@ -46,7 +42,6 @@ def mlp(
 
 
 def _hidden(hidden: str | int, layers: int) -> list[int]:
-    """Return the hidden widths; raises ValueError where `layers` asks for one width and `hidden` has not one."""
     listed = widths("hidden", hidden)
     if layers and len(listed) != 1:
         raise ValueError(f"hidden must be one width, such as 64, where layers={layers} is given, not {hidden!r}")

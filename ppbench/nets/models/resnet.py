@@ -3,20 +3,17 @@
 6n + 2 layers: a 3x3 convolution, three stages of n blocks of two 3x3 convolutions with 16, 32 and 64 channels, global
 average pool, head. The first block of stages two and three halves the image. Convolutions have no biases.
 
-Options of all depths:
     norm: "none"; "bn", batch normalization by the statistics of the batch at hand (nothing is tracked); "gn", group
         normalization; "fixup" (Zhang, Dauphin and Ma, ICLR 2019): no norm but a bias before and after each convolution
-        and a multiplier a block.
+        (one a channel, where the paper's are scalars, so that it can be scaled) and a multiplier a block.
     shortcut: where a block changes shape, "A" takes every second pixel and pads with zero channels (no parameters),
         "B" is a 1x1 convolution, normalized as the others are.
-    groups: groups of the group normalization, a divisor of 16; Wu and He's (2018) 32 do not divide 16 channels.
+    groups: of the group normalization, a divisor of 16; Wu and He's (2018) 32 do not divide 16 channels.
 
-All convolutions are Kaiming-uniform for ReLU. "none": the second one of every branch is then divided by the root of the
-number of blocks L, so that activations and gradients stay within a constant factor whatever the depth (Hayou et al.,
-AISTATS 2021; Hanin and Rolnick, NeurIPS 2018). "fixup": the first one is, the second one and the head are zero, biases
-0, multipliers 1. Hence AT INITIALIZATION the gradient of all but the head is zero: no image can be rebuilt from it,
-which is no merit of a defense. Our biases are one a channel where the paper's are scalars, so that a defense which
-scales channels can scale them.
+Convolutions are Kaiming-uniform for ReLU. "none": the second one of every branch is then divided by the root of the
+number of blocks L, so that activations and gradients stay within a constant factor at any depth (Hayou et al., AISTATS
+2021; Hanin and Rolnick, NeurIPS 2018). "fixup": the first one is, the second one and the head are zero: AT
+INITIALIZATION no image can be rebuilt from the gradient, which is no merit of a defense.
 """
 
 from __future__ import annotations
@@ -106,26 +103,17 @@ def conv3x3(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
 
 
 def resnet20(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
-    """ResNet of 20 layers for small images, norm-free unless asked; 268,346 parameters for CIFAR-10.
-
-    Without the head's bias there are 268,336.
-    """
+    """ResNet of 20 layers for small images, norm-free unless asked; 268,346 parameters for CIFAR-10."""
     return resnet(3, shape, classes, **options)
 
 
 def resnet32(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
-    """ResNet of 32 layers for small images, norm-free unless asked; 461,882 parameters for CIFAR-10.
-
-    Without the head's bias there are 461,872.
-    """
+    """ResNet of 32 layers for small images, norm-free unless asked; 461,882 parameters for CIFAR-10."""
     return resnet(5, shape, classes, **options)
 
 
 def resnet56(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
-    """ResNet of 56 layers for small images, norm-free unless asked; 848,954 parameters for CIFAR-10.
-
-    Without the head's bias: 848,944, and 854,704 with 100 classes.
-    """
+    """ResNet of 56 layers for small images, norm-free unless asked; 848,954 parameters for CIFAR-10."""
     return resnet(9, shape, classes, **options)
 
 
@@ -164,7 +152,6 @@ def resnet(
 
 
 def _norm(kind: str, groups: int, channels: int) -> nn.Module:
-    """Return what stands behind a convolution: batch norm "bn", group norm "gn", or nothing."""
     if kind == "bn":
         return nn.BatchNorm2d(channels, track_running_stats=False)
     return nn.GroupNorm(groups, channels) if kind == "gn" else nn.Identity()
@@ -181,7 +168,6 @@ def _shortcut(inside: int, outside: int, stride: int, kind: str, shift: Shift | 
 
 
 def _initialize(model: Classifier, norm: str) -> None:
-    """Draw the weights by the laws of the module's docstring, from torch's global generator."""
     kaiming_uniform(model)
     blocks = [layer for layer in model.modules() if isinstance(layer, Block | FixupBlock)]
     with torch.no_grad():

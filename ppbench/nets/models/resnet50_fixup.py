@@ -56,9 +56,8 @@ def resnet50_fixup(
     """ResNet of 50 layers for small images under Fixup: scalar biases and multipliers instead of norms.
 
     Initial law (the paper's Section 3.2 with m = 3 convolutions a branch): Kaiming-uniform for ReLU; the first two
-    convolutions of each of the L branches times L^(-1/4), the third one and the head zero; biases 0, multipliers 1.
-    So AT INITIALIZATION the gradient of all but the head is zero: no image can be rebuilt from it, which is no merit
-    of a defense.
+    convolutions of each of the L branches times L^(-1/4), the third one and the head zero; biases 0, multipliers 1: AT
+    INITIALIZATION no image can be rebuilt from the gradient, which is no merit of a defense.
 
     Args:
         shape: (channels, height, width) of any size; the first block of stages two to four halves it.
@@ -83,7 +82,6 @@ def resnet50_fixup(
 
 
 def _initialize(model: Classifier, branches: int) -> None:
-    """Draw the weights by the law of `resnet50_fixup`, from torch's global generator."""
     kaiming_uniform(model)
     with torch.no_grad():
         for layer in model.modules():

@@ -46,10 +46,9 @@ def unet(shape: tuple[int, ...], classes: int, *, width: int = 64) -> Classifier
 
     Outputs are maps [B, classes, H, W] of logits; weights are Kaiming-uniform for ReLU, biases 0.
 
-    Args:
-        shape: (channels, height, width), height and width multiples of 16.
-        classes: number of maps, 1 for a mask. (3, 256, 256) and one map have 31,031,745 parameters.
-        width: channels at full size, doubled at each halving; the original's 64 ends at 1024.
+    shape: (channels, height, width), height and width multiples of 16. classes: number of maps, 1 for a mask: (3, 256,
+    256) has 31,031,745 parameters then. width: channels at full size, doubled at each halving; the original's 64 ends
+    at 1024.
     """
     side = 2**DEPTH
     channels, high, wide = checks.image(shape, side)

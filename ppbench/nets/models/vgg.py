@@ -14,9 +14,8 @@ _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 51
 def vgg16(shape: tuple[int, ...], classes: int, *, groups: int = 32, late_stride: int = 2) -> Classifier:
     """Thirteen 3x3 convolutions, each with group normalization and ReLU, in five pooled blocks; two linear layers.
 
-    The paper's table prints sizes that contradict each other after the third pool. By default all five pools halve
-    the image (32x32 ends at 1x1); `late_stride=1` makes the last two 3x3 pools that keep its size (32x32 ends at 4x4,
-    the size that the table prints last).
+    The paper's table prints sizes that contradict each other after the third pool. By default all five pools halve the
+    image; `late_stride=1` makes the last two 3x3 pools that keep its size (32x32 ends at 4x4, the size printed last).
 
     Args:
         shape: (channels, height, width), at least 32x32 (8x8 with late_stride 1); (3, 32, 32) with 10 classes gives

@@ -36,11 +36,8 @@ def wrn_10_2(shape: tuple[int, ...], classes: int, *, activation: str = "hardswi
     """A 3x3 convolution of 16 channels, one pre-activation block each of 32, 64 and 128, global average pool, head.
 
     The last two blocks halve the image, of any size. 128 features, and 303,706 parameters for (3, 32, 32) and 10
-    classes, 315,316 for 100; initialized as torch does.
-
-    Args:
-        activation: "hardswish" (the paper's), "relu" or "selu" (its ablations).
-        norm: "gn", group normalization of 8 groups with affine part before each activation, or "none".
+    classes, 315,316 for 100; initialized as torch does. activation: "hardswish" (the paper's), "relu" or "selu" (its
+    ablations). norm: "gn", group normalization of 8 groups with affine part before each activation, or "none".
     """
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, ("gn", "none"))

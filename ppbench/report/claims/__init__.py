@@ -11,7 +11,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.report.claims import use
 from ppbench.report.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
 from ppbench.report.claims.case import Case, Finding, Rule, Verdict
-from ppbench.report.claims.figures import KEY_OF, Benchmark, time_is_kept
+from ppbench.report.claims.use import KEY_OF, Benchmark, time_is_kept
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network
 from ppbench.report.page.evaluations import about
 from ppbench.report.verdict.lines import labels_of, listed
@@ -50,10 +50,7 @@ WORST: tuple[Verdict, ...] = ("falls", "holds", "cannot be told")
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim that the records say something about, in our `setting`.
-
-    differs: in what ours is not the paper's; evaluations: how many were as close to it: the finding is of the worst.
-    """
+    """A claim that records tell of, in our setting; `evaluations` were as close: the finding is of the worst."""
 
     defense: str
     claim: Claim
@@ -82,10 +79,7 @@ def claimed_by_all() -> dict[str, tuple[Claim, ...]]:
 def check(
     claimed: Mapping[str, Sequence[Claim]], records: Sequence[Record], benchmarks: Sequence[Benchmark]
 ) -> list[Checked | Unchecked]:
-    """Return what becomes of each claim, defense by defense, in the order in which they are written down.
-
-    Of several evaluations those closest to the paper's setting count, and of these the one that is worst for the claim.
-    """
+    """Return what becomes of each claim, in order, in the worst of the evaluations closest to the paper's setting."""
     some = {record.cell_id: record for record in records}
     groups = frame_of(records).of(some[cell] for cell in sorted(some)).by(EVALUATION)
     return [_one(name, claim, groups, benchmarks) for name in sorted(claimed) for claim in claimed[name]]

@@ -17,11 +17,7 @@ Verdict = Literal["holds", "falls", "cannot be told"]
 
 @dataclass(frozen=True)
 class Case:
-    """A claim beside one evaluation.
-
-    mine: the defense's cells at the parameters that the claim is for; none: the undefended model's; everything: all
-    cells of the evaluation, other defenses' too.
-    """
+    """A claim beside one evaluation: the defense's cells at its parameters, the undefended model's, and all."""
 
     claim: Claim
     mine: Sequence[Record]
@@ -38,12 +34,8 @@ class Case:
 class Finding:
     """What an evaluation says about a claim.
 
-    Attributes:
-        verdict: one of three.
-        to: what it falls to, or what is found instead; "" where the verdict says it all.
-        reason: the rule, with its figures.
-        plain, worst: figures of the strongest attack that does not know the defense, and of the strongest of all.
-        cells: names of the cells that they come from.
+    to: what it falls to, "" where the verdict says it all; reason: the rule, with its figures; plain, worst: figures of
+    the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from.
     """
 
     verdict: Verdict

@@ -11,7 +11,7 @@ from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.records.store import results
 from ppbench.report.claims import NO_RECORD, RULES, WORST, Checked, Unchecked, check, claimed_by_all
-from ppbench.report.claims.figures import Benchmark, read_figures, time_is_kept
+from ppbench.report.claims.use import Benchmark, read_figures, time_is_kept
 
 NOTHING = "-"
 SHORT = 8  # hex digits of a cell's name, as on the page and in `records/`
@@ -37,10 +37,7 @@ _RATIOS = {
 
 
 def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
-    """Return the page on all installed defenses from the records in `folders` and the benchmark files `figures`.
-
-    Raises UsageError: a folder holds no records, or a record or a file of figures cannot be read.
-    """
+    """Return the page on all installed defenses from folders of records and files of figures; or UsageError."""
     records: list[Record] = []
     for folder in folders:
         found = results(folder).load_all()

@@ -58,10 +58,7 @@ def notes(pairs: Sequence[Pair]) -> str:
 
 @dataclass(frozen=True)
 class Left:
-    """A row that cannot be compared, and why, in a clause; record: one of its own.
-
-    status: "missing" from NEW, "incomparable", "new" (only in NEW), or "unjudged" (not complete in BASELINE).
-    """
+    """A row that cannot be compared, and why, in a clause. record: one of its own; "unjudged": BASELINE's broke."""
 
     where: Where
     status: Literal["missing", "incomparable", "new", "unjudged"]
@@ -144,10 +141,9 @@ def differing(base: Facts, new: Facts) -> list[str]:
 
 
 def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
-    """Return the rows of two folders: those that can be compared, and the others with the reason.
+    """Return the rows of two folders that can be compared, the others with the reason; oracles are left out.
 
-    Oracles, which choose by the truth, are left out. Cells of the same facts meet first; what is left over of one row
-    on both sides meets the cell that differs least. UsageError: one cell twice, under two versions of a defense.
+    Cells of the same facts meet first, the others the cell that differs least. UsageError: two versions of a defense.
     """
     ours, theirs = _rows(base, "BASELINE"), _rows(new, "NEW")
     pairs: list[Pair] = []

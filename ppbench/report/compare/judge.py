@@ -32,17 +32,11 @@ MOST = 10**6
 class Row:
     """One line of a comparison.
 
-    Attributes:
-        where: what it is about; `where.attack` is "worst case of N attacks", or "" for what no attack is needed for.
-        metric: what was compared, "" where the whole cell could not be; subset: of which victims.
-        status: the verdict, see docs/compare.md.
-        change: what changed, None where nothing was compared; tolerance: how much worse counts.
-        note: what a reader must know: the reason of no comparison, versions that differ.
-        record: BASELINE's record that the row begins with; of a worst case the leading cell.
-        adjusted: p-value after Holm's correction over the row's family, None where it took no part.
-        needed: victims with which an undecided row could be decided, None where it is decided or cannot be.
-        headline: whether it is of the defense's first family; family: rows that Holm's correction was over.
-        blind: whether it is an undecided headline that so few victims cannot decide among so many rows.
+    where: what it is about, `attack` being "worst case of N attacks", or "" where none is needed; metric: "" where the
+    whole cell could not be compared; status: see docs/compare.md; change: None where nothing was; tolerance: how much
+    worse counts; note: what a reader must know; record: BASELINE's that it begins with; adjusted: p-value after Holm's
+    correction over the `family` rows of its kind, headlines or others; needed: victims that would decide it; blind:
+    whether it is an undecided headline that so few victims cannot decide among so many rows.
     """
 
     where: Where
@@ -131,10 +125,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """Return `rows`, those with a change with their verdict; Holm's correction is over each family of each defense.
-
-    A row takes part in the correction where something was estimated: equal scores and stated numbers cannot mislead.
-    """
+    """Return the rows with verdicts; Holm's correction is over what was estimated in each family of each defense."""
     families = defaultdict[tuple[str, bool], list[int]](list)
     for place, row in enumerate(rows):
         if row.change is not None and not row.change.certain:

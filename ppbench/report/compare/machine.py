@@ -17,10 +17,7 @@ ANNOTATIONS = 10
 
 
 def junit(result: Comparison) -> bytes:
-    """Return the comparison as JUnit XML: a suite a defense, a case a row; faults and doubts are errors of their own.
-
-    Regressions and missing rows are failures, faults and incomparable rows errors, and what was not decided is skipped.
-    """
+    """Return JUnit XML: a suite a defense, a case a row; faults and doubts are errors in suites of their own."""
     root = ElementTree.Element("testsuites", name="ppbench compare")
     for name, lines in (("controls", result.faults), ("undecidable", result.doubts)):
         if lines:
@@ -52,11 +49,7 @@ def _case(suite: ElementTree.Element, row: Row) -> str:
 
 
 def workflow_commands(result: Comparison) -> list[str]:
-    """Return GitHub's workflow commands: an error a fault, doubt, regression, missing and incomparable row, then
-    warnings and notices.
-
-    A row's file is the record in BASELINE that it begins with, which is in the repository where the baseline is.
-    """
+    """Return GitHub's workflow commands: errors, then warnings and notices; a row's file is its record in BASELINE."""
     errors = [_command("error", "ppbench: harness fault", line) for line in result.faults]
     errors += [_command("error", "ppbench: undecidable", line) for line in result.doubts]
     worse = [*result.regressions, *result.of("missing"), *result.of("incomparable")]

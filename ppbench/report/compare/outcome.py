@@ -31,11 +31,8 @@ JUDGED = ("regression", "improved", "ok", "inconclusive", "missing", "incomparab
 class Comparison:
     """What became of a baseline.
 
-    Attributes:
-        baseline, new: the folders or archives.
-        rows: every row, judged; where there are faults, those of defenses are "unjudged".
-        faults: why nothing may be concluded about any defense; notes: what to know beside the rows; warnings: what
-            makes the figures themselves doubtful; all in sentences.
+    rows: every row, judged, those of defenses "unjudged" where there are faults; faults: why nothing may be concluded;
+    notes: what to know beside the rows; warnings: what makes the figures doubtful; all in sentences.
     """
 
     baseline: Path
@@ -67,9 +64,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 no regression, 1 regression, 3 harness fault, rows incomparable or a doubt, 4 rows missing; the first that
-        holds of fault, regression, incomparable, doubt, missing.
-        """
+        """3 for a fault, else 1 for a regression, 3 for incomparable rows or a doubt, 4 for missing ones, or 0."""
         if self.faults:
             return FAULT
         if self.regressions:
@@ -100,10 +95,7 @@ class Comparison:
 
 
 def doubts_of(rows: Sequence[Row]) -> list[str]:
-    """Return, defense by defense, what looks worse and cannot be decided, and what was not judged at all.
-
-    A control that could not be compared is a doubt, too: the attacks may have got weaker.
-    """
+    """Return, by defense, controls among them, what looks worse and cannot be decided, or was not judged at all."""
     defenses = defaultdict[str, list[Row]](list)
     for row in rows:
         if row.status != "new":
@@ -115,9 +107,7 @@ def doubts_of(rows: Sequence[Row]) -> list[str]:
 
 
 def _blind(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on rows of one defense that look worse by more than their tolerance where too few victims can
-    tell; it is named after the one that does most.
-    """
+    """Return a sentence on rows of a defense that look worse where too few victims can tell; it names the worst."""
     some = [(row, row.change) for row in rows if row.blind and row.change and row.change.worse > row.tolerance]
     some = [(row, change) for row, change in some if row.where.defense not in CONTROLS]
     if not some:
@@ -139,10 +129,7 @@ def _unjudged(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def compare(baseline: Path, new: Path) -> Comparison:
-    """Return what changed from the results in `baseline` to those in `new`.
-
-    Raises UsageError: a folder is not one of results, is damaged or empty, or is a baseline that was changed by hand.
-    """
+    """Return what changed; UsageError: a folder holds no results, damaged ones, or a baseline changed by hand."""
     (ours, _), (theirs, outcome) = _results(baseline, "BASELINE"), _results(new, "NEW")
     rows = judged(rows_of(join(ours, theirs)))
     faults = [*(f"NEW, {line}" for line in failed_controls(theirs, outcome)), *_changed_controls(rows)]
@@ -181,10 +168,7 @@ def _mixed(new: Path) -> list[str]:
 
 
 def failed_controls(records: Sequence[Record], outcome: Soundness | None) -> list[str]:
-    """Return what controls and self-test of a folder say against it, evaluation by evaluation; empty where all hold.
-
-    A self-test of which nothing is known says nothing.
-    """
+    """Return what controls and self-test of a folder, where it is known, say against it, by evaluation; or []."""
     harness = check_harness(outcome)
     groups = frame_of(records).by(EVALUATION).values()
     found = [check for some in groups for check in check_controls(some) if check.ok is not True]

@@ -30,15 +30,11 @@ _Z = float(stats.norm.isf(_TAIL))
 class Change:
     """What changed.
 
-    Attributes:
-        base, new: the figure on both sides.
-        worse: the worsening, positive where NEW leaks more (of accuracy and CAP: where it is lower); in the figure's
-            unit, and so are low and high, its 95 % interval.
-        p: two-sided, of no change; method: of interval and p-value.
-        n: victims (of an accuracy: test examples), all seeds together.
-        certain: whether nothing was estimated: equal scores, or a stated number; it takes no part in Holm's correction.
-        luck: standard deviation of `worse` from draws of training that all victims share; low, high and p count it.
-        units: that the p-value is of, 0 where it is of no such test; floor: smallest p that so many can give.
+    base, new: the figure on both sides; worse: positive where NEW leaks more, or of accuracy and CAP is lower, with its
+    95 % interval low, high; p: two-sided, of no change; n: victims, or test examples, of all seeds; certain: whether
+    nothing was estimated, so that Holm's correction leaves it out; luck: standard deviation of `worse` from draws of
+    training, which low, high and p count; units: that p is of, 0 without such a test; floor: the smallest p that so
+    many can give.
     """
 
     base: float
@@ -61,10 +57,9 @@ def same(value: float, n: int, method: str = "equal scores, victim by victim") -
 
 
 def with_luck(found: Change, luck: float, seeds: int) -> Change:
-    """Return a change that also counts the luck of training, which all victims of one model share and only seeds tell.
+    """Return a change that also counts the luck of training, which all victims of a model share: seeds alone tell it.
 
-    Interval and standard error are widened in quadrature. luck: standard deviation of the figure over trainings, of
-    which there are `seeds` a side.
+    luck: standard deviation of the figure over trainings, of which there are `seeds` a side; added in quadrature.
     """
     if found.certain or luck == 0:
         return found
@@ -178,11 +173,7 @@ class Level:
 
 
 def unpaired(base: Sequence[Level], new: Sequence[Level], safer: bool) -> Change:
-    """Return the change of the mean over seeds of a figure with an interval, as of independent samples.
-
-    The ends are those of MOVER: distances of the figures to the ends of their own intervals, added in quadrature.
-    safer: whether a higher figure is the better one.
-    """
+    """Return the change of a mean over seeds, as of independent samples, by MOVER; safer: higher is better."""
     sign = -1 if safer else 1
     left, right = (float(np.mean([level.value for level in side])) for side in (base, new))
 

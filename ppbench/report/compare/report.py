@@ -108,10 +108,7 @@ def print_report(result: Comparison) -> None:
 
 
 def markdown_text(text: str) -> str:
-    """Return `text` so that Markdown shows it as it is: no markup, no link, no mention of anybody.
-
-    GitHub looks for mentions and addresses after it has undone escapes: only an empty comment keeps them apart.
-    """
+    """Return `text` as it is: no markup, link or mention; GitHub looks for these after it has undone escapes."""
     plain = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
     return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", plain)
 

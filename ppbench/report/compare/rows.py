@@ -28,10 +28,7 @@ LUCK = 0.5  # of training, of an accuracy, in tolerances; see `Rule.luck`
 
 
 def rows_of(joined: Joined) -> list[Row]:
-    """Return every row of a comparison, not yet judged; what is not of an attack is a headline, but for CAPs.
-
-    There is a CAP for each attack, so that they would outnumber all other headlines.
-    """
+    """Return every row, not yet judged; what is of no attack is a headline, but for CAPs, one an attack."""
     chosen = headlines(joined.pairs)
     rows = [row for pair, names in zip(joined.pairs, chosen, strict=True) for row in _cells(pair, names)]
     everything = frozenset(rule.metric for rule in RULES)
@@ -204,10 +201,7 @@ def _points(pairs: Sequence[Pair]) -> dict[_Point, list[int]]:
 
 
 def worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Yield the worst case of each point that several reconstruction attacks can be compared on.
-
-    The same attacks on both sides: one that is only in NEW changes what is known of a defense, not the defense.
-    """
+    """Yield the worst case of each point, over the reconstruction attacks that are on both sides, if several are."""
     for (where, _, seeds, kind), places in _points(pairs).items():
         if not question_of(kind).inputs or len(places) < 2:
             continue
@@ -224,8 +218,8 @@ def worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
 def headlines(pairs: Sequence[Pair]) -> list[frozenset[str]]:
     """Return the metrics of each pair that are headlines.
 
-    A lone reconstruction attack is the worst case itself. Of other kinds no worst case over attacks is made: there the
-    attack that leaks most in BASELINE stands for the point, by one metric. NEW has no say in it, or chance would have.
+    A lone reconstruction attack is the worst case itself. Of other kinds the attack that leaks most in BASELINE stands
+    for the point, by one metric; NEW has no say in it, or chance would have.
     """
     found = [frozenset[str]() for _ in pairs]
     for (_, _, _, kind), places in _points(pairs).items():

@@ -35,11 +35,9 @@ def rules_for(record: Measured) -> tuple[Rule, ...]:
 class Sample:
     """The n victims of one cell, in U independent units, as they count for one metric on both sides.
 
-    Attributes:
-        base, new: [n] figures (of membership ranks: scores); weight: [n] weights of a mean, summing to 1.
-        unit: [n] each victim's, 0 to U - 1; stratum: [U] units are resampled within strata.
-        member: [n] of membership, else all False; group: [n] victims that share a threshold.
-        delta: of the guarantee that epsilon is bounded for.
+    base, new: [n] figures, of membership scores; weight: [n], summing to 1; unit: [n] each victim's, 0 to U - 1;
+    stratum: [U], within which units are resampled; member: [n], all False but of membership; group: [n] victims that
+    share a threshold; delta: of the guarantee that epsilon is bounded for.
     """
 
     base: Floats
@@ -63,10 +61,7 @@ class Sample:
 
 
 def sample_of(base: Measured, new: Measured, rule: Rule) -> Sample:
-    """Return the victims of two cells that ask the same, lined up by what they are.
-
-    Raises ValueError: the cells' victims are not the same.
-    """
+    """Return the victims of two cells that ask the same, lined up by what they are; ValueError where they differ."""
     question = question_for(base)
     ours, theirs = (sorted(_subset(record.victims, rule), key=lambda v: v.place) for record in (base, new))
     if [v.place for v in ours] != [v.place for v in theirs]:

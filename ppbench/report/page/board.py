@@ -11,10 +11,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
+from ppbench.base.files import write_atomic
 from ppbench.base.registry import load
 from ppbench.federation.contract import Claim, Defense
 from ppbench.questions.base import missing
-from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
@@ -46,11 +46,7 @@ def _claims(defense: str) -> tuple[Claim, ...]:
 
 
 def claimed(record: Record) -> str:
-    """Return what the defense's paper claims for this cell, as "CAP 0.69 (Table 8)", or "" where it says nothing.
-
-    A claim holds for a data set, a model and, where it names them, a batch size and parameters of the defense. What the
-    records make of it, in other settings too, is `ppbench claims`'s to say.
-    """
+    """Return what the defense's paper claims for this very setting, as "CAP 0.69 (Table 8)", or ""."""
     config = record.config
     forms = ASKED.get((config.attack.kind, config.stage), {}) | {f"cap_{config.attack.kind}": "CAP {:.2f}"}
     for claim in _claims(config.defense.id):
@@ -73,10 +69,7 @@ def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
 
 
 def up_to_date(store: Store) -> bool:
-    """Return whether the board shows the records: the tables, written last, are what they give.
-
-    A folder with a record that cannot be read is never up to date: what is wrong is said each time, not once.
-    """
+    """Return whether the tables, written last, are what the records give; never while one of these cannot be read."""
     worst = store.out / WORST_CASE
     if not store.csv_path.is_file() or not store.html_path.is_file() or not worst.is_file():
         return False
@@ -89,10 +82,7 @@ def up_to_date(store: Store) -> bool:
 
 @contextmanager
 def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
-    """Give all records of a folder that can be read, and a sentence for what cannot, or answers a missing question.
-
-    They are left out of the search for cycles: there are millions of objects in many.
-    """
+    """Give the readable records, out of the search for cycles (they are millions of objects), and what is wrong."""
     gc.disable()
     try:
         records, problems = store.readable()
@@ -123,8 +113,7 @@ def write_board(store: Store) -> list[Path]:
 def rebuild(store: Store) -> Written:
     """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
 
-    A record, an artifact or a file of times that cannot be read costs nothing but itself. Figures of boards that are
-    gone are removed. Raises UsageError where no record can be read, or the folder cannot be written.
+    What cannot be read costs nothing but itself; UsageError where no record can be read, or nothing written.
     """
     with loaded(store) as (records, problems):
         if not records and problems:

@@ -21,11 +21,7 @@ UNRANKED = {"plain attacks only", "diverged", "failed", "control"}
 
 
 def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
-    """Return every board of `records`; of one suite, data set and model in the order of their questions.
-
-    claims: what a paper prints about a record's defense; sound: whether the harness's self-test passed, else no board
-    is ranked.
-    """
+    """Return every board of `records`, in the order of their questions; `sound` as of `judged`, else none is ranked."""
     frame = frame_of(records)
     scopes, known = frame.by(SCOPE), knowing(records)
     known_here = frame.of([record for record in frame if not isinstance(question_for(record), Missing)])
@@ -107,12 +103,7 @@ def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
 
 # -- controls: whether the ranks of a board mean something ------------------------------------------------------------
 def _checks(question: Question, headline: str, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:
-    """Return the controls' verdict on one board.
-
-    The harness's checks are made over `scope`: all records of the same data set, network and threat model. A board adds
-    its own condition: where the attacks do not break `none` on this very board (batch size, stage), its ranks would
-    order the attacks' failures.
-    """
+    """Return the controls' verdict on one board: over `scope`, and that the attacks break `none` on this very board."""
     found = {check.control: check for check in check_controls(scope)}
     own = _none_falls(question, headline, entries, found["none"])
     # Uploads of noise hide no model from who is sent it: extraction has one control only.

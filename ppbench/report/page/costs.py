@@ -19,11 +19,6 @@ TimesOf = Callable[[Record], ClientTime | None]
 """Finds what was measured in a record's training; `times.time_of` of a folder is one."""
 
 
-def no_times(record: Record) -> ClientTime | None:
-    """Return None: for tables made from records alone."""
-    return None
-
-
 @dataclass(frozen=True)
 class Ratios:
     """A client's costs over those of `none` in the same federation; None where `none` did not run or costs nothing."""
@@ -52,11 +47,8 @@ def _over(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else value / base
 
 
-def cost_sentence(defense: str, records: Sequence[Record], times: TimesOf = no_times) -> str:
-    """Return a client's costs in a line for the terminal, over all control values; "" where `none` is not beside.
-
-    As in "costs: up 0.31 of none's bytes, down 1.00; memory 0.20 of none's; time 12x (11-13x)".
-    """
+def cost_sentence(defense: str, records: Sequence[Record], times: TimesOf) -> str:
+    """Return "costs: up 0.31 of none's bytes, down 1.00; time 12x (11-13x)" over all control values, or ""."""
     relative = relative_costs(records)
     mine = [r for r in records if r.config.defense.id == defense]
     up, down, memory = (
@@ -84,10 +76,7 @@ def _range(values: Sequence[float], form: str = ".2f") -> str:
 # -- the page's table -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CostRow:
-    """What one defense setting costs a client: in itself (the entry's), and beside `none` of the same federation.
-
-    bound: the largest lower bound on epsilon that an audit of the setting gave, to stand beside a claimed epsilon.
-    """
+    """What a setting costs a client, in itself and beside `none`. bound: the largest on epsilon of its audits."""
 
     entry: Entry
     ratios: Ratios

@@ -128,10 +128,10 @@ def curves(board: Board, about: str) -> list[Plot]:
 
 
 def budget_line(record: Record) -> BudgetLine | None:
-    """Return what an attack reached with how many gradient evaluations; None where it searched for nothing.
+    """Return what an attack reached with how many gradient evaluations a batch; None where it searched for nothing.
 
-    At each budget a victim counts with what would have been answered then: along `ImageScore.path` where the attack
-    left one, else 0 dB until its batch was done. Budgets are counted a batch, so 0 stands for a closed form.
+    A victim counts with what would have been answered then: along `ImageScore.path`, else 0 dB until its batch was
+    done.
     """
     scores: Sequence[Any] = record.victims if question_for(record).inputs else ()
     marks = sorted({max(1, m) for score in scores for m in (score.evaluations, *(m for m, _ in score.path))})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ppbench.records.files import write_atomic
+from ppbench.base.files import write_atomic
 from ppbench.report.cap import Cap
 from ppbench.report.page.curves import curves
 from ppbench.report.page.entries import Board
@@ -38,10 +38,7 @@ class Drawings:
 
 
 def write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -> list[Path]:
-    """Write an SVG and a PNG of each figure of all boards, and remove drawings that none of them has.
-
-    A PNG that lies there with the label of the figure as it is now is not written again.
-    """
+    """Write all boards' figures as SVG, and as PNG those whose label there differs; remove drawings of none."""
     folder.mkdir(exist_ok=True)
     written: list[Path] = []
     uses: Counter[str] = Counter()

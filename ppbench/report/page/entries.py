@@ -27,17 +27,10 @@ class Badge:
 class Entry:
     """One row: a defense at one control value, under all attacks of its board.
 
-    Attributes:
-        key: what its cells share, by `ROW`.
-        sample: any of its records, for accuracy, cost and epsilon: they are the same in all.
-        records: all of them, failed ones too.
-        plain, worst: the worst case over the attacks that do not know the defense, and over all; or None.
-        labels: the cell with the highest label accuracy.
-        badges: remarks, and what is missing.
-        flags: those of its records, each once.
-        claimed: what its paper prints.
-        differs: in what else than the control value it is not like others of its board, in words.
-        rank: "1", "2-4", or "" where it is not ranked.
+    key: by `ROW`; sample: any of its records, for what all share; records: all, failed ones too; plain, worst: the
+    worst case over attacks that do not know the defense, and over all; labels: the cell with the highest label
+    accuracy; flags: those of its records, each once; claimed: what its paper prints; differs: in what else than the
+    control value it is not like others of its board; rank: "1", "2-4", or "" where it is not ranked.
     """
 
     key: Key
@@ -119,11 +112,11 @@ def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badg
             "warning",
             "Attacks that know the defense rebuild less than those that do not: they are not at full strength here.",
         )
-    for status, tone in (("diverged", "error"), ("failed", "error")):
+    for status in ("diverged", "failed"):
         number = sum(record.status == status for record in members)
         if number:
             title = f"{number} of {len(members)} cells {status}; the worst case may be worse than shown."
-            yield Badge(status, tone, title)  # type: ignore[arg-type]  # a literal in the loop above
+            yield Badge(status, "error", title)
     if utility.low is not None and utility.low <= utility.chance:
         yield Badge("accuracy at chance", "warning", "The model is no better than guessing; its privacy is cheap.")
 

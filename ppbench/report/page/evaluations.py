@@ -42,10 +42,9 @@ def abouts(keys: Iterable[Key]) -> dict[Key, str]:
 
 
 def differences(rows: Sequence[Key]) -> dict[Key, str]:
-    """Return, for each key, its values of what differs among them, as "families=shared, seed 1"; "" where nothing does.
+    """Return each key's values of what differs among them, as "families=shared, seed 1", "" where nothing does.
 
-    Parameters are compared among the keys of one defense, the federation and the seed among all; neither the defense
-    nor its control value is told.
+    Parameters are compared among the keys of one defense; neither the defense nor its control value is told.
     """
     seen: dict[tuple[str, str], set[Scalar]] = defaultdict(set)
     told = {key: _values(key) for key in rows}
@@ -83,10 +82,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Judged:
-    """One evaluation: which, by `EVALUATION` and in words, its cells and what its controls say.
-
-    sound: whether the harness's self-test passed.
-    """
+    """One evaluation, by `EVALUATION` and in words, its cells and checks; sound: whether the self-test passed."""
 
     key: Key
     about: str
@@ -101,20 +97,14 @@ class Judged:
 
 
 def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
-    """Return every evaluation in `records`, in any order, with what its controls say.
-
-    sound: whether the harness's self-test passed (`ppbench.run.selftest`); else nothing may be concluded.
-    """
+    """Return every evaluation with what its controls say; sound: whether the harness's self-test passed."""
     groups = frame_of(records).by(EVALUATION)
     words = abouts(groups)
     return [Judged(key, words[key], some, tuple(check_controls(some)), sound) for key, some in groups.items()]
 
 
 def said(found: Sequence[Judged]) -> list[Said]:
-    """Return what was found in each evaluation about each defense, sentence by sentence; nothing where controls fail.
-
-    The sentences are those of `ppbench evaluate`: of the defense's records and the controls'.
-    """
+    """Return the sentences of `ppbench evaluate` on each defense of each evaluation; none where controls fail."""
     told: list[Said] = []
     for one in found:
         words = one.about if len(found) > 1 else ""

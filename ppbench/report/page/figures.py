@@ -53,10 +53,7 @@ class Plot(Protocol):
 
 
 def tip(line: Line2D, about: str, points: Iterable[str] = ()) -> None:
-    """Let who points at `line` read `about`, and at its markers `points`, one each: titles in the SVG.
-
-    The words travel as the line's id, the only thing of ours that matplotlib writes beside what it draws.
-    """
+    """Let who points at a line read `about`, at its markers `points`: the line's id, made titles in the SVG."""
     line.set_gid("tip\n" + "\n".join(" ".join(words.split()) for words in (about, *points)))
 
 
@@ -78,10 +75,7 @@ _MANY = 400  # figures: more than a page has drawn
 
 
 class Picture:
-    """A figure, drawn once: as SVG and, where asked, as PNG.
-
-    svg: matplotlib's; label: what the PNG is known by: equal labels, equal bytes.
-    """
+    """A figure, drawn once. svg: matplotlib's; label: what its PNG is known by: equal labels, equal bytes."""
 
     def __init__(self, plot: Plot) -> None:
         self._style = STYLE | {"svg.hashsalt": str(plot)}
@@ -110,10 +104,7 @@ def svg_of(plot: Plot, *, inline: bool = False) -> str:
 
 
 def _inline(svg: str, label: str) -> str:
-    """Return matplotlib's SVG for a page: no prolog, metadata or namespaces (nothing that looks like an address).
-
-    It has page-colored ink, the page's font and a third of the characters. A page narrower than four fifths scrolls it.
-    """
+    """Return matplotlib's SVG for a page: its ink and font, a third of the characters, nothing like an address."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, rest = svg.split(">", 1)
     view, width = re.search(r'viewBox="[^"]*"', head), re.search(r'viewBox="0 0 ([\d.]+)', head)

@@ -10,33 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from ppbench.base.errors import UsageError
-from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.cap import caps
-from ppbench.report.claims.page import claimed_text
 from ppbench.report.frame import Frame, frame_of
-from ppbench.report.page import formats
-from ppbench.report.page.assets import TEMPLATES, assets
 from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import cells_of
-from ppbench.report.page.costs import TimesOf, costs, no_times
+from ppbench.report.page.costs import TimesOf, costs
 from ppbench.report.page.curves import curves
 from ppbench.report.page.drawings import Drawings
-from ppbench.report.page.entries import Board, adaptive, knowing
+from ppbench.report.page.entries import Board, knowing
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.played import role_counts
 from ppbench.report.page.ppc import line_caps, ppcs
 from ppbench.report.page.profiles import Outcome, profiles
-from ppbench.report.page.sections import Section, about, metric_of
+from ppbench.report.page.sections import Section, about
 from ppbench.report.page.sprites import Album, ImagesOf
 from ppbench.report.page.table import Claims, no_claims, rows
-from ppbench.report.worst import attack_of, cell_of
+from ppbench.report.page.template import template
 
 T = TypeVar("T")
 TOLD = 12
@@ -47,24 +42,18 @@ TOLD = 12
 class Page:
     """The leaderboard's page.
 
-    Attributes:
-        records: every cell; failed ones stay visible.
-        reliability: sentences on the controls, beside what each board says of its own.
-        claims: what a paper prints about a record's defense.
-        images, times: find reconstructions, and how long a client takes.
-        sound: whether the harness's self-test passed; else nothing is ranked.
-        said: sentences by defense, for its own part of the page, and for its head where there is one defense only.
-        outcomes: what became of the claims of the defenses' papers.
-        found, evaluations: the boards of `records` and what may be concluded, where they are known; else they are made.
-        problems: sentences on what could not be read; on images and times that cannot be read some are added.
-        bare: whether the folder is an accepted baseline, which keeps no reconstructions.
+    records: every cell; reliability: sentences on the controls; claims: what a paper prints about a record's defense;
+    images, times: find what lies beside a record; sound: whether the self-test passed, else nothing is ranked; said,
+    outcomes: sentences by defense, and what became of its paper's claims; found, evaluations: of `records`, made where
+    they are not given; problems: sentences on what could not be read, to which images and times add; bare: whether the
+    folder is an accepted baseline, which keeps no reconstructions.
     """
 
     records: Sequence[Record]
     reliability: Sequence[str] = ()
     claims: Claims = no_claims
     images: ImagesOf = lambda _: None
-    times: TimesOf = no_times
+    times: TimesOf = lambda _: None
     sound: bool = True
     said: Sequence[Said] = ()
     outcomes: Sequence[Outcome] = ()
@@ -84,7 +73,7 @@ class Page:
         told = judged(frame, self.sound) if self.evaluations is None else self.evaluations
         glance = overviews(found, told, table)
         groups = dict.fromkeys(s.group for s in sections)
-        return _template(known).render(
+        return template(known).render(
             verdict=verdict_of(self.said) if len(parts) == 1 else [],
             told=TOLD,
             glance=glance if len(parts) > 1 or len(glance) > 1 else [],
@@ -136,25 +125,6 @@ def _sections(found: Sequence[Board], records: Frame, known: frozenset[str], alb
             ),
             tuple(drawings.chart(curve) for curve in curves(board, about(board.setting))),
         )
-
-
-def _template(known: frozenset[str]) -> Template:
-    """Return the page's template with what it calls; `known` as `knowing` gives it."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    names = ("number", "percent", "size", "span", "error", "seconds")
-    environment.filters |= {name: getattr(formats, name) for name in names}
-    environment.globals |= {
-        "titles": {name: title for question in questions().values() for name, title in question.figures},
-        "assets": assets(),
-        "knows": lambda found: adaptive(found, known),
-        "attack_of": attack_of,
-        "cell_of": cell_of,
-        "metric_of": metric_of,
-        "claimed_text": claimed_text,
-    }
-    return environment.get_template("page.html.j2")
 
 
 def _environment(record: Record) -> str:

@@ -26,11 +26,7 @@ AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
 
 @dataclass(frozen=True)
 class Overview:
-    """One evaluation.
-
-    headline: the metric of the worst case, "" where nothing was to be rebuilt; asked: where it is taken from, in words;
-    rows: the undefended, then the defenses by name.
-    """
+    """One evaluation. headline: metric of the worst case, "" for none; asked: where it is from; rows: `none` first."""
 
     about: str
     checks: tuple[Check, ...]
@@ -45,10 +41,7 @@ class Overview:
 
 
 def overviews(found: Sequence[Board], judged: Sequence[Judged], costs: Sequence[CostRow]) -> list[Overview]:
-    """Return a table for each evaluation that has a defense, in the order of `judged`.
-
-    found, judged, costs: the boards, the evaluations and the table of costs of the same records.
-    """
+    """Return a table for each evaluation of `judged` that has a defense, from boards and costs of the same records."""
     rows: dict[Key, Rows] = {}
     for board in found:
         for entry in board.entries:
@@ -56,7 +49,7 @@ def overviews(found: Sequence[Board], judged: Sequence[Judged], costs: Sequence[
     paid = {row.entry.key.only(TRAINED): row for row in costs}
     probed = ((one, *part) for one in judged if one.key in rows for part in _probed(one.about, rows[one.key]))
     tables = [_overview(one, about, some, paid) for one, about, some in probed]
-    return [table for table in tables if any(row.entry.role == "compared" for row in table.rows)]
+    return [table for table in tables if any(row.value.entry.role == "compared" for row in table.rows)]
 
 
 def _probed(about: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
@@ -108,10 +101,7 @@ def _breaks(entry: Entry) -> bool:
 
 
 def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: CostRow | None) -> Value:
-    """Return what all questions gave of one setting of a defense: `rows`, its rows on all boards.
-
-    main: the boards that are judged; broken: those on which the undefended model of the same evaluation falls.
-    """
+    """Return what all questions gave of one setting, by its rows; `none` falls on the boards `broken`."""
     judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
     told = [(board, entry) for board, entry in judged if entry.worst is not None]
     _, entry = max(told or judged or rows, key=_leaking)

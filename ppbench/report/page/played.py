@@ -17,10 +17,7 @@ SHOWN = 30
 
 @dataclass(frozen=True)
 class RoleCounts:
-    """How often each client played one role under one defense, by control value.
-
-    labels: control values, as "beta=0.2", "" without one; counts: rounds by label and client; examples: by client.
-    """
+    """How often each client played a role under a defense: counts by label (a control value, "beta=0.2") and client."""
 
     title: str
     role: str
@@ -51,10 +48,7 @@ class RoleCounts:
 
 
 def role_counts(records: Sequence[Record]) -> list[RoleCounts]:
-    """Return the counts of every training in `records` in which clients played roles, but for the last role.
-
-    Roles share the rounds, so the last is what is left.
-    """
+    """Return the counts of every training in which clients played roles, but for the last, which is what is left."""
     found: dict[Key, dict[str, tuple[Record, Played]]] = {}
     frame = frame_of(records)
     for record in sorted(frame, key=lambda r: r.cell_id):

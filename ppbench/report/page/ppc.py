@@ -39,11 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Ppc:
-    """A figure of one defense: accuracy on the left axis, distances on the right, regions where ratios are known.
-
-    control: name of the control parameter; distance: which the right axis shows; lines: each with at least one
-    point, accuracies are those of the first line to have a control value; defense: whose it is.
-    """
+    """A figure of one defense: accuracy on the left axis, `distance` on the right, regions where ratios are known."""
 
     title: str
     control: str
@@ -142,10 +138,7 @@ class Ppc:
 
 
 def ppcs(board: Board, known: frozenset[str]) -> list[Ppc]:
-    """Return the figures of a board: one a defense and distance, with at least two control values.
-
-    Rows that differ in more than the control value (a seed, another parameter) are lines of their own.
-    """
+    """Return a figure a defense and distance with two control values; rows that differ in more are other lines."""
     lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
     for entry in board.entries:
         for record in entry.records:

@@ -40,43 +40,38 @@ class Section:
     curves: tuple[Chart, ...]
 
     @property
-    def setting(self) -> Key:
-        """What its rows share."""
-        return self.board.setting
-
-    @property
     def question(self) -> Question:
         """What was asked."""
-        return question_of(self.setting.kind)
+        return question_of(self.board.setting.kind)
 
     @property
     def short(self) -> str:
         """What the board is about in a few words, for links and rows: "Reconstruction, server/1, random weights"."""
-        words = self.setting.kind.capitalize(), self.setting.threat, self.weights, self.batch
+        words = self.board.setting.kind.capitalize(), self.board.setting.threat, self.weights, self.batch
         return ", ".join(word for word in words if word)
 
     @property
     def group(self) -> str:
         """Suite, data and network: boards of one group stand together."""
-        public = f", {self.setting.public} public" if self.setting.public else ""
-        data = f"{self.setting.data}, {self.setting.train} examples{public}"
-        return f"{self.setting.suite}: {data}, {self.setting.network}"
+        setting = self.board.setting
+        public = f", {setting.public} public" if setting.public else ""
+        return f"{setting.suite}: {setting.data}, {setting.train} examples{public}, {setting.network}"
 
     @property
     def menu(self) -> str:
         """The group in few words: the suite, or where nobody's suite asked the data and the network."""
-        alone = self.setting.suite == ALONE
-        return f"{self.setting.data}, {self.setting.network}" if alone else self.setting.suite
+        setting = self.board.setting
+        return f"{setting.data}, {setting.network}" if setting.suite == ALONE else setting.suite
 
     @property
     def weights(self) -> str:
         """Which model is attacked."""
-        return weights(self.setting)
+        return weights(self.board.setting)
 
     @property
     def batch(self) -> str:
         """What a probed client held and did, in words; "" where no client was probed."""
-        setting = self.setting
+        setting = self.board.setting
         if self.question.source != "probe":
             return ""
         what = "" if setting.probe == "gradient" else ", local training"
@@ -91,7 +86,7 @@ class Section:
 
     @property
     def _audited(self) -> bool:
-        return self.question.audits and self.setting.stage == "audit"
+        return self.question.audits and self.board.setting.stage == "audit"
 
     def shown(self, entry: Entry, name: str) -> Measured | None:
         """Return what has the metric `name` stands in the row: of an audit's, the strongest in it."""

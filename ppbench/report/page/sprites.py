@@ -60,10 +60,7 @@ class Album:
 
 
 def sprite(rows: Sequence[Floats]) -> bytes:
-    """Return a PNG with a row of up to SHOWN images for each of `rows` [n, C, H, W]; small pixels enlarged, gaps clear.
-
-    Images larger than they are shown are kept as they are: the page scales them, without smoothing.
-    """
+    """Return a PNG, a row of up to SHOWN images for each of `rows` [n, C, H, W]; small pixels enlarged, gaps clear."""
     scale = max(1, _TILE // max(rows[0].shape[2:]))
     height, width = rows[0].shape[2] * scale, rows[0].shape[3] * scale
     count = min(max(map(len, rows)), SHOWN)

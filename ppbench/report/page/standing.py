@@ -1,14 +1,4 @@
-"""How a defense stands over its control values, in a few words, and the control value that a row of an overview tells.
-
-falls to ATTACK                no value hides what was attacked
-holds here                     some value does, with a model of use, and nothing else was found there
-hides images, not labels       some value does, but gives away what is named
-hides images, useless model    only values do at which over half of what the model had learned is gone
-hides images from plain attacks no attack there knows the defense
-hides members here             nothing was to be rebuilt, and members are found less than in the undefended model
-undecided                      intervals contain the limit, or attacks failed
-nothing concluded              a control fails
-"""
+"""How a defense stands over its control values, in a few words, and the value that an overview's row tells of."""
 
 from __future__ import annotations
 
@@ -34,16 +24,10 @@ KEEPS: tuple[str, Tone] = ("hides members here", "good")
 class Value:
     """A defense at one control value.
 
-    Attributes:
-        entry: the row of the judged boards that leaks most; for the defense, its use and its cost.
-        asked, worst: whether something was to be rebuilt there, and what was.
-        labels: the highest label accuracy of the judged boards.
-        members, canaries: the strongest cells by ASR, and by the canaries' TPR at 1 % FPR.
-        found, tried: the strongest membership cells by metric, to judge whether any are found, and of how many cells.
-        outputs: the strongest extraction from the model that clients train on.
-        reliable: whether the undefended model falls wherever this value was judged.
-        lacking: whether an attack on them failed or training diverged.
-        cost: its row of the table of costs.
+    entry: its row of the judged boards that leaks most; asked, worst: whether something was to be rebuilt there, and
+    what was; labels: the highest label accuracy; members, canaries, outputs: the strongest cells; found, tried: the
+    strongest membership cells by metric, and of how many; reliable: whether the undefended model falls wherever it was
+    judged; lacking: whether an attack failed or training diverged; cost: its row of the table of costs.
     """
 
     entry: Entry
@@ -109,11 +93,6 @@ class Standing:
     none: Value | None
 
     @property
-    def entry(self) -> Entry:
-        """The row of the boards that is told of."""
-        return self.value.entry
-
-    @property
     def loss(self) -> float | None:
         """Accuracy beside the undefended model's, in points; None where either is not known."""
         none = None if self.none is None else self.none.accuracy
@@ -136,10 +115,7 @@ def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 
 def standing(grid: Sequence[Value], none: Value | None, reliable: bool) -> Standing:
-    """Return a defense's row: of its control values, beside the undefended where it ran.
-
-    reliable: whether the controls of the evaluation hold.
-    """
+    """Return a defense's row beside the undefended; reliable: whether the controls of the evaluation hold."""
     ordered = sorted(grid, key=lambda v: (-v.use, v.entry.name))
     value, verdict, tone = _judged(ordered, none)
     if not reliable or not all(v.reliable for v in ordered):

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pandas
 
+from ppbench.base.files import write_atomic
 from ppbench.questions.base import questions
-from ppbench.records.files import write_atomic
 from ppbench.records.schema import Record
 from ppbench.report.cap import SeriesCap, caps, record_distance
 from ppbench.report.page.costs import Ratios, relative_costs
@@ -148,11 +148,7 @@ def tuned_text(record: Record) -> str:
 
 
 def text(value: Value) -> str:
-    """Return a field as written: floats with ten significant digits, and no text that a spreadsheet would run.
-
-    A text that starts with one of = + - @, tab or carriage return gets a leading apostrophe: the names of defenses and
-    attacks are other people's.
-    """
+    """Return a field as written: floats to ten digits; text that a spreadsheet would run after an apostrophe."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -19,14 +19,12 @@ COLUMNS: Final = [
     "worst_rmse_mean", "worst_share_above_20db", "worst_ssim_mean", "worst_lpips_mean",
 ]  # fmt: skip
 """The columns of worst_case.csv, in order."""
+FIGURES = ("psnr_median", "rmse_mean", "psnr_worst_decile", "share_above_20db", "ssim_mean", "lpips_mean")
+"""Metrics of the worst case; of the plain one the first two."""
 
 
 def worst_rows(boards: Sequence[Board]) -> list[Row]:
-    """Return the rows of the reconstruction boards, in their order, by the columns of worst_case.csv.
-
-    plain, worst: the attack that is best on most victims, "portfolio (NAME)" where no single one is best on all; their
-    figures take each victim by the attack that is best on it. attacks: how many gave images.
-    """
+    """Return the rows of the reconstruction boards by the columns of worst_case.csv; attacks: how many gave images."""
     return [_row(board, entry) for board in boards if question_of(board.setting.kind).inputs for entry in board.entries]
 
 
@@ -49,17 +47,11 @@ def _row(board: Board, entry: Entry) -> Row:
         "attacks": sum(question_for(r).inputs and r.status == "complete" for r in entry.records),
         "n": 0 if worst is None else len(worst.victims),
         "plain": None if plain is None else plain.name,
-        "plain_psnr_median": value(plain, "psnr_median"),
-        "plain_rmse_mean": value(plain, "rmse_mean"),
         "worst": None if worst is None else worst.name,
-        "worst_psnr_median": value(worst, "psnr_median"),
         "worst_psnr_median_low": None if median is None else median.low,
         "worst_psnr_median_high": None if median is None else median.high,
-        "worst_psnr_worst_decile": value(worst, "psnr_worst_decile"),
-        "worst_rmse_mean": value(worst, "rmse_mean"),
-        "worst_share_above_20db": value(worst, "share_above_20db"),
-        "worst_ssim_mean": value(worst, "ssim_mean"),
-        "worst_lpips_mean": value(worst, "lpips_mean"),
+        **{f"plain_{name}": value(plain, name) for name in FIGURES[:2]},
+        **{f"worst_{name}": value(worst, name) for name in FIGURES},
     }
 
 

@@ -8,22 +8,16 @@ from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.frame import frame_of
 from ppbench.report.verdict.audits import what_audits_tell
-from ppbench.report.verdict.guarantee import guarantee
-from ppbench.report.verdict.lines import held, lines
+from ppbench.report.verdict.lines import labels_of, listed
 from ppbench.report.verdict.models import what_models_tell
 from ppbench.report.verdict.uploads import what_uploads_tell
 from ppbench.report.verdict.verdict import Verdict
 
-__all__ = ["held", "lines", "sentences", "verdicts"]
+NUMBERS = 3  # words in which reasons may differ to be told as one
 
 
 def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
-    """Return what was found about `defense`, question by question, each with its sentence.
-
-    What uploads give away (pixels, labels), what a model gives away to who holds it (members, the true outputs), what
-    audits show (canaries, owners, a bound on epsilon), what questions of other packages find, and the formal guarantee.
-    Every figure is a record's.
-    """
+    """Return what was found about `defense`, question by question, in sentences; every figure is a record's."""
     frame = frame_of(records)
     said = [*what_uploads_tell(defense, frame), *what_models_tell(defense, frame), *what_audits_tell(defense, frame)]
     for name, question in questions().items():
@@ -36,3 +30,42 @@ def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
 def sentences(defense: str, records: Sequence[Record]) -> list[str]:
     """Return the sentences of `verdicts`."""
     return [verdict.sentence for verdict in verdicts(defense, records)]
+
+
+def guarantee(records: Sequence[Record]) -> list[str]:
+    """Return what one defense guarantees, by `Record.privacy`; what reasons share over control values, once."""
+    said: list[str] = []
+    values = [r.privacy.epsilon for r in records if r.privacy.epsilon is not None]
+    if values:
+        span = " to ".join(f"{end:.3g}" for end in dict.fromkeys((min(values), max(values))))
+        said.append(f"Formal guarantee over the whole training: epsilon {span} for a single example.")
+    label = labels_of(records)
+    reasons: dict[str, list[str]] = {}
+    values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
+    for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
+        reason = (record.privacy.reason or "").strip().rstrip(".")
+        if record.privacy.epsilon is None and reason:
+            reasons.setdefault(reason, []).append(label[record.cell_id])
+    if not reasons:
+        return said
+    places = {reason: list(dict.fromkeys(at)) for reason, at in reasons.items()}
+    known = list(dict.fromkeys(word for at in places.values() for word in at))
+    where = f" at {listed(known)}" if values and known != [""] else ""
+    return [*said, f"No epsilon can be given{where}: {_clauses(places)}."]
+
+
+def _clauses(reasons: dict[str, list[str]]) -> str:
+    """Return reasons as one: "epsilon 1 / 3 is claimed" where numbers differ, else what all share, then the rest."""
+    words = [reason.split(" ") for reason in reasons]
+    if len({len(some) for some in words}) == 1:
+        places = [list(dict.fromkeys(place)) for place in zip(*words, strict=True)]
+        if sum(len(place) > 1 for place in places) <= NUMBERS:
+            return " ".join(" / ".join(place) for place in places)
+    split = {reason: reason.split("; ") for reason in reasons}
+    common = [c for c in next(iter(split.values())) if all(c in clauses for clauses in split.values())]
+    own = []
+    for reason, clauses in split.items():
+        rest = "; ".join(clause for clause in clauses if clause not in common)
+        if rest:
+            own.append(f"{listed(reasons[reason])}: {rest}" if reasons[reason] != [""] else rest)
+    return "; ".join([*common, *own])

@@ -24,11 +24,7 @@ ORDER = tuple(STAGES)
 
 @dataclass(frozen=True)
 class Sides:
-    """The worst case over cells of one or several settings of a defense, each setting for itself.
-
-    plain: of the attacks that take things as they are; knowing: of those that know the defense; worst: of all; each
-    None where no cell has a figure. plain_tried, knowing_tried: how many cells have one.
-    """
+    """The worst case over cells, each setting for itself: of plain attacks, of those that know the defense, of all."""
 
     plain: WorstCase | None
     knowing: WorstCase | None

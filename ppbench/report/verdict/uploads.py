@@ -16,9 +16,8 @@ from ppbench.report.worst import WorstCase, attack_of
 def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     """Return the sentences on what each adversary rebuilds from uploads.
 
-    Sentences about pixels are given for every control value at the smallest batch, at random weights where attacked
-    there (the easiest case for an attacker and the one that the papers report); control values at which the server
-    sees what it would see without the defense share one.
+    Of pixels one a control value, at the smallest batch, at random weights where attacked there; values at which the
+    server sees what it would see without the defense share one.
     """
     said: list[Verdict] = []
     everything = lines(records)

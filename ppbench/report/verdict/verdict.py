@@ -23,15 +23,9 @@ ModelFate = Literal["falls", "part", "hidden", "undecided"]
 class Verdict:
     """What was found about one question; sentences, terminal, page and JSON read it.
 
-    Attributes:
-        defense: of which.
-        question: what was looked for: "pixels", "rows", "labels", "members", "outputs", "audit", "guarantee", or
-            the name of a question of another package.
-        fate: whether it falls, stays hidden, or is undecided; None where a sentence states figures and judges nothing.
-        sentence: the verdict in words, with its figures.
-        settings: what it is about, keys by `SETTING`.
-        strongest: what its figures are from, None where no attack gave any.
-        metric: the figure that decides, "" where none does.
+    question: "pixels", "rows", "labels", "members", "outputs", "audit", "guarantee", or of another package; fate: None
+    where figures are stated and nothing is judged; settings: keys by `SETTING`; strongest: what the figures are from;
+    metric: the one that decides, "" where none does.
     """
 
     defense: str
@@ -83,11 +77,10 @@ def _beside(metric: Metric | None, limit: float) -> Fate:
 
 
 def members_fate(record: Figured, tried: int, undefended: Figured | None) -> Fate:
-    """Return whether an attack finds members.
+    """Return whether the strongest of `tried` cells finds members.
 
-    "falls": its ASR lies above chance at Bonferroni's level; "hidden": it does not, and lies below what the undefended
-    model gives away; "undecided": neither, or it is not known to give any away. record: the strongest of `tried`
-    membership cells; undefended: a cell that finds members of the undefended model, or None.
+    "falls": its ASR lies above chance at Bonferroni's level; "hidden": it does not, and lies below what `undefended`, a
+    cell that finds members of the undefended model, gives away; else "undecided".
     """
     if above_chance(record, "asr", tried):
         return "falls"
@@ -120,10 +113,7 @@ def outputs_fate(record: Figured, tried: int) -> ModelFate:
 
 
 def same_outputs(record: Figured, tried: int) -> bool:
-    """Return whether a model answers as the true one: its decisions, or the outputs themselves within `CLOSE`.
-
-    Where the true model decides alike on most queries, few are left to show that decisions agree beyond chance.
-    """
+    """Return whether a model answers as the true one: by decisions or, where these tell little, by outputs."""
     ends = widened(record.metric("output_error"), tried)
     return outputs_fate(record, tried) == "falls" or (ends is not None and ends[1] <= CLOSE)
 

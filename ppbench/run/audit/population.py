@@ -1,6 +1,7 @@
-"""Who is in which run of an audit: candidates, canaries, coins, and the records that all runs share.
+"""Who is in which run of an audit: candidates, canaries, coins. Row 0 of `keep`, the truth, stays with the harness.
 
-The truth about the target, row 0 of `keep`, stays with the harness.
+Canaries (Carlini et al. 2019, Aerni et al. 2024) are records that nothing but membership explains: attacks on average
+ones hide how badly a defense treats its worst-protected. They are made of test records and noise, never clients' data.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate, one_hot
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.victims import Candidates
@@ -17,9 +19,73 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
-from ppbench.run.audit.canaries import AVERAGE, FAMILIES, canaries
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
+
+AVERAGE = "average"
+FAMILIES = ("mislabelled", "blank", "out_of_distribution")
+"""Families of canaries: a test record with a wrong target; one without content; one of uniform noise."""
+BLOCKS = 4
+"""Blocks of columns of a blank table row; the image's are its quarters."""
+
+
+def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...], Tensor]:
+    """Return `count` canaries of each family, family by family; the family of each; int64 [count], test records used.
+
+    Mislabelled: test records with another one's class, mask or number. Blank: each quarter of an image in each channel
+    (of a table row, each of four blocks of columns) at one level; one level for all would put blanks on a line, where
+    they hide each other (AUC of LiRA .77 against .88). Out of distribution: uniform noise. UsageError: too few test
+    examples.
+    """
+    test = task.test
+    if count >= len(test.x):
+        raise UsageError(
+            f"Option canaries={count} cannot be used: mislabelled canaries are test examples and the test part of "
+            f"{task.dataset.name!r} has {len(test.x)}, some of which are left for other uses; give fewer."
+        )
+    generator = seeds.generator("canaries")
+    used = torch.randperm(len(test.x), generator=generator)[:count]
+    low, high = _range(task)
+    level, noise = _blank(count, low.shape, generator), torch.rand(count, *low.shape, generator=generator)
+    x = torch.cat([test.x[used], low + (high - low) * level, low + (high - low) * noise])
+    y = torch.cat([_wrong(task, used, generator), _random(task, 2 * count, generator)])
+    return Data(x, y), tuple(name for name in FAMILIES for _ in range(count)), used
+
+
+def _range(task: Task) -> tuple[Tensor, Tensor]:
+    example = task.test.x[0]
+    if task.dataset.kind == "tabular":
+        return task.test.x.amin(0), task.test.x.amax(0)
+    low, high = task.plan.data_range
+    return torch.full_like(example, low), torch.full_like(example, high)
+
+
+def _blank(count: int, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Return [count, *shape] in [0, 1]: one value in each quarter of each channel, or in each block of columns."""
+    if len(shape) == 3:
+        return interpolate(
+            torch.rand(count, shape[0], 2, 2, generator=generator), size=tuple(shape[1:]), mode="nearest"
+        )
+    columns = torch.rand(count, 1, BLOCKS, generator=generator)
+    return interpolate(columns, size=shape.numel(), mode="nearest").reshape(count, *shape)
+
+
+def _wrong(task: Task, used: Tensor, generator: torch.Generator) -> Tensor:
+    """Return targets [n, C] not those of the test records `used` [n]: another class, or that of the record after."""
+    if not task.classified:
+        return task.test.y[(used + 1) % len(task.test.y)]
+    y = task.test.y[used]
+    classes = y.shape[1]
+    step = torch.randint(1, classes, (len(y),), generator=generator)
+    return one_hot((y.argmax(1) + step) % classes, classes).to(y.dtype)
+
+
+def _random(task: Task, count: int, generator: torch.Generator) -> Tensor:
+    y = task.test.y
+    if not task.classified:
+        return y[torch.randint(0, len(y), (count,), generator=generator)]
+    return one_hot(torch.randint(0, y.shape[1], (count,), generator=generator), y.shape[1]).to(y.dtype)
+
 
 ADVERSARY = 0
 """The curious client: it holds no candidate."""
@@ -39,10 +105,10 @@ class Population:
             records, a coin for each canary; the others are pairs of complements: each candidate is in half of them.
         base, auxiliary: by client, what the target's and the references' clients have beside candidates.
         public: whether `auxiliary` is public; then the adversary does not know who owns a candidate either.
-        sizes: by client, how many examples its shard of the evaluation has.
-        others: Z records that no run is trained on, from the public split and the test part.
-        level: whether shards are kept in proportion to `sizes`, for a defense that needs equal ones. Otherwise a
-            candidate that is kept is added, and nothing else changes: what a bound on epsilon is about.
+        sizes: by client, how many examples its shard of the evaluation has. others: Z records that no run is trained
+        on.
+        level: whether shards are kept in proportion to `sizes`, for a defense that needs equal ones; otherwise a kept
+            candidate is added and nothing else changes, which is what a bound on epsilon is about.
     """
 
     candidates: Candidates
@@ -79,7 +145,7 @@ class Population:
 
 
 def populate(experiment: Experiment) -> Population:
-    """Return the population of an audit: a function of task, candidates, canaries and seed. More references add rows.
+    """Return the population of an audit, a function of task, candidates, canaries and seed; more references add rows.
 
     Raises UsageError: too few clients, records or test examples, or an odd number of references.
     """
@@ -141,10 +207,9 @@ def needs_level(defense: Defense, plan: Plan, sizes: Sequence[int]) -> bool:
 
 
 def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) -> dict[int, int]:
-    """Return how many records each client holds: one share, the largest possible, of its shard (`sizes`).
+    """Return how many records each client holds: the largest possible common share of its shard (`sizes`).
 
-    `base`: what each has beside the candidates `kept`, which it must hold. Where some client has more of them than its
-    share, everybody holds all it has.
+    All it has (`base` beside the candidates `kept`) where some client has more candidates than its share.
     """
     most = {client: base[client] + kept[client] for client in sizes}
     tight = min(sizes, key=lambda client: most[client] / sizes[client])

@@ -33,10 +33,9 @@ class Questions:
         return self.audit.population.candidates
 
     def view(self, threat: str) -> View:
-        """Return what the adversary of `threat` has: a client the model delivered, others the mail of all kept rounds.
+        """Return what `threat` has: a client the delivered model, others the mail of all kept rounds and that model.
 
-        The mail ends with the delivered model. Raises Refused: the view of colluding clients, whose states are not
-        kept.
+        Raises Refused: the view of colluding clients, whose states are not kept.
         """
         audit = self.audit
         if threat.startswith("collusion/"):

@@ -1,7 +1,4 @@
-"""The mail of all rounds of a training, as the server has it: a defense must face the whole transcript, not one round.
-
-Where all rounds would be too many bytes, evenly spaced ones are kept.
-"""
+"""The mail of all rounds of a training, or of evenly spaced ones: a defense must face more than one round."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ LIMIT = 512 * 2**20
 
 @dataclass
 class Recorder:
-    """Keeps the rounds of a just started federation: give it to `Federation.run` as `after`.
+    """Keeps the rounds of a just started federation up to `last`: give it to `Federation.run` as `after`.
 
-    last: the last round; limit: bytes, of which the first round's size tells how many rounds fit; rounds: those kept.
+    limit: bytes, of which the first round's size tells how many rounds fit; rounds: those kept.
     """
 
     federation: Federation
@@ -77,7 +74,6 @@ def recorded(fed: Federation, path: Path) -> Transcript:
 
 
 def _size(trees: list[Tree]) -> int:
-    """Return the bytes of the distinct tensors of `trees`."""
     return nbytes(list({id(leaf): leaf for one in trees for leaf in leaves(one)}.values()))
 
 

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from ppbench.adversary.augment import augmentations
 from ppbench.base.errors import Overflow, UsageError
+from ppbench.base.files import publish_folder, write_atomic
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import nbytes
 from ppbench.base.version import __version__
-from ppbench.federation.client_map import choose
+from ppbench.federation.drive import choose
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.wire import session_of
-from ppbench.records.files import publish_folder, write_atomic
 from ppbench.records.schema import Strict
 from ppbench.run.audit.population import Population, needs_level, populate
 from ppbench.run.audit.rounds import Recorder
@@ -98,10 +98,7 @@ class Audit:
             return None
 
     def federation(self, run: int) -> Federation:
-        """Return the federation of a run, not yet started: 0 is the target, 1 and on are references.
-
-        Its draws depend on the run's number alone; masks derive from the session of a kept transcript.
-        """
+        """Return the federation of a run, not yet started: 0 is the target; draws depend on its number alone."""
         task, config, shards = self.experiment.task, self.experiment.config, self.population.shards(run)
         seeds = Seeds(task.seeds.seed("reference", run) if run else task.seeds.seed("audited"))
         session, device = "real" if run else session_of(-1), torch.device(config.device)
@@ -170,7 +167,6 @@ class Audit:
 
 
 def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
-    """Train the target with all its mail kept, and write it."""
     fed, task, last = audit.started(0), audit.experiment.task, audit.experiment.config.rounds
     peak, at_once = _room(audit, fed)
     recorder = Recorder(fed, last)
@@ -184,14 +180,9 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
     figure = curve_figure(fed, task) if finished else math.nan
     trained = figures_of(fed, task, [(fed.round, figure)] if math.isfinite(figure) else [], finished, peak)
     target = Target(trained=trained, at_once=at_once, rounds=recorder.rounds)
-    _keep(audit, recorder, target)
-
-
-def _keep(audit: Audit, recorder: Recorder, target: Target) -> None:
-    """Write the finished target, whole or not at all. Raises UsageError where it cannot be written."""
 
     def write(draft: Path) -> None:
-        recorder.federation.save(draft)
+        fed.save(draft)
         if not target.trained.diverged:
             recorder.save(draft / "rounds.safetensors")
         write_atomic(draft / "target.json", target.model_dump_json().encode())

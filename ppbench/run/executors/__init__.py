@@ -1,26 +1,21 @@
-"""Where jobs run, by name: `local` on processes of this machine, `inline` in this process, `ray` on a cluster.
-
-Another cluster (SLURM through submitit, say) is one more `Executor`; order, retries and failures are the schedule's.
-"""
+"""Where jobs run: in processes of this machine (`local`), in this one (`inline`), on a cluster (`ray`)."""
 
 from __future__ import annotations
 
 import os
 
 from ppbench.base.errors import UsageError, unknown
-from ppbench.run.executors.executor import Executor
 from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.executors.ray import RayExecutor
-from ppbench.run.jobs import Tell
+from ppbench.run.jobs import Executor, Tell
 
 
 def make_executor(
     name: str, workers: int | None, tell: Tell, address: str | None = None, device: str = "cpu"
 ) -> Executor:
-    """Return an executor that is not yet started.
+    """Return the executor called `name` ("local", "inline" or "ray"), not yet started.
 
     Args:
-        name: "local", "inline" or "ray": what users call an engine.
         workers: jobs at the same time; None: `default_workers`, and of Ray as many as the cluster has room for.
         tell: called in this process with rounds of training, where the executor can hear of them.
         address: Ray's: of the cluster's head, None for one of this machine's own.

@@ -20,8 +20,7 @@ from multiprocessing.synchronize import Event
 
 import torch
 
-from ppbench.run.executors.executor import Done, WorkerDied
-from ppbench.run.jobs import Failure, Job, Tell, attempt, work
+from ppbench.run.jobs import Done, Failure, Job, Tell, WorkerDied, attempt, work
 
 _rounds: SimpleQueue[int] | None = None
 PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its parent dies
@@ -45,7 +44,6 @@ def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
 
 
 def _run(job: Job) -> Failure | None:
-    """Do a job in a worker; return what it raised."""
     queue = _rounds
     return attempt(job, None if queue is None else queue.put)
 
@@ -91,10 +89,9 @@ class InlineExecutor:
 
 
 class LocalExecutor:
-    """Runs jobs on processes of this machine.
+    """Runs jobs on processes of this machine, each a pool of its own with one process, a queue and an event.
 
-    Each worker is a pool of its own with one process, a queue and an event: in a common pool a process that dies takes
-    all others' jobs with it, and one that is killed while it holds a common lock would stop all others.
+    In a common pool a process that dies takes all others' jobs with it, or a lock that it held.
     """
 
     def __init__(self, workers: int, tell: Tell) -> None:
@@ -157,20 +154,17 @@ class LocalExecutor:
         return Done(job, error)
 
     def _start(self) -> ProcessPoolExecutor:
-        """Return a worker, whose process starts with its first job."""
         line = self._context.SimpleQueue(), self._context.Event()
         pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=(*line, os.getpid()))
         self._lines[pool] = line
         return pool
 
     def _replaced(self, pool: ProcessPoolExecutor) -> ProcessPoolExecutor:
-        """Return a worker in the place of one whose process was killed."""
         pool.shutdown(wait=False)
         del self._lines[pool]
         return self._start()
 
     def _listen(self) -> None:
-        """Hear of rounds until the end."""
         ending = False
         while not ending:
             ending = self._stop.wait(0.1)  # once more after the end: the last rounds are told before it

@@ -1,7 +1,6 @@
-"""Jobs on a cluster of Ray: an optional package, `ppbench[ray]`, that is imported when an executor is made.
+"""Jobs on a cluster of Ray, an optional package (`ppbench[ray]`). Its own retries are off.
 
-Ray's own retries are off: it could not tell a node that went away, whose job is submitted again here, from a cell that
-kills its worker, which is the schedule's to judge.
+It could not tell a node that went away, whose job is submitted again, from a cell that kills its worker.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ppbench.base.errors import UsageError
 from ppbench.base.version import __version__
 from ppbench.records.store import MARKER
-from ppbench.run.executors.executor import Done, WorkerDied
-from ppbench.run.jobs import Failure, Job, Tell, attempt
+from ppbench.run.jobs import Done, Failure, Job, Tell, WorkerDied, attempt
 
 CONNECT_S = 20.0
 """Seconds after which no cluster is expected to answer any more; it takes 3 to 5 where one does."""
@@ -35,10 +33,7 @@ QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 @dataclass(frozen=True)
 class Order:
-    """A job as it travels to a node, its folder absolute, and what must hold there: the driver's version and marker.
-
-    cwd: the driver's working folder, to which names of data files may be relative.
-    """
+    """A job as it travels to a node, its folder absolute, with the driver's version, marker and working folder."""
 
     job: Job
     version: str
@@ -88,16 +83,13 @@ class RayExecutor:
     def __init__(
         self, workers: int | None, address: str | None = None, device: str = "cpu", tell: Tell | None = None
     ) -> None:
-        """Start nothing yet.
+        """Start nothing yet. Raises UsageError: Ray is not installed.
 
         Args:
             workers: jobs at the same time, sharing GPUs evenly; None: as many as the cluster has CPUs, or GPUs.
             address: of a cluster that runs, HOST:PORT or "auto"; None: one of this machine's own, which ends with the
                 executor. A process that is already connected stays where it is.
-            device: "cpu" or "cuda".
-            tell: called with the rounds of a training when it has ended; on the way nothing is heard of them.
-
-        Raises UsageError: Ray is not installed.
+            device: "cpu" or "cuda". tell: called with the rounds of a training when it has ended.
         """
         try:
             self._ray: Any = importlib.import_module("ray")
@@ -161,7 +153,9 @@ class RayExecutor:
         try:
             failure: Failure | str | None = self._ray.get(ref)
         except errors.RayTaskError as cause:  # `do` raises nothing: it could not even be loaded
-            raise self._unable(cause) from cause
+            node, why = getattr(cause, "ip", "?"), str(cause).strip().splitlines()[-1]
+            sentence = f"Node {node} cannot run ppbench ({why}); install ppbench {__version__} on every node."
+            raise UsageError(sentence) from cause
         except errors.NodeDiedError:
             self._lost[job] = self._lost.get(job, 0) + 1
             if self._lost[job] > NODES_LOST:
@@ -177,7 +171,6 @@ class RayExecutor:
         return Done(job, None if failure is None else failure.revived())
 
     def _connect(self) -> None:
-        """Start a cluster on this machine, or join the one at the address."""
         if self._address is None:
             self._ray.init(
                 address="local",
@@ -195,20 +188,12 @@ class RayExecutor:
         except subprocess.TimeoutExpired:
             said = [f"nothing within {CONNECT_S:.0f} s"]
         if said is not None:
-            self._nobody(said[-1] if said else "it ended without a word")
+            why = said[-1] if said else "it ended without a word"
+            raise UsageError(
+                f"No Ray cluster answers at {self._address!r} ({why}); give the HOST:PORT that `ray start --head` "
+                "printed, or leave --address out to use this machine alone."
+            )
         self._ray.init(address=self._address, **QUIET)
-
-    def _nobody(self, why: str) -> NoReturn:
-        raise UsageError(
-            f"No Ray cluster answers at {self._address!r} ({why}); give the HOST:PORT that `ray start --head` printed, "
-            "or leave --address out to use this machine alone."
-        )
-
-    def _unable(self, cause: Any) -> UsageError:
-        why = str(cause).strip().splitlines()[-1]
-        return UsageError(
-            f"Node {getattr(cause, 'ip', '?')} cannot run ppbench ({why}); install ppbench {__version__} on every node."
-        )
 
     def _leave(self) -> None:
         if self._ours:

@@ -1,12 +1,55 @@
-"""Affine layers as four passes, for V victims that share the weights (shapes and terms as in `passes`)."""
+"""Affine layers as four passes: forward, backward, and the same two differentiated along a weight direction.
+
+V victims share the weights, each with a batch of B examples, N = V * B; a direction has one value a victim. Images are
+[N, C, H, W], flat features [V, B, D]. `tangent`: derivative of an activation along the direction; `cotangent`: of the
+loss by an activation (the R-operator of Pearlmutter, Neural Computation 6, 1994).
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Full, Memo, Outer
+
+@dataclass(frozen=True)
+class Full:
+    """A weight or direction, written out: rows [V, O, K] (V = 1: the network's), columns [V, K, O] as they fold."""
+
+    rows: Tensor
+    columns: Tensor
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A direction of low rank, left @ right, never written out. left: [V, O, R]; right: [V, R, K]."""
+
+    left: Tensor
+    right: Tensor
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A direction in the weight space of one affine layer; bias: [V, O], or None where the layer has none."""
+
+    weight: Full | Outer
+    bias: Tensor | None
+
+
+@dataclass
+class Memo:
+    """What one layer keeps between passes: set by forward, but cotangent (of the output) and tangent (of the input)."""
+
+    victims: int
+    inputs: Tensor = field(init=False)
+    output: Tensor = field(init=False)
+    slope: Tensor = field(init=False)
+    places: Tensor = field(init=False)
+    cotangent: Tensor = field(init=False)
+    tangent: Tensor = field(init=False)
+
 
 SLICED = 16_384
 """Numbers in one place of the kernel, over all images, from which `Convolution.fold` sums slices: up to 7 times as fast

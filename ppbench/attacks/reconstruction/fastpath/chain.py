@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo
 from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import (
     ACTIVATIONS,
@@ -26,7 +26,6 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     leaky_relu,
     max_pool,
 )
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -112,20 +111,13 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
 
 
 def prefers_vmap(steps: Sequence[Step], victims: int, batch: int, shape: tuple[int, ...]) -> bool:
-    """Return whether autograd by vmap takes less time than this chain, for V victims of `batch` examples of a shape.
-
-    By shapes alone, not by a clock: one seed gives one result (measured in `benchmarks/bench_fastpath.py`). Outer
-    products of linear layers and single examples are never written out by the chain, which is the faster one there.
-    """
+    """Return whether vmap takes less time than this chain, by shapes (measured in `benchmarks/bench_fastpath.py`)."""
     wide = min(victims, ROWS) * batch * math.prod(shape[1:]) >= WIDE
     return wide and batch > 1 and any(isinstance(step, Convolution) for step in steps)
 
 
 class ChainObjective:
-    """D and its gradient for V victims of `batch` examples each that share the weights of `steps` (`compile_chain`).
-
-    observed, weights: the victims' gradients and their precisions (see `distances.target`), V of each.
-    """
+    """D and its gradient for V victims of `batch` examples that share the weights of `steps` (see `target`)."""
 
     def __init__(
         self,
@@ -149,15 +141,8 @@ class ChainObjective:
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""
-        memos = [Memo(len(x)) for _ in self.steps]
-        a = x if x.dim() == 3 else x.flatten(0, 1)
-        for step, memo in zip(self.steps, memos, strict=True):
-            a = step.forward(a, memo)
-        cotangent: Tensor | None = self.output.cotangent(a, y)
-        for step, memo in zip(reversed(self.steps), reversed(memos), strict=True):
-            if cotangent is not None:
-                cotangent = step.backward(cotangent, memo)
-        pairs = [(s, m) for s, m in zip(self.steps, memos, strict=True) if isinstance(s, Affine)]
+        a, memos = forward(self.steps, x)
+        pairs = backward(self.steps, memos, self.output.cotangent(a, y))
         layers = [(*pair, goal) for pair, goal in zip(pairs, self.select(index), strict=True)]
         if self.measure == "cosine":
             total, directions = cosine([gap(*layer) for layer in layers])
@@ -167,6 +152,23 @@ class ChainObjective:
         tangent = forward_tangent(self.steps, memos, directions)
         change = backward_tangent(self.steps, memos, directions, self.output.change(a, y, tangent))
         return total, change.reshape(x.shape), self.output.y_gradient(a, tangent), nuisance
+
+
+def forward(steps: Sequence[Step], x: Tensor) -> tuple[Tensor, list[Memo]]:
+    """Return the chain's output on x [S, B, *shape], and what each layer keeps."""
+    memos = [Memo(len(x)) for _ in steps]
+    a = x if x.dim() == 3 else x.flatten(0, 1)
+    for step, memo in zip(steps, memos, strict=True):
+        a = step.forward(a, memo)
+    return a, memos
+
+
+def backward(steps: Sequence[Step], memos: Sequence[Memo], cotangent: Tensor | None) -> list[tuple[Affine, Memo]]:
+    """Return the affine layers with their memos, after the pass of the last layer's cotangent through the chain."""
+    for step, memo in zip(reversed(steps), reversed(memos), strict=True):
+        if cotangent is not None:
+            cotangent = step.backward(cotangent, memo)
+    return [(s, m) for s, m in zip(steps, memos, strict=True) if isinstance(s, Affine)]
 
 
 def forward_tangent(steps: Sequence[Step], memos: Sequence[Memo], directions: Sequence[Direction]) -> Tensor:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution
-from ppbench.attacks.reconstruction.fastpath.passes import Direction, Memo, Outer
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo, Outer
 from ppbench.base.tree import Params
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -81,10 +80,7 @@ def target(
 
 @dataclass(frozen=True)
 class Combination:
-    """One layer's a s - b o, for a simulated gradient s, an observed one o, and numbers a and b of each of S rows.
-
-    rows: [S, O, K], or `Outer` (R = 2).  bias: [S, O] or None.
-    """
+    """One layer's a s - b o, a and b [S]: rows [S, O, K], or `Outer` (R = 2), and bias [S, O] or None."""
 
     goal: Target
     rows: Tensor | Outer
@@ -112,10 +108,7 @@ class Combination:
 
 @dataclass(frozen=True)
 class Gap:
-    """One layer's simulated gradient beside its target, after the backward pass of S rows.
-
-    rows: [S, O, K], None where the target is an outer product; bias: [S, O] or None.
-    """
+    """One layer's simulated gradient (rows [S, O, K] or None for an `Outer` target, bias [S, O]) beside its target."""
 
     layer: Affine
     memo: Memo
@@ -174,10 +167,7 @@ def absolute(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor
 
 
 def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
-    """Return D = 1 - cos over all layers [S], and its slope by each layer's simulated gradient.
-
-    D is a sum of squares too, not a difference from 1: it keeps its digits near the truth.
-    """
+    """Return D = 1 - cos over all layers [S], as a sum of squares to keep its digits, and its slope by each layer."""
     a = _inverse_root(torch.stack([gap.size() for gap in gaps]).sum(0))
     b = _inverse_root(torch.stack([gap.goal.size for gap in gaps]).sum(0))
     total = 0.5 * torch.stack([gap.combined(a, b).size() for gap in gaps]).sum(0)

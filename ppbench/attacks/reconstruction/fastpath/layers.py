@@ -1,4 +1,4 @@
-"""The layers of a chain: activations, flattening and pooling, beside the affine ones (terms as in `passes`)."""
+"""The layers of a chain: activations, flattening and pooling, beside the affine ones (terms as in `affine`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine
-from ppbench.attacks.reconstruction.fastpath.passes import Memo
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Memo
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,7 @@ def flatten(shape: tuple[int, ...]) -> Linear:
 
 
 def average_pool(module: nn.AvgPool2d, size: tuple[int, int]) -> Linear:
-    """Return the means over windows of images of a size; zero padding counts.
-
-    Windows that tile the input need no sliding, which is much faster.
-    """
+    """Return the means over windows of images of a size, zero padding counted; tiles are summed faster."""
     kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
     (kh, kw), area = kernel, kernel[0] * kernel[1]
     if size[0] % kh == 0 and size[1] % kw == 0 and kernel == stride and padding == (0, 0):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
 from ppbench.base.errors import UsageError
-from ppbench.records.files import unwritable, write_atomic
+from ppbench.base.files import unwritable, write_atomic
 
 FORMAT: Literal["ppbench.generator/1"] = "ppbench.generator/1"
 """Part of every file's name: raise it when the files, or what training makes, change."""
@@ -75,10 +75,7 @@ class Generator:
 
 
 def fingerprints(images: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Return the sorted fingerprints [M] int64 of images [N, *shape], 64 bits of each content, each once (M <= N).
-
-    A content is the shape and the pixels in 256 steps of [low, high]: what an 8-bit file keeps.
-    """
+    """Return the sorted fingerprints [M] int64 of images [N, *shape]: 64 bits of shape and 8-bit pixels."""
     scaled = (images.detach().double() - low) * (255 / (high - low))
     pixels = scaled.nan_to_num(0.0).round().clamp(0, 255).to(torch.uint8).flatten(1).cpu().contiguous().numpy()
     salt = repr(tuple(images.shape[1:])).encode()
@@ -121,10 +118,7 @@ def digest(path: Path) -> str:
 
 
 def read(path: Path) -> Generator:
-    """Return the generator in the file `path`.
-
-    Raises UsageError for no such file, a damaged one, one of another kind, or a tensor that does not fit; names both.
-    """
+    """Return the generator in `path`; UsageError, with file and tensor, for none, a damaged, another or unfit one."""
     if not path.is_file():
         raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
     try:
@@ -186,10 +180,7 @@ def name(*parts: object) -> str:
 
 
 def cached(path: Path, train: Callable[[], Generator]) -> Generator:
-    """Return the generator in `path`, trained and written first where it is not there (UsageError: it cannot be).
-
-    Of several processes one trains, and the others wait. A damaged file is trained again, with a warning.
-    """
+    """Return the generator in `path`; one process trains it where missing or damaged (UsageError: not writable)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):

@@ -55,10 +55,9 @@ def trained(
     split: str = "public examples",
     folder: Path | None = None,
 ) -> Generator:
-    """Return a decoder trained on images [N, *shape]: from the cache `folder`, or trained now and kept there.
+    """Return a decoder trained on images [N, *shape]: from the cache `folder`, or now; bit for bit on one machine.
 
-    The same arguments give the same file, bit for bit on one machine. A tenth of the images, at most 500, are held out;
-    `split` says in words what they are. UsageError for images below 8x8 pixels, or a folder that cannot be written.
+    A tenth, at most 500, are held out; `split` says what they are. UsageError: below 8x8 pixels, or not writable.
     """
     plan = architecture(tuple(images.shape[1:]))
     data = digest(images)
@@ -174,10 +173,7 @@ class Pair:
             leaf.requires_grad_(False)
 
     def finished(self, images: Tensor) -> tuple[Decoder, Callable[[Tensor], Tensor]]:
-        """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder.
-
-        The latents' mean and covariance go into the first block; factors of the maps go from block to block.
-        """
+        """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder."""
         codes = self.encode(images, 0).double()
         mean = codes.mean(0)
         values, vectors = torch.linalg.eigh((codes - mean).T @ (codes - mean) / len(codes))

@@ -1,19 +1,21 @@
-"""Where a search begins: victims, their evidence and random draws, and the unknowns of those searched together."""
+"""Where a search begins: victims, their evidence and random draws, and who is searched together with whom."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence, Mappable
 from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
 
 Start = Literal["grey", "normal", "pattern"]
 Label = Literal["joint", "inferred"]
@@ -110,10 +112,7 @@ class Victim:
         return 0.1 * torch.randn(self.size[0], self.plan.spec.classes, generator=self.generator)
 
     def labels(self, label: Label) -> Tensor | None:
-        """Return one-hot labels [N, C] float32 that are granted, or inferred when asked for; None: unknown.
-
-        Inferred as in `label.recovery`; an update that is no gradient at known weights tells only one label.
-        """
+        """Return one-hot labels [N, C] float32, granted or inferred as in `label.recovery`; None where unknown."""
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
         evidence, classes = self.gradient or self.evidence, self.plan.spec.classes
@@ -173,10 +172,7 @@ def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
 
 
 def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
-    """Return fresh starts for victims of one of `batches`, drawn on the CPU and moved to where their evidence lies.
-
-    Labels are unknown for all as soon as one victim's cannot be inferred. Nuisance unknowns start at zero.
-    """
+    """Return fresh starts for one of `batches`, where its evidence lies; labels are unknown for all if one's are."""
     device = next(victim.evidence.device for victim in victims if victim.evidence is not None)
     x = torch.stack([victim.image(start) for victim in victims]).to(device, dtype)
     known = [victim.labels(label) for victim in victims]
@@ -185,3 +181,53 @@ def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dty
     y = torch.stack([victim.logits() for victim in victims] if joint else given).to(device, dtype)
     shapes = () if victims[0].evidence is None else victims[0].evidence.nuisance.values()
     return Starts(x, y, joint, x.new_zeros(len(x), sum(math.prod(shape) for shape in shapes)))
+
+
+@dataclass(frozen=True)
+class ImageSearch(Attack):
+    """Base of attacks that search images by following a gradient.
+
+    Attributes:
+        start: first images: "grey", "normal" or "pattern", see `Victim.image`.
+        label: "inferred": from the head's gradient beforehand where that is possible; "joint": unknown logits, searched
+            too. Labels that a challenge grants are used in either case.
+        budget: gradient evaluations a victim, all starts together.
+    """
+
+    kind: ClassVar[Kind] = "reconstruction"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
+
+    start: Start = "grey"
+    label: Label = "inferred"
+    budget: Count = 300
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge, a start image without usable evidence; UsageError as `check`."""
+        return self.answer(self.evidence(view), view.plan, challenges, generator)
+
+    def answer(
+        self,
+        found: Sequence[Evidence],
+        plan: Plan,
+        challenges: Sequence[Challenge],
+        generator: torch.Generator,
+        attack: Callable[[Sequence[Victim]], list[Guess]] | None = None,
+    ) -> list[Guess]:
+        """Return the guesses of `run` from given evidence, such as other attacks make; by `attack` for ours."""
+        self.check()
+        victims, guesses = posed(found, plan, challenges, generator), dict[int, Guess]()
+        for rows in self.blocks(victims):
+            guesses |= dict(zip(rows, (attack or self.attack)([victims[i] for i in rows]), strict=True))
+        return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether targets are classes or numbers, which are searched alike; masks are not."""
+        return not plan.net.pixelwise
+
+    def blocks(self, victims: Sequence[Victim]) -> list[list[int]]:
+        """Return indices of the victims with usable evidence, by who is searched together."""
+        return batches(victims)
+
+    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims that `blocks` put together."""
+        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The batched L-BFGS: against scipy and known minima, independence of victims, budgets, bad starts."""
+"""The searches: the Adam loop against torch's, the batched L-BFGS against scipy, rows that fail, budgets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,105 @@ import scipy.optimize
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import seeded
 from torch import Tensor
 
+from ppbench.attacks.reconstruction.search.descent import Schedule, descend
 from ppbench.attacks.reconstruction.search.lbfgs import Memory, Settings, minimize
+from ppbench.attacks.reconstruction.search.problem import Value
+
+GOAL = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
+STEEP = torch.tensor([1.0, 10.0, 0.1])
+
+
+def bowl(z: Tensor, index: Tensor) -> Value:
+    """A quadratic of its own for each row."""
+    away = z - GOAL[index]
+    loss = (STEEP * away**2).sum(1)
+    return Value(loss, 2 * STEEP * away, loss)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_steps_are_those_of_torch_adam(signed):
+    """Signs for a few steps only: where a slope is about 0, rounding turns them."""
+    steps = 8 if signed else 50
+    z = torch.zeros(2, 3).requires_grad_()
+    optimizer = torch.optim.Adam([z], lr=0.09)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        slope = bowl(z.detach(), torch.arange(2)).gradient
+        z.grad = slope.sign() if signed else slope
+        optimizer.step()
+        schedule.step()
+    found = descend(bowl, torch.zeros(2, 3), Schedule(steps, 0.09, signed=signed))
+    assert torch.allclose(found.end, z.detach(), atol=1e-5)
+
+
+def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_quarters():
+    schedule = Schedule(1000, shape="warm")
+    factors = [schedule.factor(step) for step in range(1000)]
+    assert 0 < factors[0] < 0.05
+    assert factors[24] == pytest.approx(0.5, abs=0.01)
+    assert all(f == pytest.approx(1.0) for f in factors[50:250])
+    assert factors[625] == pytest.approx(0.5, abs=0.01)
+    assert factors[-1] < 1e-4
+    assert factors[250:] == sorted(factors[250:], reverse=True)
+
+
+def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_then():
+    """The score asks for something else than the loss: where the first row passes 0.5."""
+
+    def passing(z: Tensor, index: Tensor) -> Value:
+        value = bowl(z, index)
+        return value._replace(score=(z[:, 0] - 0.5).abs())
+
+    found = descend(passing, torch.zeros(2, 3), Schedule(40, 0.1), marks=[1, 3, 40])
+    assert found.score[0] < 0.06
+    assert abs(float(found.z[0, 0]) - 0.5) == pytest.approx(float(found.score[0]), abs=1e-6)
+    assert abs(float(found.end[0, 0]) - 0.5) > 0.2
+    assert [mark.evaluations for mark in found.trail] == [1, 3, 40]
+    assert torch.equal(found.trail[0].z, torch.zeros(2, 3))
+    assert torch.equal(found.trail[-1].z, found.z)
+    assert all((a.score >= b.score).all() for a, b in zip(found.trail, found.trail[1:], strict=False))
+    assert found.evaluations.tolist() == [40, 40]
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken):
+    seen: list[int] = []
+
+    def failing(z: Tensor, index: Tensor) -> Value:
+        seen.append(len(z))
+        value = bowl(z, index)
+        bad = (index == 0) & (torch.tensor(len(seen)) >= 5)
+        return Value(torch.where(bad, broken, value.loss), value.gradient, torch.where(bad, broken, value.score))
+
+    found, alone = (descend(f, torch.zeros(2, 3), Schedule(30, 0.1)) for f in (failing, bowl))
+    assert found.evaluations.tolist() == [5, 30]
+    assert torch.equal(found.z[1], alone.z[1])
+    assert found.score.isfinite().all()
+    assert seen == [2] * 5 + [1] * 25
+
+
+def test_rows_are_projected_after_every_step_each_by_its_index():
+    limits = torch.tensor([0.3, 0.7])
+    seen: list[Tensor] = []
+
+    def watched(z: Tensor, index: Tensor) -> Value:
+        seen.append(z)
+        return bowl(z, index)
+
+    def box(z: Tensor, index: Tensor) -> Tensor:
+        return z.clamp(-limits[index][:, None], limits[index][:, None])
+
+    found = descend(watched, torch.zeros(2, 3), Schedule(60, 0.1), project=box)
+    assert all((z.abs() <= limits[:, None]).all() for z in [*seen, found.end])
+    assert torch.allclose(found.end[0], torch.tensor([0.3, -0.3, 0.3]), atol=1e-3)
 
 
 def quadratics(victims: int, size: int, condition: float = 1e3):
     """Convex quadratics with minima at `centers` and value `floor` there."""
-    generator = torch.Generator().manual_seed(victims * 1000 + size)
+    generator = seeded(victims * 1000 + size)
     basis = torch.linalg.qr(torch.randn(victims, size, size, generator=generator, dtype=torch.float64))[0]
     scales = torch.logspace(0, np.log10(condition), size, dtype=torch.float64)
     matrices = basis @ (scales[:, None] * basis.transpose(1, 2))
@@ -50,14 +141,14 @@ def run(function, starts: Tensor, budget: int = 1000, stop: float = 1e-12, **opt
 
 @settings(max_examples=15, deadline=None)
 @given(victims=st.integers(1, 7), size=st.integers(1, 12), slots=st.integers(1, 4), history=st.integers(1, 20))
-def test_finds_the_minimum_of_every_quadratic(victims: int, size: int, slots: int, history: int) -> None:
+def test_finds_the_minimum_of_every_quadratic(victims, size, slots, history):
     function, centers = quadratics(victims, size, 10.0)
     found = run(function, torch.zeros(victims, size, dtype=torch.float64), slots=slots, history=history)
     assert set(found.reasons) == {"converged"}
     assert torch.allclose(found.z, centers, atol=1e-4)
 
 
-def test_rosenbrock_takes_about_as_many_evaluations_as_scipy() -> None:
+def test_rosenbrock_takes_about_as_many_evaluations_as_scipy():
     starts = torch.full((1, 10), -1.2, dtype=torch.float64)
     found = run(rosenbrock, starts, stop=1e-14)
 
@@ -70,8 +161,8 @@ def test_rosenbrock_takes_about_as_many_evaluations_as_scipy() -> None:
     assert int(found.evaluations) <= 2 * theirs.nfev
 
 
-def test_compact_form_equals_the_two_loop_recursion_also_when_pairs_are_replaced() -> None:
-    generator = torch.Generator().manual_seed(0)
+def test_compact_form_equals_the_two_loop_recursion_also_when_pairs_are_replaced():
+    generator = seeded(0)
     size, history = 9, 4
     memory = Memory(1, history, torch.zeros(1, size, dtype=torch.float64))
     curvature = torch.diag(torch.linspace(1, 5, size, dtype=torch.float64))
@@ -101,8 +192,8 @@ def two_loop(g: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_a_victim_does_not_depend_on_its_neighbors(slots: int) -> None:
-    generator = torch.Generator().manual_seed(3)
+def test_a_victim_does_not_depend_on_its_neighbors(slots):
+    generator = seeded(3)
     starts = torch.randn(5, 6, generator=generator, dtype=torch.float64)
     together = run(rosenbrock, starts, budget=40, slots=slots)
     for v in range(5):
@@ -111,7 +202,7 @@ def test_a_victim_does_not_depend_on_its_neighbors(slots: int) -> None:
         assert int(alone.evaluations) == int(together.evaluations[v])
 
 
-def test_budget_is_kept_victim_by_victim_and_the_best_point_returned() -> None:
+def test_budget_is_kept_victim_by_victim_and_the_best_point_returned():
     starts = torch.full((3, 8), -1.2, dtype=torch.float64)
     budget = torch.tensor([1, 7, 30])
     stop = torch.zeros(3, dtype=torch.float64)
@@ -124,7 +215,7 @@ def test_budget_is_kept_victim_by_victim_and_the_best_point_returned() -> None:
     assert found.loss[0] > found.loss[1] > found.loss[2]
 
 
-def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget() -> None:
+def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget():
     function, _ = quadratics(2, 6)
 
     def raised(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +227,7 @@ def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget() -> None
     assert int(found.evaluations.max()) < 500
 
 
-def test_a_start_that_is_not_finite_ends_alone() -> None:
+def test_a_start_that_is_not_finite_ends_alone():
     function, centers = quadratics(3, 4, 5.0)
 
     def broken(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +241,7 @@ def test_a_start_that_is_not_finite_ends_alone() -> None:
     assert torch.allclose(found.z[2], centers[2], atol=1e-4)
 
 
-def test_a_region_without_finite_values_is_backed_out_of() -> None:
+def test_a_region_without_finite_values_is_backed_out_of():
     def barrier(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         return (z - z.log()).sum(1) - z.shape[1], 1 - 1 / z
 

@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 
 from ppbench.base.errors import Unwritable
 
-_TEMPORARY = re.compile(r"(?:ppbench\.json|[0-9a-f]{32}\.[a-z.]+|leaderboard\.\w+)~([\w-]+)\.(\d+)\.tmp")
+TEMPORARY = r"~([\w-]+)\.(\d+)\.tmp"
+"""How the name of a temporary file goes on after that of the file it is for: the machine and the process."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -24,10 +25,7 @@ def _host() -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one and nothing between.
-
-    Raises Unwritable where no space is left or the folder cannot be written; no temporary file is left behind.
-    """
+    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one (or Unwritable)."""
     temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
     try:
         try:
@@ -44,11 +42,10 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def publish_folder(home: Path, prefix: str, write: Callable[[Path], None]) -> None:
-    """Make the folder `home` with what `write` puts into it: whole or not at all.
+    """Make the folder `home` with what `write` puts into it: whole or not at all; drafts beside it begin with `prefix`.
 
-    Of two processes that make the same at once, the first one's stays: equal work gives equal files. What lies at
-    `home` before is taken for damaged, or it would have been used, and goes. prefix: of the names of drafts beside it.
-    Raises Unwritable where no space is left or the folder cannot be written; no draft is left behind.
+    Of two processes that make the same at once, the first one's stays. What lies at `home` before is taken for damaged,
+    or it would have been used, and goes. Unwritable: no space is left, or no right; no draft stays behind.
     """
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -89,20 +86,14 @@ def unwritable(path: Path, size: int, cause: OSError) -> Unwritable:
     return Unwritable(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
 
 
-def leftover(name: str) -> bool:
-    """Return whether `name` is a temporary file that `write_atomic` made for a results folder, here or elsewhere."""
-    return _TEMPORARY.fullmatch(name) is not None
-
-
-def abandoned(name: str) -> bool:
-    """Return whether `name` is a temporary file of a process of this machine that no longer runs."""
-    found = _TEMPORARY.fullmatch(name)
-    if found is None or os.name != "posix" or found[1] != _host():
+def abandoned(host: str, process: str) -> bool:
+    """Return whether a temporary file's name tells of a process of this machine that no longer runs."""
+    if os.name != "posix" or host != _host():
         return False
     try:
-        os.kill(int(found[2]), 0)
+        os.kill(int(process), 0)
     except ProcessLookupError:
         return True
     except (PermissionError, OverflowError):
-        return False
+        pass
     return False

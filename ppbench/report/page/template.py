@@ -1,0 +1,116 @@
+"""The page's template: what it calls, figures as it shows them, scripts and style sheets.
+
+Third-party builds are kept in `vendor/` with their digests. The page's content security policy allows a script by its
+digest alone, so what stands in the file is what runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from ppbench.questions.base import questions
+from ppbench.records.schema import Metric, Utility
+from ppbench.report.claims.page import claimed_text
+from ppbench.report.page.entries import adaptive
+from ppbench.report.page.sections import metric_of
+from ppbench.report.worst import attack_of, cell_of
+
+TEMPLATES = Path(__file__).parent / "templates"
+VENDOR = Path(__file__).parent / "vendor"
+SCRIPT, STYLE = VENDOR / "tabulator.min.js", VENDOR / "tabulator_simple.min.css"
+OWN = (TEMPLATES / "tables.js", TEMPLATES / "page.js")
+_MAP = re.compile(r"^//# sourceMappingURL=.*$|/\*# sourceMappingURL=.*?\*/", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Assets:
+    """What a page carries. scripts: in the order in which they run; digests: of each, as a policy names them."""
+
+    scripts: tuple[Markup, ...]
+    digests: tuple[str, ...]
+    style: Markup
+
+
+def digest(script: str) -> str:
+    """Return the source expression of a content security policy that allows `script`, e.g. "sha256-...="."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@lru_cache(maxsize=1)
+def assets() -> Assets:
+    """Return scripts and style of a page, without source maps; ValueError where one would end its own element."""
+    script, style = (_MAP.sub("", path.read_text(encoding="utf-8")).strip() for path in (SCRIPT, STYLE))
+    scripts = (script, "\n".join(path.read_text(encoding="utf-8") for path in OWN))
+    if any(re.search(r"</script|<!--", one, re.IGNORECASE) for one in scripts):
+        raise ValueError("a script holds '</script' or '<!--' and cannot stand inside a page")
+    own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return Assets(tuple(map(Markup, scripts)), tuple(map(digest, scripts)), Markup(f"{style}\n{own}"))
+
+
+def template(known: frozenset[str]) -> Template:
+    """Return the page's template with what it calls; `known` as `knowing` gives it."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {form.__name__: form for form in (number, percent, size, span, error, seconds)}
+    environment.globals |= {
+        "titles": {name: title for question in questions().values() for name, title in question.figures},
+        "assets": assets(),
+        "knows": lambda found: adaptive(found, known),
+        "attack_of": attack_of,
+        "cell_of": cell_of,
+        "metric_of": metric_of,
+        "claimed_text": claimed_text,
+    }
+    return environment.get_template("page.html.j2")
+
+
+# -- figures as the page shows them ----------------------------------------------------------------------------------
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a figure with `digits` decimals, "n/a" for null, scientific from a million on."""
+    if value is None:
+        return "n/a"
+    return f"{value:.2e}" if abs(value) >= 1e6 else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share as a percentage with one decimal, "n/a" for null."""
+    return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def error(value: float | None) -> str:
+    """Return a relative error as a percentage, from 10 on as a factor: "1.2 %", "98 times"; "n/a" for null."""
+    if value is None:
+        return "n/a"
+    return f"{100 * value:.1f} %" if value < 10 else f"{value:.3g} times"
+
+
+def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
+    """Return the interval of a figure, times `factor`, with one decimal: "17.2–19.7"; "" without one."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{factor * estimate.low:.1f}–{factor * estimate.high:.1f}"  # noqa: RUF001 - a range takes an en dash
+
+
+def size(value: float | None) -> str:
+    """Return bytes in B, kB, MB or GB (powers of 1000)."""
+    if value is None:
+        return "n/a"
+    units = (
+        f"{value / factor:.1f} {unit}" for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if value >= factor
+    )
+    return next(units, f"{value:.0f} B")
+
+
+def seconds(value: float) -> str:
+    """Return a time in s, ms or µs with three digits."""
+    unit, factor = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if value >= pair[1]), ("µs", 1e-6))
+    return f"{value / factor:.3g} {unit}"
