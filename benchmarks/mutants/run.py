@@ -1,6 +1,6 @@
 """Plant the faults of `faults.toml`, one at a time, and see whether the tests that must find them do.
 
-Run: python benchmarks/mutants/run.py [NAME ...] [-j 1] [--tree DIR] [--before] [--csv FILE]
+Run: python benchmarks/mutants/run.py [NAME ...] [-j 1] [--tree DIR] [--before] [--csv FILE] [--check]
 Each fault is planted in a copy of the tree, never in the tree itself. First the named tests must pass without a fault.
 The exit code is 1 where a fault survives or no longer applies. `--tree DIR --before` runs an older tree (a worktree of
 c49250f): the faults as they read there, against the tests that stood there.
@@ -56,6 +56,21 @@ def located(tree: Path, name: str) -> str:
     return f"{files[0].relative_to(tree).as_posix()}::{function}" + (f"[{case}" if case else "")
 
 
+def stale(tree: Path, faults: Sequence[Fault]) -> Iterator[Outcome]:
+    """Yield the faults that no longer apply: their text is not there once, or a test is not."""
+    for fault in faults:
+        path = tree / fault.file
+        places = path.read_text(encoding="utf-8").count(fault.old) if path.is_file() else 0
+        try:
+            why = "" if places == 1 else f"{places} places"
+            for test in fault.tests:
+                located(tree, test)
+        except LookupError as cause:
+            why = str(cause)
+        if why:
+            yield Outcome(fault.name, fault.file, f"NO LONGER APPLIES: {why}", 0.0)
+
+
 def clean(copy: Copy, faults: Sequence[Fault]) -> Mapping[str, str]:
     """Return, by test, why it cannot be used: it fails without a fault. Found one by one only where any fails."""
     ids = sorted({test for fault in faults for test in fault.tests})
@@ -68,13 +83,14 @@ def clean(copy: Copy, faults: Sequence[Fault]) -> Mapping[str, str]:
 
 def run(tree: Path, faults: Sequence[Fault], jobs: int) -> Iterator[Outcome]:
     """Yield what becomes of each fault, as they end."""
-    known, unknown = [], []
-    for fault in faults:
-        try:
-            known.append(replace(fault, tests=tuple(located(tree, test) for test in fault.tests)))
-        except LookupError as cause:
-            unknown.append(Outcome(fault.name, fault.file, f"NO LONGER APPLIES: {cause}", 0.0))
-    yield from unknown
+    gone = list(stale(tree, faults))
+    yield from gone
+    names = {outcome.name for outcome in gone}
+    known = [
+        replace(fault, tests=tuple(located(tree, test) for test in fault.tests))
+        for fault in faults
+        if fault.name not in names
+    ]
     with tempfile.TemporaryDirectory(prefix="ppbench-mutants-") as home:
         copies: SimpleQueue[Copy] = SimpleQueue()
         first = Copy(tree, Path(home, "0"))
@@ -104,8 +120,13 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, default=TREE)
     parser.add_argument("--before", action="store_true", help="the tree is the older one")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--check", action="store_true", help="say which faults no longer apply, and plant none")
     asked = parser.parse_args()
     faults = [f for f in faults_of(FAULTS, asked.before) if not asked.names or f.name in asked.names]
+    if asked.check:
+        gone = [f"{outcome.name}: {outcome.outcome}" for outcome in stale(asked.tree.resolve(), faults)]
+        print(*gone, f"{len(faults) - len(gone)} of {len(faults)} faults apply", sep="\n")
+        sys.exit(bool(gone))
     outcomes = []
     for outcome in run(asked.tree.resolve(), faults, asked.jobs):
         outcomes.append(outcome)
