@@ -3,8 +3,6 @@
 Two lists: what became of every cell, and what was refused for lying on the wrong device, caught or not.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -205,7 +205,9 @@ def test_batches_are_broken_too():
     scene = world(2, 4, 0.1, seed=2)
     alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, seeded(0))
     joint = QUICK.run(scene.view, scene.challenges, seeded(0))
-    quality = [median_low([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)]) for some in (alone, joint)]
+    quality = [
+        median_low([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)]) for some in (alone, joint)
+    ]
     assert quality[0] > 10 and quality[1] > quality[0] + 3
     assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))
 

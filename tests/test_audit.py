@@ -1,7 +1,5 @@
 """Audits: who is in which run, what canaries are, what attacks see and are asked, and one audit from end to end."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -112,10 +110,8 @@ def test_references_use_public_records_alone_or_the_same_base():
     assert moved > 5, "candidates are dealt out anew: who owns them is unknown"
     alone = population(public=0.0)
     assert not alone.public and alone.auxiliary is alone.base
-    scarce = population(public=0.06, train=1000)
-    assert sum(len(d.x) for d in scarce.auxiliary.values()) <= int(0.06 * 1437) and min(
-        len(d.x) for d in scarce.auxiliary.values()
-    )
+    scarce = [len(d.x) for d in population(public=0.06, train=1000).auxiliary.values()]
+    assert sum(scarce) <= int(0.06 * 1437) and min(scarce)
 
 
 @pytest.mark.parametrize("public", [0.0, 0.5])
@@ -140,13 +136,10 @@ def test_one_coin_adds_one_record_and_changes_nothing_else():
         assert [len(rows) for rows in changed].count(1) == 1 and sum(map(len, changed)) == 1
 
 
-def test_only_defenses_that_need_equal_shards_have_them_levelled():
+def test_shards_are_levelled_for_defenses_that_need_it_by_one_share_or_all_there_is():
     plan, sizes = make_task(config()).plan, [40, 40, 40, 40]
     level = {name: needs_level(load("defenses", name)(), plan, sizes) for name in ("none", "dp_sgd", "fedpc", "mpdp")}
     assert level == {"none": False, "dp_sgd": False, "fedpc": False, "mpdp": True}
-
-
-def test_sizes_are_one_share_of_the_shards_or_all_there_is():
     assert levelled({0: 10, 1: 10}, {0: 10, 1: 6}, {0: 0, 1: 3}) == {0: 9, 1: 9}
     assert levelled({0: 10, 1: 11}, {0: 10, 1: 7}, {0: 0, 1: 9}) == {0: 10, 1: 11}
     assert levelled({0: 10, 1: 10}, {0: 10, 1: 1}, {0: 0, 1: 30}) == {0: 10, 1: 31}, "too many canaries to be level"
@@ -172,11 +165,8 @@ def test_canaries_of_tables_lie_within_the_range_of_each_column(tmp_path):
     columns = torch.rand(120, 5, generator=generator) * torch.tensor([1.0, 10, 100, 1, 1]) + torch.arange(5)
     text = "\n".join([",".join([*(f"{v:.4f}" for v in row), str(i % 3)]) for i, row in enumerate(columns.tolist())])
     (tmp_path / "t.csv").write_text("a,b,c,d,e,y\n" + text + "\n")
-    task = make_task(
-        config(
-            dataset=f"csv:{tmp_path / 't.csv'}?target=y", train=None, public=0.0, clients=2, candidates=8, canaries=8
-        )
-    )
+    few = dict(train=None, public=0.0, clients=2, candidates=8, canaries=8)
+    task = make_task(config(dataset=f"csv:{tmp_path / 't.csv'}?target=y", **few))
     made, _, _ = canaries(task, 8, Seeds(0))
     low, high = task.test.x.amin(0), task.test.x.amax(0)
     assert (made.x >= low - 1e-4).all() and (made.x <= high + 1e-4).all()
@@ -187,6 +177,9 @@ def test_canaries_of_tables_lie_within_the_range_of_each_column(tmp_path):
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
+OTHER = {"attacks": ("ig",), "model": "dlnet", "model_options": {}}
+
+
 @pytest.mark.parametrize(
     "options,sentence",
     [
@@ -198,10 +191,7 @@ def test_canaries_of_tables_lie_within_the_range_of_each_column(tmp_path):
         ({"public": 0.002, "train": 1400}, "larger --public"),
         ({"public": 0.99}, "that are not public"),
         ({"public": 0.999, "train": None}, "partitioned over 4 clients"),
-        (
-            {"attacks": ("ig",), "model": "dlnet", "model_options": {}, "tuning": 500, "stages": ("init",)},
-            r"tuning=500.*360 test examples",
-        ),
+        ({**OTHER, "tuning": 500, "stages": ("init",)}, r"tuning=500.*360 test examples"),
     ],
 )
 def test_bad_numbers_are_one_sentence_before_anything_is_written(options, sentence, tmp_path):
@@ -212,7 +202,7 @@ def test_bad_numbers_are_one_sentence_before_anything_is_written(options, senten
 
 # -- what attacks see ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory) -> Questions:
+def questions(tmp_path_factory):
     audit = Audit.of(resolve(config(rounds=3)), Point(NoDefense()), tmp_path_factory.mktemp("cache"))
     audit.complete()
     return Questions(audit)

@@ -1,34 +1,33 @@
 """BAFFLE's rounds: bytes, masks, what is refused, the epoch level, the average, and what the server can read."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import protocols
 import pytest
 import torch
+from protocols import started
 from scipy import stats
 from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, nbytes, tree_map
 from ppbench.defenses.baffle.estimator import directions
 from ppbench.defenses.baffle.messages import RINGS, Differences, Evaluate, answers, peeled
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.contract import Context, Defense
+from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Update
-from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import same
+from ppbench.testing.scene import digits, same
 
 SIZES = (40, 64, 100, 60)  # of a stride of 48: some examples are two clients'
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
@@ -36,17 +35,14 @@ N = 2_410
 BATCH = 4
 
 
-def federation(
-    digits: Data, defense: Defense, upload: str = "gradient", opt: Opt | None = None, seed: int = 0, **local: Any
-) -> Federation:
+def federation(defense, upload="gradient", opt=None, seed=0, **local):
     """A started federation over unequal shards."""
     opt = opt or Opt("adam", 0.01, betas=(0.9, 0.99))
     options = Local(upload, batch=14, opt=opt)  # type: ignore[arg-type]
     plan = Plan(SPEC, len(SIZES), replace(options, **local), server_opt=opt if upload == "gradient" else Opt())
-    shards = {c: Data(digits.x[c * 48 :][:n].clone(), digits.y[c * 48 :][:n].clone()) for c, n in enumerate(SIZES)}
-    run = Federation(defense, plan, shards, Seeds(seed))
-    run.start(initial(SPEC, 1))
-    return run
+    whole = digits()
+    shards = {c: Data(whole.x[c * 48 :][:n].clone(), whole.y[c * 48 :][:n].clone()) for c, n in enumerate(SIZES)}
+    return started(defense, plan, shards, seed)
 
 
 def victims(run: Federation) -> dict[Slot, Data]:
@@ -81,13 +77,13 @@ def true_gradient(evidence: Evidence, run: Federation) -> Tensor:
 
 
 def flat(params: Params) -> Tensor:
-    return Layout.of(params).pack(params).double()
+    return protocols.flat(params).double()
 
 
 @pytest.mark.parametrize(
     ("k", "up", "ratio"), [(100, 400, 0.502), (500, 2000, 0.509), (1000, 4000, 0.518), (5000, 20_000, 0.592)]
 )
-def test_bytes_of_the_papers_lenet(k: int, up: int, ratio: float) -> None:
+def test_bytes_of_the_papers_lenet(k, up, ratio):
     """4n + 4 down and 4K up (8K for twice as many, or of 8-byte numbers), beside 8n of FedSGD."""
     spec = net_spec("lenet_baffle", (1, 28, 28), 10)
     plan = Plan(spec, 2, Local("gradient"))
@@ -110,8 +106,8 @@ EPOCH = {"level": "epoch"}
     [({"scheme": "twice"}, "gradient", 8 * 30), ({"masks": "ring32"}, "gradient", 4 * 30),
      (EPOCH, "delta", 4 * N), ({**EPOCH, "masks": "ring64"}, "delta", 8 * N)],
 )  # fmt: skip
-def test_bytes_on_the_wire(options: dict[str, Any], upload: str, up: int, digits: Data) -> None:
-    run = federation(digits, Baffle(k=30, **options), upload)
+def test_bytes_on_the_wire(options, upload, up):
+    run = federation(Baffle(k=30, **options), upload)
     before = (run.wire.up, run.wire.down)
     assert run.run(1)
     assert (run.wire.up - before[0], run.wire.down - before[1]) == (4 * up, 4 * (4 * N + 4))
@@ -121,8 +117,8 @@ def test_bytes_on_the_wire(options: dict[str, Any], upload: str, up: int, digits
 
 @pytest.mark.parametrize("masks", ["ring64", "ring32"])
 @pytest.mark.parametrize("scheme", ["central", "twice"])
-def test_masks_cancel_in_the_weighted_sum_and_hide_every_answer(masks: Any, scheme: Any, digits: Data) -> None:
-    run = federation(digits, Baffle(k=300, masks=masks, scheme=scheme))
+def test_masks_cancel_in_the_weighted_sum_and_hide_every_answer(masks, scheme):
+    run = federation(Baffle(k=300, masks=masks, scheme=scheme))
     transcript, view = probed(run)
     message, uploads = asked(transcript), sent(transcript)
     hidden = {c: bare(run, message, c) for c in uploads}
@@ -142,8 +138,8 @@ def test_masks_cancel_in_the_weighted_sum_and_hide_every_answer(masks: Any, sche
         assert abs(stats.pearsonr(upload.value.double(), hidden[client]).statistic) < 0.2
 
 
-def test_a_missing_answer_and_a_mask_of_another_round_do_not_give_the_mean(digits: Data) -> None:
-    run = federation(digits, Baffle(k=20, masks="ring64"))
+def test_a_missing_answer_and_a_mask_of_another_round_do_not_give_the_mean():
+    run = federation(Baffle(k=20, masks="ring64"))
     transcript, view = probed(run)
     ctx = Context(run.plan, 1, "probe-0", SERVER, torch.Generator())
     server = view.state_at(next(view.exchanges()))
@@ -159,9 +155,9 @@ def test_a_missing_answer_and_a_mask_of_another_round_do_not_give_the_mean(digit
 
 
 @pytest.mark.parametrize(("options", "upload"), [({}, "gradient"), ({"level": "epoch"}, "delta")])
-def test_all_but_one_client_take_its_mask_off(options: dict[str, Any], upload: str, digits: Data) -> None:
-    masked = federation(digits, Baffle(k=200, masks="ring64", **options), upload)
-    clear = federation(digits, Baffle(k=200, **options), upload)
+def test_all_but_one_client_take_its_mask_off(options, upload):
+    masked = federation(Baffle(k=200, masks="ring64", **options), upload)
+    clear = federation(Baffle(k=200, **options), upload)
     _, view = probed(masked, "collusion/1")
     _, open_view = probed(clear, "collusion/1")
     found = masked.defense.evidence(view)
@@ -177,8 +173,8 @@ def test_all_but_one_client_take_its_mask_off(options: dict[str, Any], upload: s
     assert leaks((view, found), [s.x for s in [victims(masked)[Slot(0, 0)]]]) == []
 
 
-def test_ring32_says_what_it_cannot_hold(digits: Data) -> None:
-    run = federation(digits, Baffle(k=3, masks="ring32"))
+def test_ring32_says_what_it_cannot_hold():
+    run = federation(Baffle(k=3, masks="ring32"))
     ctx = Context(run.plan, 1, "real", 2, torch.Generator())
     with pytest.raises(ProtocolError, match=r"Client 2 has the number 1.5 to mask.*masks='ring32'.*below 1"):
         run.defense.upload(ctx, run.parties.clients[2], torch.tensor([0.1, 1.5, 0.2]))
@@ -227,10 +223,8 @@ class Liar(Baffle):
         ("epoch", "holes", "not finite"),
     ],
 )
-def test_a_malformed_answer_is_refused_by_name_and_moves_nothing(
-    level: Any, lie: str, words: str, digits: Data
-) -> None:
-    run = federation(digits, Liar(k=9, level=level, lie=lie), "gradient" if level == "batch" else "delta")
+def test_a_malformed_answer_is_refused_by_name_and_moves_nothing(level, lie, words):
+    run = federation(Liar(k=9, level=level, lie=lie), "gradient" if level == "batch" else "delta")
     assert run.run(1)
     before = tree_map(torch.clone, run.parties.server)
     with pytest.raises(ProtocolError, match=rf"^Client 2 .*{words}"):
@@ -238,8 +232,8 @@ def test_a_malformed_answer_is_refused_by_name_and_moves_nothing(
     assert same(run.parties.server, before) and run.round == 1
 
 
-def test_weights_out_of_range_are_a_divergence_not_a_lie(digits: Data) -> None:
-    run = federation(digits, Baffle(k=5), opt=Opt("sgd", 1e30))
+def test_weights_out_of_range_are_a_divergence_not_a_lie():
+    run = federation(Baffle(k=5), opt=Opt("sgd", 1e30))
     assert run.run(6) is False
 
 
@@ -257,12 +251,12 @@ def test_weights_out_of_range_are_a_divergence_not_a_lie(digits: Data) -> None:
         ({"level": "epoch"}, "level='epoch' needs --upload delta, not 'gradient'"),
     ],
 )
-def test_parameters_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
+def test_parameters_out_of_range_are_refused(options, words):
     with pytest.raises(UsageError, match=f"^Defense 'baffle'.*{words}"):
         Baffle(**options).check(Plan(SPEC, 4, Local("gradient")))
 
 
-def test_plans_that_do_not_fit_are_refused() -> None:
+def test_plans_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="level='batch' needs --upload gradient, not 'delta'"):
         Baffle().check(Plan(SPEC, 4, Local("delta")))
     with pytest.raises(UsageError, match="use at least 2 clients"):
@@ -273,24 +267,22 @@ def test_plans_that_do_not_fit_are_refused() -> None:
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
-def test_it_learns_less_than_backpropagation_and_more_with_more_directions(digits: Data) -> None:
+def test_it_learns_less_than_backpropagation_and_more_with_more_directions(digits):
     test = Data(digits.x[800:], digits.y[800:])
     found = {}
     for defense in (NoDefense(), Baffle(k=5), Baffle(k=100, scheme="twice")):
-        run = federation(digits, defense)
+        run = federation(defense)
         assert run.run(40)
         found[getattr(defense, "k", 0)] = run.accuracy(test)
     assert 0.1 < found[5] < found[100] < found[0]
     assert found[100] > 0.5
 
 
-def test_one_local_step_is_the_batch_level_round(digits: Data) -> None:
+def test_one_local_step_is_the_batch_level_round():
     """Both are one step of SGD on the weighted mean of the clients' estimates, from the same seed (Eq. 7)."""
     opt = Opt("sgd", 0.05)
-    runs = [
-        federation(digits, Baffle(k=50, ema=0.0), "gradient", opt, batch=100),
-        federation(digits, Baffle(k=50, ema=0.0, level="epoch"), "delta", opt, batch=100),
-    ]
+    kinds = ("batch", "gradient"), ("epoch", "delta")
+    runs = [federation(Baffle(k=50, ema=0.0, level=level), upload, opt, batch=100) for level, upload in kinds]
     starts = flat(runs[0].parties.server.params)
     for run in runs:
         run.run(1)
@@ -299,8 +291,8 @@ def test_one_local_step_is_the_batch_level_round(digits: Data) -> None:
     assert float((steps[0] - steps[1]).norm() / steps[0].norm()) < 1e-4
 
 
-def test_local_steps_perturb_along_directions_of_their_own(digits: Data) -> None:
-    run = federation(digits, Baffle(k=5, level="epoch"), "delta", Opt("sgd", 0.05), epochs=2)
+def test_local_steps_perturb_along_directions_of_their_own():
+    run = federation(Baffle(k=5, level="epoch"), "delta", Opt("sgd", 0.05), epochs=2)
     ctx = Context(run.plan, 1, "real", 0, torch.Generator().manual_seed(0))
     _, message = run.defense.broadcast(ctx, run.parties.server)
     job = run.defense.prepare(ctx, (), message, run.shards[0])
@@ -312,8 +304,8 @@ def test_local_steps_perturb_along_directions_of_their_own(digits: Data) -> None
         assert outside[0] < float((inside[:, 0] - update).norm() / update.norm()) < outside[1]
 
 
-def test_what_is_delivered_is_the_average_of_the_weights(digits: Data) -> None:
-    run, history = federation(digits, Baffle(k=2, ema=0.9)), []
+def test_what_is_delivered_is_the_average_of_the_weights():
+    run, history = federation(Baffle(k=2, ema=0.9)), []
     average = flat(run.parties.server.params)
     run.run(100, lambda _: history.append(flat(run.parties.server.params)))
     for step, weights in enumerate(history, 1):
@@ -322,15 +314,15 @@ def test_what_is_delivered_is_the_average_of_the_weights(digits: Data) -> None:
     assert Baffle(ema=0.9).decay(1) == 2 / 11 and Baffle(ema=0.9).decay(100) == 0.9
     assert float((flat(run.deliver().params) - average).abs().max()) < 1e-5
     assert float((flat(run.deliver().params) - history[-1]).abs().max()) > 1e-2
-    last = federation(digits, Baffle(k=10, ema=0.0))
+    last = federation(Baffle(k=10, ema=0.0))
     last.run(2)
     assert same(last.deliver().params, last.parties.server.params) and last.parties.server.own.average == ()
 
 
 # -- what is seen ------------------------------------------------------------------------------------------------------
-def test_the_sketch_is_the_gradient_along_public_directions(digits: Data) -> None:
+def test_the_sketch_is_the_gradient_along_public_directions():
     for scheme, tolerance in (("central", 1e-2), ("twice", 5e-2)):
-        run = federation(digits, Baffle(k=40, scheme=scheme))  # type: ignore[arg-type]
+        run = federation(Baffle(k=40, scheme=scheme))  # type: ignore[arg-type]
         _, view = probed(run)
         evidence = {e.unit: e for e in run.defense.evidence(view)}
         for slot, some in answers(view).items():
@@ -346,10 +338,8 @@ def test_the_sketch_is_the_gradient_along_public_directions(digits: Data) -> Non
      ({**EPOCH, "masks": "ring32"}, "delta", 1)],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["gradient", "local"])
-def test_plain_evidence_is_a_noisy_gradient_at_public_weights(
-    options: dict[str, Any], upload: str, units: int, kind: Any, digits: Data
-) -> None:
-    run = federation(digits, Baffle(k=400, scheme="twice", **options), upload, Opt("sgd", 0.01))
+def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, units, kind):
+    run = federation(Baffle(k=400, scheme="twice", **options), upload, Opt("sgd", 0.01))
     _, view = probed(run, kind=kind)
     found = run.defense.evidence(view)
     assert len(found) == units and sorted(s for e in found for s in e.unit) == sorted(victims(run))
@@ -359,8 +349,7 @@ def test_plain_evidence_is_a_noisy_gradient_at_public_weights(
         assert units == 1 or same(next(view.exchanges()).asked.params, evidence.params)
     own = tuple((slot.probe, data) for slot, data in victims(run).items() if slot.client == 0)
     curious = run.defense.evidence(run.probe(victims(run), kind).view("client/1", own=own))
-    assert bool(curious) == (
-        run.defense.level == "epoch" and not run.defense.sums
-    )  # else the model moves along 2K directions, or the others' masks are in the way
+    # else the model moves along 2K directions, or the others' masks are in the way
+    assert bool(curious) == (run.defense.level == "epoch" and not run.defense.sums)
     listener = run.defense.evidence(run.probe(victims(run)).view("eavesdropper/1"))
     assert len(listener) == (units if units > 1 else 0)

@@ -1,7 +1,5 @@
 """Channel scales found on a network's graph: Lemma 1 at every hidden activation, ties, random chains, refusals."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protocols import rand
 from torch import Tensor, fx, nn
 
 from ppbench.base.autodiff import gradient
@@ -106,10 +105,6 @@ ZOO: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms, int]] = {
 each_net = pytest.mark.parametrize("name", ZOO)
 
 
-def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def scaled(params: Params, found: Channels, seed: int = 0) -> tuple[Params, Tensor, Params]:
     """Perturbed weights, the scales with the fixed 1 in front, and the multipliers."""
     scales = 0.5 + 1.5 * rand(found.count, seed=seed)
@@ -135,7 +130,7 @@ class Recorder(fx.Interpreter):
 
 
 @each_net
-def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_channel(name: str) -> None:
+def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_channel(name):
     make, norms, _ = ZOO[name]
     net, params = make()
     found = walk(net, norms)
@@ -167,7 +162,7 @@ def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_chan
 
 
 @each_net
-def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name: str) -> None:
+def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name):
     make, norms, count = ZOO[name]
     net, params = make()
     found = walk(net, norms)
@@ -186,7 +181,7 @@ def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name: str) ->
 
 
 # -- where scales enter ----------------------------------------------------------------------------------------------
-def test_multipliers_of_a_perceptron_are_those_of_the_paper() -> None:
+def test_multipliers_of_a_perceptron_are_those_of_the_paper():
     """Eq. 6-8: rows by r of this layer, columns by 1/r of the last; biases by r; the head by 1/r alone."""
     net, params = registered("mlp", hidden="4,3")
     found = walk(net)
@@ -277,7 +272,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 3)), max_size=
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(steps=STEPS, seed=st.integers(0, 9))
-def test_random_chains_of_commuting_steps_are_exact(steps: list[tuple[str, int]], seed: int) -> None:
+def test_random_chains_of_commuting_steps_are_exact(steps, seed):
     torch.manual_seed(seed)
     net, params = wrapped(Chain(steps, 2, 6), (2, 6, 6))
     perturbed, _, multiplier = scaled(params, walk(net), seed)
@@ -388,9 +383,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_commute_is_refused_in_one_sentence_that_names_it_and_a_way_out(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_commute_is_refused_in_one_sentence_that_names_it_and_a_way_out(name, capfd):
     make, named, advice = REFUSED[name]
     with pytest.raises(UsageError, match=rf"(?s)(?=.*{named}).*{advice}") as caught:
         walk(wrapped(make())[0], "affine" if name.startswith("affine") else "refuse")

@@ -1,14 +1,11 @@
 """What a client's part of a round takes: memory to the byte and the same on every run, time beside the undefended."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import pytest
 import torch
@@ -26,18 +23,9 @@ from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
 from ppbench.run import cost
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
-from ppbench.run.cost import (
-    Client,
-    client_cost,
-    client_of,
-    cut,
-    median_interval,
-    peak_bytes,
-    peak_memory,
-    relative_time,
-)
 from ppbench.run.experiment import resolve
 from ppbench.run.train import federation
+from ppbench.testing.scene import same
 
 CPU = torch.device("cpu")
 MEGA = 2**20
@@ -92,55 +80,55 @@ class Outlier(Defense):
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
-def test_the_peak_is_what_is_held_at_a_time_to_the_byte() -> None:
-    def together() -> tuple[Tensor, Tensor]:
+def test_the_peak_is_what_is_held_at_a_time_to_the_byte():
+    def together():
         return torch.zeros(1000), torch.zeros(500, dtype=torch.float64)
 
-    def in_turn() -> Tensor:
+    def in_turn():
         first = torch.zeros(1000)
         del first
         return torch.zeros(500)
 
     held = torch.zeros(10_000)
-    assert peak_bytes(together, CPU) == 8000
-    assert peak_bytes(in_turn, CPU) == 4000
-    assert peak_bytes(lambda: held[:5], CPU) == 0, "what was there before does not count, nor does a view of it"
+    assert cost.peak_bytes(together, CPU) == 8000
+    assert cost.peak_bytes(in_turn, CPU) == 4000
+    assert cost.peak_bytes(lambda: held[:5], CPU) == 0, "what was there before does not count, nor does a view of it"
 
 
-def test_garbage_in_cycles_of_before_is_not_freed_into_the_count() -> None:
+def test_garbage_in_cycles_of_before_is_not_freed_into_the_count():
     class Knot:
         def __init__(self) -> None:
             self.self, self.weight = self, torch.zeros(MEGA)
 
     for _ in range(3):
         Knot()
-    assert peak_bytes(lambda: [[[] for _ in range(5)] for _ in range(2000)] and torch.zeros(1000), CPU) == 4000
+    assert cost.peak_bytes(lambda: [[[] for _ in range(5)] for _ in range(2000)] and torch.zeros(1000), CPU) == 4000
 
 
-def test_twice_the_memory_shows_as_twice(federate: Federate) -> None:
-    peaks = {n: peak_memory(client_of(federate(Hoarder(megabytes=n)))) for n in (1, 2, 4)}
+def test_twice_the_memory_shows_as_twice(federate):
+    peaks = {n: cost.peak_memory(cost.client_of(federate(Hoarder(megabytes=n)))) for n in (1, 2, 4)}
     own = peaks[1] - MEGA
     assert 0 < own < MEGA / 4
     assert abs(peaks[2] - peaks[1] - MEGA) < 64 and abs(peaks[4] - peaks[2] - 2 * MEGA) < 64
-    in_turn = peak_memory(client_of(federate(Hoarder(megabytes=4, at_once=False))))
+    in_turn = cost.peak_memory(cost.client_of(federate(Hoarder(megabytes=4, at_once=False))))
     assert in_turn < 2.5 * MEGA, "what is freed again does not add up"
 
 
 @pytest.mark.parametrize("name", ["none", "dp_sgd", "spn", "pbpfl", "fedpc", "baffle"])
-def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name: str, federate: Federate, plan: Plan) -> None:
+def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name, federate, plan):
     setting = type(make_defense(name)).setting.get("quick", {})
     if setting.get("upload") == "gradient":
         plan = replace(plan, local=replace(plan.local, upload="gradient"), loss=setting["loss"])
     if name == "pbpfl":
         plan = replace(plan, spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}))
     fed = federate(make_defense(name, {"k": 20} if name == "baffle" else {}), plan=plan)
-    found = [peak_memory(client_of(fed)) for _ in range(2)]
+    found = [cost.peak_memory(cost.client_of(fed)) for _ in range(2)]
     assert found[0] == found[1] > 0
-    client = client_of(fed)
-    assert peak_memory(client) == peak_memory(client, steps=3) == found[0]
+    client = cost.client_of(fed)
+    assert cost.peak_memory(client) == cost.peak_memory(client, steps=3) == found[0]
 
 
-def test_a_fresh_process_counts_the_same_bytes_and_says_nothing() -> None:
+def test_a_fresh_process_counts_the_same_bytes_and_says_nothing():
     code = """import torch; torch.set_num_threads(1)
 from ppbench.run import cost; from ppbench.run.config import configure
 from ppbench.run.experiment import resolve; from ppbench.run.train import federation
@@ -151,61 +139,56 @@ print(cost.peak_memory(cost.client_of(fed)))"""
     fed = federation(experiment, experiment.points[0])
     fed.start(experiment.task.params)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(run.stdout) == peak_memory(client_of(fed)) > 0
+    assert int(run.stdout) == cost.peak_memory(cost.client_of(fed)) > 0
     assert run.stderr == "", "the profiler must not speak amid progress bars"
 
 
-def test_memory_grows_with_the_batch_and_not_with_the_number_of_batches(federate: Federate, plan: Plan) -> None:
-    def peak(upload: Literal["gradient", "delta"], batch: int, epochs: int = 1) -> int:
+def test_memory_grows_with_the_batch_and_not_with_the_number_of_batches(federate, plan):
+    def peak(upload, batch, epochs=1):
         own = replace(plan, local=Local(upload, epochs, batch))
-        return peak_memory(client_of(federate(Defense(), plan=own)))
+        return cost.peak_memory(cost.client_of(federate(Defense(), plan=own)))
 
     assert peak("gradient", 8) < peak("gradient", 48)
     assert peak("delta", 16) == peak("delta", 16, epochs=5)
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------
-def test_measuring_moves_nothing(federate: Federate, plan: Plan) -> None:
+def test_measuring_moves_nothing(federate, plan):
     fed, twin = federate(make_defense("spn")), federate(make_defense("spn"))
-    client_cost(fed, initial(plan.spec, 1))
+    cost.client_cost(fed, initial(plan.spec, 1))
     assert (fed.round, fed.wire.up, fed.wire.down) == (0, twin.wire.up, twin.wire.down)
     assert fed.run(2) and twin.run(2)
-    for one, two in zip(
-        leaves((fed.parties.server, fed.parties.clients)),
-        leaves((twin.parties.server, twin.parties.clients)),
-        strict=True,
-    ):
-        assert torch.equal(one, two)
+    assert same((fed.parties.server, fed.parties.clients), (twin.parties.server, twin.parties.clients))
 
 
-def test_a_client_does_its_real_part_with_all_of_its_examples(federate: Federate) -> None:
+def test_a_client_does_its_real_part_with_all_of_its_examples(federate):
     fed = federate(Defense())
-    client = client_of(fed, 1)
+    client = cost.client_of(fed, 1)
     (job,) = client.jobs()
     assert job.batches.x.shape[:2] == (3, 16) and int(job.batches.w.sum()) == 48
-    assert [len(cut(job, n).batches.x) for n in (1, 2, 9)] == [1, 2, 3]
+    assert [len(cost.cut(job, n).batches.x) for n in (1, 2, 9)] == [1, 2, 3]
     assert len(client.drive.data[0].x) == 16, "the others' part is cut short"
     again = next(iter(client.jobs()))
     assert torch.equal(job.batches.x, again.batches.x), "drawn the same each time"
 
 
-def test_of_two_steps_a_round_both_are_replayed(federate: Federate) -> None:
-    client = client_of(federate(make_defense("fedpc")))
+def test_of_two_steps_a_round_both_are_replayed(federate):
+    client = cost.client_of(federate(make_defense("fedpc")))
     assert len(client.turns) == 2 and len(list(client.jobs())) == 1
     assert leaves(client.turns[1].state) != leaves(client.turns[0].state)
     client.act()
 
 
-def test_a_round_that_cannot_be_sent_costs_nothing_that_can_be_told(federate: Federate, plan: Plan) -> None:
-    assert client_cost(federate(Outlier()), initial(plan.spec, 1)) == cost.ClientCost(None, None)
+def test_a_round_that_cannot_be_sent_costs_nothing_that_can_be_told(federate, plan):
+    assert cost.client_cost(federate(Outlier()), initial(plan.spec, 1)) == cost.ClientCost(None, None)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
-def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> list[Client]:
+def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> list[cost.Client]:
     """Let clients take these times, in turn, over and over; return who acted."""
-    acted: list[Client] = []
+    acted: list[cost.Client] = []
 
-    def took(client: Client) -> float:
+    def took(client: cost.Client) -> float:
         acted.append(client)
         return seconds[(len(acted) - 1) % len(seconds)]
 
@@ -213,41 +196,33 @@ def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> list[Client]:
     return acted
 
 
-def test_the_ratio_is_the_median_over_pairs_in_turn(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
+def test_the_ratio_is_the_median_over_pairs_in_turn(federate, monkeypatch):
+    client, beside = cost.client_of(federate(Counted())), cost.client_of(federate(Defense()))
     monkeypatch.setattr(cost, "ENOUGH_S", 0.0)
     monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     acted = clock(monkeypatch, 4.0, 2.0, 9.0, 3.0, 60.0, 20.0)
-    found = relative_time(client, beside)
+    found = cost.relative_time(client, beside)
     assert [c is client for c in acted] == [True, False] * 10
     assert (found.ratio, found.pairs, found.low, found.high) == (3.0, 9, 2.0, 3.0)
     assert (found.seconds, found.undefended_seconds) == (9.0, 3.0)
-
-
-def test_one_pair_is_measured_whatever_it_takes_and_has_no_interval(
-    federate: Federate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
-    monkeypatch.setattr(cost, "BUDGET_S", 0.0)
+    monkeypatch.setattr(cost, "BUDGET_S", 0.0)  # one pair is measured whatever it takes, and has no interval
     clock(monkeypatch, 6.0, 2.0)
-    found = relative_time(client, beside)
+    found = cost.relative_time(client, beside)
     assert (found.ratio, found.pairs, found.low, found.high) == (3.0, 1, None, None)
 
 
-def test_what_is_timed_is_the_whole_part_of_the_client_once_a_pair(
-    federate: Federate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, beside = client_of(federate(Counted())), client_of(federate(Defense()))
+def test_what_is_timed_is_the_whole_part_of_the_client_once_a_pair(federate, monkeypatch):
+    client, beside = cost.client_of(federate(Counted())), cost.client_of(federate(Defense()))
     monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     Counted.did.clear()
-    found = relative_time(client, beside)
+    found = cost.relative_time(client, beside)
     assert Counted.did == ["prepare", "compute", "upload"] * (found.pairs + 1)
     assert found.ratio > 0 and found.machine and found.threads == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("count", "bounds"), [(1, None), (5, None), (6, (0, 5)), (9, (1, 7)), (100, (39, 60))])
-def test_the_interval_of_the_median_is_by_order_statistics(count: int, bounds: tuple[int, int] | None) -> None:
-    assert median_interval(list(map(float, range(count)))) == (bounds or (None, None))
+def test_the_interval_of_the_median_is_by_order_statistics(count, bounds):
+    assert cost.median_interval(list(map(float, range(count)))) == (bounds or (None, None))
 
 
 # -- beside the records ----------------------------------------------------------------------------------------------
@@ -256,25 +231,20 @@ TIME = ClientTime(
 )
 
 
-def test_times_are_found_by_the_training_that_a_record_is_from(fabricate: Make, tmp_path: Path) -> None:
+def test_times_are_found_by_the_training_that_a_record_is_from(fabricate, tmp_path):
     record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
     assert time_of(tmp_path, record) is None
     save_time(tmp_path, training_of(record), TIME)
     assert time_of(tmp_path, record) == TIME
     assert time_of(tmp_path, fabricate("pbpfl", 10.0, "query", "extraction", stage="final")) == TIME
-    for other in (
-        fabricate("pbpfl", 1.0, "dlg", "reconstruction"),
-        fabricate("none", None, "dlg", "reconstruction"),
-        fabricate("pbpfl", 10.0, "dlg", "reconstruction", seed=1),
-        fabricate("pbpfl", 10.0, "dlg", "reconstruction", clients=3),
-        fabricate("pbpfl", 10.0, "dlg", "reconstruction", model="dlnet"),
-        fabricate("pbpfl", 10.0, "dlg", "reconstruction", sha256="1" * 64),
-    ):
-        assert time_of(tmp_path, other) is None
+    for change in ({"seed": 1}, {"clients": 3}, {"model": "dlnet"}, {"sha256": "1" * 64}):
+        assert time_of(tmp_path, fabricate("pbpfl", 10.0, "dlg", "reconstruction", **change)) is None
+    for defense, value in (("pbpfl", 1.0), ("none", None)):
+        assert time_of(tmp_path, fabricate(defense, value, "dlg", "reconstruction")) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"ratio": "1"}', json.dumps(TIME.model_dump() | {"more": 1})])
-def test_a_damaged_file_of_times_is_one_sentence(text: str, fabricate: Make, tmp_path: Path) -> None:
+def test_a_damaged_file_of_times_is_one_sentence(text, fabricate, tmp_path):
     record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
     save_time(tmp_path, training_of(record), TIME)
     (tmp_path / "times" / f"{training_of(record)}.json").write_text(text)
@@ -282,7 +252,7 @@ def test_a_damaged_file_of_times_is_one_sentence(text: str, fabricate: Make, tmp
         time_of(tmp_path, record)
 
 
-def test_times_that_cannot_be_kept_are_one_sentence(tmp_path: Path) -> None:
+def test_times_that_cannot_be_kept_are_one_sentence(tmp_path):
     (tmp_path / "times").write_text("")
     with pytest.raises(UsageError):
         save_time(tmp_path, "0" * 32, TIME)
@@ -293,7 +263,7 @@ def spent(record: Record, **figures: object) -> Record:
     return record.model_copy(update={"cost": record.cost.model_copy(update=figures)})
 
 
-def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate: Make) -> None:
+def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate):
     none = spent(fabricate("none", None, "dlg", "reconstruction", bytes_up=2000.0), memory_peak=50)
     elsewhere = fabricate("none", None, "dlg", "reconstruction", bytes_up=1.0, clients=3)
     mine = spent(fabricate("pbpfl", 10.0, "dlg", "reconstruction", bytes_up=500.0), memory_peak=10)
@@ -308,7 +278,7 @@ def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate: Mak
     )
 
 
-def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate: Make) -> None:
+def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):
     none = spent(fabricate("none", None, "dlg", "reconstruction", bytes_up=1000.0), memory_peak=100)
     mine = spent(fabricate("pbpfl", 1.0, "dlg", "reconstruction", bytes_up=310.0), memory_peak=20)
     more = spent(fabricate("pbpfl", 2.0, "dlg", "reconstruction", bytes_up=400.0), memory_peak=20)

@@ -1,21 +1,20 @@
-"""What every data set is: contents, copies, digests, and one clear sentence for whatever is none."""
+"""What every data set is, digits, and tables as data sets: contents, digests, splits, one sentence for bad ones."""
 
-from __future__ import annotations
-
+import gzip
+import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.task.dataset import Dataset, Split, default_root, open_dataset
-
-Refused = Callable[..., None]
+from ppbench.task.partition import hold_out, strata, three_way
 
 
 def small(**changes: Any) -> Dataset:
@@ -26,14 +25,12 @@ def small(**changes: Any) -> Dataset:
 
 def shares_nothing(taken: Tensor, source: Tensor) -> bool:
     """Whether `taken` has a storage of just its own size, apart from that of `source`."""
-    own = taken.untyped_storage()
-    return (
-        own.nbytes() == taken.numel() * taken.element_size() and own.data_ptr() != source.untyped_storage().data_ptr()
-    )
+    own, other = taken.untyped_storage(), source.untyped_storage()
+    return own.nbytes() == taken.numel() * taken.element_size() and own.data_ptr() != other.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_take_copies_scales_and_encodes(dtype: torch.dtype) -> None:
+def test_take_copies_scales_and_encodes(dtype):
     x, index = torch.arange(24).view(6, 1, 2, 2), torch.tensor([4, 1, 1])
     split = Split(x.to(dtype) if dtype == torch.uint8 else x / 255, torch.arange(6) % 3, 3)
     before = split.x.clone()
@@ -48,7 +45,7 @@ def test_take_copies_scales_and_encodes(dtype: torch.dtype) -> None:
     assert torch.equal(split.x, before)
 
 
-def test_digest_sees_values_labels_and_shapes() -> None:
+def test_digest_sees_values_labels_and_shapes():
     digest = small().sha256()
     assert re.fullmatch("[0-9a-f]{64}", digest)
     assert small(name="other").sha256() == digest
@@ -83,7 +80,7 @@ def broken(part: str, **fields: Any) -> dict[str, Any]:
         ({"data_range": (-1.0, 1.0)}, "uint8"),
     ],
 )
-def test_what_is_no_data_set_is_refused(changes: dict[str, Any], words: str, refused: Refused) -> None:
+def test_what_is_no_data_set_is_refused(changes, words, refused):
     with pytest.raises(UsageError, match=words):
         small(**changes)
 
@@ -95,7 +92,7 @@ def fitted(**changes: Any) -> Dataset:
     return Dataset(**{**whole, "kind": "tabular", "task": "regression", **changes})
 
 
-def test_a_regression_gives_its_targets_as_copies() -> None:
+def test_a_regression_gives_its_targets_as_copies():
     data = fitted()
     taken = data.train.take(torch.tensor([4, 1, 1]))
     assert taken.y.dtype == torch.float32 and taken.y.tolist() == [[3.0], [-1.0], [-1.0]]
@@ -121,20 +118,20 @@ def test_a_regression_gives_its_targets_as_copies() -> None:
         ({"task": "classification", "classes": 2}, "int64 with one axis"),
     ],
 )
-def test_what_is_no_regression_is_refused(changes: dict[str, Any], words: str, refused: Refused) -> None:
+def test_what_is_no_regression_is_refused(changes, words, refused):
     with pytest.raises(UsageError, match=words) as caught:
         fitted(**changes)
     assert "\n" not in str(caught.value)
 
 
-def test_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_root_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("PPBENCH_DATA", str(tmp_path))
     assert default_root() == tmp_path
     monkeypatch.delenv("PPBENCH_DATA")
     assert default_root() == Path.home() / ".cache" / "ppbench" / "data"
 
 
-def test_unknown_names_and_paths_are_refused(tmp_path: Path, refused: Refused) -> None:
+def test_unknown_names_and_paths_are_refused(tmp_path, refused):
     refused("digit", "'digit'", "did you mean 'digits'")
     refused("digits:8", "takes no argument")
     for name in ("parquet", "imagefolder", "csv"):
@@ -142,15 +139,13 @@ def test_unknown_names_and_paths_are_refused(tmp_path: Path, refused: Refused) -
         refused(f"{name}:{tmp_path}/nowhere", str(tmp_path / "nowhere"))
 
 
-def test_a_plugin_must_return_a_dataset(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+def test_a_plugin_must_return_a_dataset(monkeypatch, refused):
     monkeypatch.setattr("ppbench.task.embedded.digits", lambda argument, *, seed, root: {"x": 1})
     refused("digits", "returned dict")
 
 
 # -- digits ----------------------------------------------------------------------------------------------------------
-
-
-def test_digits(tmp_path: Path) -> None:
+def test_digits(tmp_path):
     data = open_dataset("digits", seed=0, root=tmp_path)
     assert (len(data.train), len(data.test), data.classes, data.shape) == (1437, 360, 10, (1, 8, 8))
     values = data.train.x.unique()
@@ -162,3 +157,175 @@ def test_digits(tmp_path: Path) -> None:
     assert open_dataset("digits", seed=1, root=tmp_path).sha256() == data.sha256()
     rows = {row.numpy().tobytes() for row in data.train.x}
     assert sum(row.numpy().tobytes() in rows for row in data.test.x) == 0
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+DATA = Path(os.environ.get("PPBENCH_TEST_DATA", ""))
+needs_data = pytest.mark.skipif(
+    not os.environ.get("PPBENCH_TEST_DATA") or not DATA.is_dir(),
+    reason="PPBENCH_TEST_DATA does not name a folder with bank-marketing.csv.gz",
+)
+
+
+def table(rows: int = 40) -> list[list[Any]]:
+    draw = np.random.default_rng(0)
+    return [
+        [round(float(draw.normal(40, 9)), 3), int(row), "rst"[row % 3], row % 7, ["no", "yes"][row % 2]]
+        for row in range(rows)
+    ]
+
+
+def write_csv(path: Path, rows: list[list[Any]], sep: str = ";", header: str = "age;id;job;pdays;y") -> Path:
+    text = "\n".join([header.replace(";", sep), *(sep.join(map(str, row)) for row in rows)]) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def test_csv_features_labels_and_range(tmp_path):
+    rows = table()
+    data = open_dataset(f"csv:{write_csv(tmp_path / 'a.csv', rows)}", seed=0, root=tmp_path)
+    assert (data.kind, data.name, data.classes, data.shape) == ("tabular", "csv:a.csv", 2, (6,))
+    assert (len(data.train), len(data.test)) == (32, 8)
+    train, _ = hold_out(torch.arange(40) % 2, 5, 0)
+    assert torch.equal(data.train.y, train % 2)
+    age = torch.tensor([rows[int(row)][0] for row in train], dtype=torch.float64)
+    expected = (age - age.mean()) / age.std(correction=0)
+    torch.testing.assert_close(data.train.x[:, 0].double(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(data.train.x[:, 3:], torch.eye(3)[train % 3])
+    assert data.data_range == (float(data.train.x.min()), float(data.train.x.max()))
+
+
+@pytest.mark.parametrize("sep", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_separator_is_sniffed_and_gzip_read(tmp_path, sep, name):
+    reference = open_dataset(f"csv:{write_csv(tmp_path / 'r.csv', table())}", seed=0, root=tmp_path).sha256()
+    path = write_csv(tmp_path / name, table(), sep)
+    assert open_dataset(f"csv:{path}", seed=0, root=tmp_path).sha256() == reference
+    named = "tab" if sep == "\t" else sep
+    assert open_dataset(f"csv:{path}?sep={named}&target=y", seed=0, root=tmp_path).sha256() == reference
+
+
+def test_test_rows_influence_nothing_else(tmp_path):
+    rows = table()
+    _, test = hold_out(torch.arange(40) % 2, 5, 0)
+    before = open_dataset(f"csv:{write_csv(tmp_path / 'a.csv', rows)}", seed=0, root=tmp_path)
+    for row in test.tolist():
+        rows[row][:4] = [1e6, -5, "unseen", 99]
+    after = open_dataset(f"csv:{write_csv(tmp_path / 'a.csv', rows)}", seed=0, root=tmp_path)
+    assert torch.equal(before.train.x, after.train.x)
+    assert before.data_range == after.data_range
+    assert (after.test.x[:, 3:] == 0).all()
+    assert (after.test.x[:, 0] > 1000).all()
+    train_row = next(row for row in range(40) if row not in test.tolist())
+    rows[train_row][0] = 41.5
+    changed = open_dataset(f"csv:{write_csv(tmp_path / 'a.csv', rows)}", seed=0, root=tmp_path)
+    assert not torch.equal(changed.train.x, after.train.x), "the comparison must be able to fail"
+
+
+def test_other_targets_and_missing_categories(tmp_path):
+    rows = table()
+    rows[3][4] = ""
+    path = write_csv(tmp_path / "a.csv", rows)
+    data = open_dataset(f"csv:{path}?target=job", seed=0, root=tmp_path)
+    assert (data.classes, data.shape) == (3, (6,))  # age, id, pdays; y is no, yes or missing
+    assert data.train.y.unique().tolist() == [0, 1, 2]
+
+
+def test_three_parts_leave_validation_rows_out(tmp_path):
+    path = write_csv(tmp_path / "a.csv", table(200))
+    data = open_dataset(f"csv:{path}?split=8:1:1", seed=5, root=tmp_path)
+    train, validation, test = three_way(torch.arange(200) % 2, (8, 1, 1), 5)
+    assert (len(data.train), len(validation), len(data.test)) == (160, 20, 20)
+    ids = torch.arange(200.0)  # the second column, standardized with the training rows' figures
+    scale = ids[train].std(correction=0)
+    torch.testing.assert_close(data.train.x[:, 1], (ids[train] - ids[train].mean()) / scale, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(data.test.x[:, 1], (ids[test] - ids[train].mean()) / scale, rtol=1e-5, atol=1e-5)
+    usual = open_dataset(f"csv:{path}", seed=5, root=tmp_path).sha256()
+    assert open_dataset(f"csv:{path}?split=4:0:1", seed=5, root=tmp_path).sha256() == usual != data.sha256()
+
+
+def test_validation_rows_influence_nothing(tmp_path):
+    rows = table(100)
+    _, validation, _ = three_way(torch.arange(100) % 2, (8, 1, 1), 0)
+    name = f"csv:{write_csv(tmp_path / 'a.csv', rows)}?split=8:1:1"
+    before = open_dataset(name, seed=0, root=tmp_path).sha256()
+    for row in validation.tolist():
+        rows[row][:4] = [1e6, -5, "unseen", 99]
+    write_csv(tmp_path / "a.csv", rows)
+    assert open_dataset(name, seed=0, root=tmp_path).sha256() == before
+
+
+@pytest.mark.parametrize(("target", "values"), [("pdays", [float(row % 7) for row in range(60)]), ("age", None)])
+def test_csv_regression(tmp_path, target, values):
+    rows = table(60)
+    path = write_csv(tmp_path / "a.csv", rows)
+    data = open_dataset(f"csv:{path}?target={target}&task=regression", seed=2, root=tmp_path)
+    expected = torch.tensor(values or [row[0] for row in rows])[:, None]
+    train, _, test = three_way(strata(expected), (4, 0, 1), 2)
+    assert (data.task, data.classes, data.train.classes) == ("regression", 1, 1)
+    assert torch.equal(data.train.y, expected[train]) and torch.equal(data.test.y, expected[test])
+    assert data.train.y.dtype == torch.float32 and data.train.y.shape == (len(train), 1)
+    assert data.train.take(torch.tensor([0])).y.shape == (1, 1)
+    again = open_dataset(f"csv:{path}?task=regression&target={target}", seed=2, root=tmp_path)
+    other = open_dataset(f"csv:{path}?task=regression&target={target}", seed=3, root=tmp_path)
+    assert again.sha256() == data.sha256() != other.sha256()
+
+
+def test_a_truth_value_is_a_number_to_fit(tmp_path):
+    rows = [[*row[:4], row[1] % 4 == 0] for row in table()]
+    data = open_dataset(f"csv:{write_csv(tmp_path / 'a.csv', rows)}?task=regression", seed=0, root=tmp_path)
+    assert data.train.y.unique().tolist() == [0.0, 1.0]
+    assert float(data.train.y.mean()) == float(data.test.y.mean()) == 0.25
+
+
+def test_bad_splits_and_targets_are_refused(tmp_path, refused):
+    path = write_csv(tmp_path / "a.csv", table())
+    for text in ("8:2", "0:1:1", "8:1:0", "8:-1:1", "8:1:x", "", "8:1:1:1", "1e3:1:1", "0.8:0.1:0.1"):
+        refused(f"csv:{path}?split={text}", f"split={text!r}", "'split=8:1:1'")
+    refused(f"csv:{path}?task=regresion", "csv task", "did you mean 'regression'")
+    refused(f"csv:{path}?task=regression", "target column 'y'", "text such as 'no'", "must be numbers")
+    refused(f"csv:{path}?task=regression&target=job", "'job'", "'r'")
+    refused(f"csv:{write_csv(path, [[*row[:4], 3] for row in table()])}?task=regression", "3 in every row")
+    for cell, words in (("inf", "inf"), ("1e39", "1e+39"), ("", "no value in the target column")):
+        rows: list[list[Any]] = [[*row[:4], row[1]] for row in table()]
+        rows[6][4] = cell
+        refused(f"csv:{write_csv(path, rows)}?task=regression", "Row 6", "'y'", words)
+    refused(f"csv:{write_csv(path, table(3))}?split=2:1:1&task=regression&target=id", "3 rows", "split=2:1:1")
+
+
+def test_bad_tables_are_refused(tmp_path, refused):
+    path = write_csv(tmp_path / "a.csv", table())
+    refused(f"csv:{path}?target=yy", "column", "'yy'", "did you mean 'y'")
+    refused(f"csv:{path}?traget=y", "csv option", "'target'")
+    refused(f"csv:{path}?target", "malformed")
+    refused(f"csv:{path}?sep=ab", "not one character")
+    refused(f"csv:{path}?sep=,", "1 columns", "','")
+    for cell, words in (("", ("nan",)), ("inf", ("inf",))):
+        rows = table()
+        rows[7][0] = cell
+        refused(f"csv:{write_csv(path, rows)}", "Row 7", "'age'", *words)
+    rows = table()
+    rows[5][4] = ""
+    refused(f"csv:{write_csv(path, rows)}", "Row 5", "target column 'y'")
+    rows = table(1100)
+    refused(f"csv:{write_csv(path, [[f'n{row[1]}', *row[1:]] for row in rows])}", "'age'", "1100 distinct")
+    refused(f"csv:{write_csv(path, [[*row[:4], row[1]] for row in rows])}", "'y'", "1100 distinct")
+    refused(f"csv:{write_csv(path, [])}", "0 rows")
+    refused(f"csv:{write_csv(path, [[*row, 1, 2] for row in table()])}", "more fields than its header")
+    uneven = [*table(), [1, 2, "r", 3, "no", 4]]
+    refused(f"csv:{write_csv(path, uneven)}", "cannot be read as a table", "saw 6")
+    refused(f"csv:{write_csv(path, table(), header='age;age;job;pdays;y')}", "Duplicate names")
+    path.write_bytes(b"\xff\xfe\x00")
+    refused(f"csv:{path}", "UTF-8")
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n")[:15])
+    refused(f"csv:{tmp_path}/b.csv.gz", "b.csv.gz cannot be read")
+    refused(f"csv:{tmp_path}", "cannot be read as a table")
+
+
+@needs_data
+def test_bank_marketing_as_the_paper_splits_and_fits_it(tmp_path):
+    name = f"csv:{DATA / 'bank-marketing.csv.gz'}?target=y&sep=;&split=8:1:1&task=regression"
+    data = open_dataset(name, seed=0, root=tmp_path)
+    assert (len(data.train), len(data.test), data.task, data.classes) == (32_950, 4_119, "regression", 1)
+    assert data.train.y.unique().tolist() == [0.0, 1.0] and data.train.x[:, 0].mean().abs() < 1e-5
+    assert [float(split.y.mean()) for split in (data.train, data.test)] == [pytest.approx(0.1127, abs=5e-4)] * 2

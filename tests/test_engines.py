@@ -1,11 +1,8 @@
 """The schedule over executors, and the one of this machine: order, workers that die, trainings that raise."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
 from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.experiment import Experiment, resolve
-from ppbench.run.jobs import Done, Executor, Job, WorkerDied, work
+from ppbench.run.jobs import Done, Job, WorkerDied, work
 from ppbench.run.schedule import missing, wanted
 
 SMALL: dict[str, Any] = {
@@ -50,12 +47,11 @@ class Watched(InlineExecutor):
         return super().wait() if error is None else Done(self._jobs.popleft(), error)
 
 
-@dataclass
 class Heard:
     """Progress that is kept: steps of each phase still to come, and how cells ended."""
 
-    left: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.left, self.statuses = Counter[str](), Counter[str]()
 
     def expect(self, phase: str, steps: int) -> None:
         self.left[phase] += steps
@@ -71,9 +67,7 @@ def small(**options: Any) -> Experiment:
     return resolve(configure(**{**SMALL, **options}))
 
 
-def run(
-    out: Path, executor: Executor, experiment: Experiment | None = None, *others: Experiment, strict: bool = False
-) -> Heard:
+def run(out, executor, experiment=None, *others, strict=False):
     """Have everything computed that is missing; return what was heard of it."""
     store, heard = Store(out), Heard()
     store.prepare()
@@ -145,7 +139,7 @@ def test_of_a_group_whose_worker_dies_only_the_cell_that_did_it_fails(tmp_path):
 def test_a_worker_that_dies_once_costs_nothing(tmp_path):
     died = set[int]()
 
-    def fate(job: Job) -> Exception | None:
+    def fate(job):
         first = trains(job) and job.point not in died
         died.add(job.point)
         return WorkerDied("its node went away") if first else None
@@ -210,7 +204,7 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(t
     experiment = small(defense="none", grid="quick", attacks=attacks, settings=settings)
     asked = wanted([experiment])
 
-    def of(attack: str, batch: int) -> Job:
+    def of(attack, batch):
         one = next(w for w in asked if w.group.batch == batch)
         cells = tuple(c.id for c in one.cells if c.attack.name == attack)
         return Job(experiment, tmp_path, one.group.point, one.group, cells)

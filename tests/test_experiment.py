@@ -1,11 +1,8 @@
 """A configuration is resolved once: one task, one list of points and of attacks, in every process of an evaluation."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,16 +47,16 @@ grid = [0.1]
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def made(monkeypatch):
     """Count what is made from here on, wherever it is asked for."""
     selftest()  # has a task of its own, once a process
     task._task.cache_clear()
     counts = Counter[str]()
 
-    def counted(module: object, name: str) -> None:
+    def counted(module, name):
         real: Callable[..., object] = getattr(module, name)
 
-        def call(*args: object, **options: object) -> object:
+        def call(*args, **options):
             counts[name] += 1
             return real(*args, **options)
 
@@ -73,7 +70,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def test_an_evaluation_resolves_its_configuration_once(made: Counter[str], tmp_path: Path) -> None:
+def test_an_evaluation_resolves_its_configuration_once(made, tmp_path):
     found = evaluate(**SMALL, out=tmp_path / "out", workers=1)
     assert len(found.records) == 4 * 4, "four points; probes twice, records twice"
     assert made == {
@@ -83,7 +80,7 @@ def test_an_evaluation_resolves_its_configuration_once(made: Counter[str], tmp_p
     }
 
 
-def test_a_sweep_resolves_each_evaluation_once(made: Counter[str], tmp_path: Path) -> None:
+def test_a_sweep_resolves_each_evaluation_once(made, tmp_path):
     (tmp_path / "s.toml").write_text(TWO_SEEDS)
     suite = load_suite(tmp_path / "s.toml")
     made["make_attack"] = 0  # the suite asks which of its attacks are built for which defense
@@ -91,7 +88,7 @@ def test_a_sweep_resolves_each_evaluation_once(made: Counter[str], tmp_path: Pat
     assert made == {"partition": 2, "points": 2, "attacks": 2, "make_defense": 2 * 4, "make_attack": 0}
 
 
-def test_a_worker_resolves_what_it_is_sent_once(made: Counter[str], tmp_path: Path) -> None:
+def test_a_worker_resolves_what_it_is_sent_once(made, tmp_path):
     """Jobs travel as their configuration: no task, no point and no attack goes between processes."""
     there = resolve(configure(**SMALL))
     jobs = [Job(there, tmp_path, w.group.point, w.group, tuple(c.id for c in w.cells)) for w in wanted([there])]
@@ -109,9 +106,7 @@ def test_a_worker_resolves_what_it_is_sent_once(made: Counter[str], tmp_path: Pa
     ("change", "sentence"),
     [({"defense": "dq"}, "no defense named 'dq'"), ({"attacks": ("adaptive_ppdl",)}, "built for")],
 )
-def test_what_needs_no_data_is_refused_before_any_are_read(
-    change: dict[str, Any], sentence: str, made: Counter[str]
-) -> None:
+def test_what_needs_no_data_is_refused_before_any_are_read(change, sentence, made):
     with pytest.raises(UsageError, match=sentence):
         resolve(configure(**{**SMALL, **change}))
     assert made["partition"] == 0

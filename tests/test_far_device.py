@@ -1,7 +1,5 @@
 """No tensor on the wrong device: every defense with every attack that applies, on a pretended accelerator."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -47,7 +45,7 @@ def spoken(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=known, cwd=HERE)
 
 
-def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else() -> None:
+def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else():
     needed()
     ran = spoken("far_device.py")
     assert ran.returncode == 0, ran.stderr[-2000:]
@@ -58,9 +56,7 @@ def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else() 
     assert found["kept"] == len(found["refused"]) - 1  # numpy is refused by torch itself
 
 
-def test_every_attack_that_applies_ends_with_everything_on_one_device(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_every_attack_that_applies_ends_with_everything_on_one_device(tmp_path, pytestconfig):
     needed()
     assert set(ATTACKS) == set().union(*map(expected, DEFENSES)), "every attack must end somewhere"
     battery = pytestconfig.getoption("--battery")
@@ -75,7 +71,7 @@ def test_every_attack_that_applies_ends_with_everything_on_one_device(
         assert done >= expected(defense), (defense, sorted(expected(defense) - done))
 
 
-def test_a_device_that_torch_does_not_know_or_have_is_refused_in_one_sentence() -> None:
+def test_a_device_that_torch_does_not_know_or_have_is_refused_in_one_sentence():
     check_device("cpu")
     assert device_name("cpu") == platform.machine()
     for word in ("tpu", "meta", "cuda:77", ""):

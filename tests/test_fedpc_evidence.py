@@ -1,63 +1,47 @@
-"""What parties can tell from FedPC's messages, and what masks change of it; weight transmission and pooled data too."""
+"""What parties can tell from FedPC's messages and masks; its ternary vectors; the baselines of its paper."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import math
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocols import answers, flat, started, trained
 from torch import Tensor
 
 from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params
 from ppbench.defenses.central import Central
 from ppbench.defenses.fedpc.evidence import pilots, signs, uploads
 from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary, word
 from ppbench.defenses.fedpc.protocol import FedPC
+from ppbench.defenses.fedpc.ternary import decoded, encoded, first_ternary, later_ternary, pack, unpack
 from ppbench.defenses.phong import Phong
-from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import net_spec
 from ppbench.testing.scene import same
 
 SIZES = (60, 30, 90, 40, 75)
 SGD = Opt("sgd", 0.05, 0.9)
-Build = Callable[..., Federation]
 
 
 @pytest.fixture
-def build(deal: Callable[..., dict[int, Data]]) -> Build:
+def build(deal):
     """Return a started federation of clients with unequal shards."""
 
-    def made(defense: Defense, clients: int = 5, local: Local | None = None) -> Federation:
+    def made(defense, clients=5, local=None):
         plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), clients, local or Local(batch=16, opt=SGD))
-        run = Federation(defense, plan, deal(SIZES[:clients]), Seeds(0))
-        run.start(initial(plan.spec, 1))
-        return run
+        return started(defense, plan, deal(SIZES[:clients]))
 
     return made
-
-
-def flat(params: Params) -> Tensor:
-    return Layout.of(params).pack(params)
-
-
-def trained(transcript: Transcript) -> dict[int, Params]:
-    """Return every client's Q, which it keeps until it is told what to send."""
-    return {s.party: s.state.trained for s in transcript.states if s.party != SERVER and s.step == 1}
-
-
-def answers(transcript: Transcript, kind: type) -> dict[int, Any]:
-    return {e.sender: e.message for e in transcript.mail if isinstance(e.message, kind)}
 
 
 # -- what parties can tell -------------------------------------------------------------------------------------------
@@ -73,12 +57,8 @@ def test_ternaries_tell_the_exact_signs_of_what_their_sender_does_not_send(build
     _, transcript = probed(run, "local", 2)
     view, seen = transcript.view(threat), 0
     for exchange in uploads(view):
-        (state,) = [
-            s.state
-            for s in transcript.states
-            if (s.probe, s.round, s.step, s.party)
-            == (exchange.slot.probe, exchange.round, exchange.step, exchange.slot.client)
-        ]
+        place = exchange.slot.probe, exchange.round, exchange.step, exchange.slot.client
+        (state,) = [s.state for s in transcript.states if (s.probe, s.round, s.step, s.party) == place]
         told = signs(view, exchange)
         if told is None:  # a listener has not heard the broadcast before its first round
             assert threat == "eavesdropper/1" and exchange.round == 3
@@ -263,3 +243,93 @@ def test_centralized_training_refuses_what_is_no_examples(build):
     run = build(Central())
     with pytest.raises(ProtocolError, match="Client 1 sent no examples"):
         run.defense.aggregate(run.context("real", 1, 0, SERVER), run.parties.server, {1: Hello()})
+
+
+# -- ternary vectors ---------------------------------------------------------------------------------------------------
+PER_BYTE = {"two_bits": 4, "base3": 5}
+each_packing = pytest.mark.parametrize("packing", PER_BYTE)
+
+
+def trits_of(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int8)
+
+
+@each_packing
+@given(st.lists(st.sampled_from([-1, 0, 1]), max_size=70))
+@settings(max_examples=60, deadline=None)
+def test_packings_read_back_in_the_least_bytes(packing, values):
+    data = pack(trits_of(values), packing)
+    assert data.dtype == torch.uint8 and len(data) == math.ceil(len(values) / PER_BYTE[packing])
+    found = unpack(data, len(values), packing)
+    assert found.dtype == torch.int8 and found.tolist() == values
+
+
+def test_entries_lie_lowest_bits_first():
+    # 0 -> 00, 1 -> 01, -1 -> 11: entries 0, 1, -1, 0 give 00 11 01 00, the fifth a byte of its own.
+    assert pack(trits_of([0, 1, -1, 0, 1]), "two_bits").tolist() == [0b00110100, 0b01]
+    assert pack(trits_of([1, -1, 0, 0, 1, -1]), "base3").tolist() == [1 + 2 * 3 + 81, 2]
+
+
+@each_packing
+@given(st.lists(st.integers(0, 255), min_size=1, max_size=12), st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_what_is_read_is_only_what_would_be_written(packing, values, short):
+    data, count = torch.tensor(values, dtype=torch.uint8), PER_BYTE[packing] * len(values) - short
+    pairs = [value >> shift & 3 for value in values for shift in (0, 2, 4, 6)]
+    wrong = 2 in pairs or any(pairs[count:])
+    if packing == "base3":
+        wrong = max(values) > 242 or values[-1] >= 3 ** (5 - short)
+    if wrong:
+        with pytest.raises(ValueError, match="stands for nothing or padding not 0"):
+            unpack(data, count, packing)
+    else:
+        assert torch.equal(pack(unpack(data, count, packing), packing), data)
+
+
+@each_packing
+@pytest.mark.parametrize(
+    "data",
+    [torch.zeros(3, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8), torch.zeros(2, dtype=torch.int8),
+     torch.zeros(2, 1, dtype=torch.uint8)],
+)  # fmt: skip
+def test_a_wrong_length_dtype_or_shape_is_refused(packing, data):
+    with pytest.raises(ValueError, match=r"7 entries take uint8 of shape \(2,\)"):
+        unpack(data, 7, packing)
+
+
+@each_packing
+def test_padded_messages_are_as_long_as_a_model_and_padded_with_zeros(packing):
+    trits = trits_of([1, -1, 0, 1, 1, -1, 0])
+    data = encoded(trits, packing, padded=True)
+    assert len(data) == 4 * len(trits) and torch.equal(decoded(data, len(trits), packing, padded=True), trits)
+    assert torch.equal(encoded(trits, packing, padded=False), data[:2])
+    data[-1] = 1
+    with pytest.raises(ValueError, match="padded with zeros to 28 bytes"):
+        decoded(data, len(trits), packing, padded=True)
+
+
+def test_the_first_rule_takes_the_threshold_itself_for_no_move():
+    step = torch.tensor([-0.3, -0.25, 0.0, 0.25, 0.3])
+    for alpha in (0.25, torch.tensor(0.25)):
+        assert first_ternary(step, alpha).tolist() == [-1, 0, 0, 0, 1]  # Eq. 4: 0 where |D| <= alpha
+
+
+def test_the_later_rule_takes_the_threshold_itself_for_a_move():
+    previous = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
+    step = torch.tensor([0.25, 0.24, -0.25, 0.25, -0.24, -0.25])
+    assert later_ternary(step, previous, 0.25).tolist() == [1, 0, -1, -1, 0, 1]  # Eq. 5: 0 where |D| < beta |Dp|
+    # Where the model stood still there is no direction to tell; tiny steps keep theirs, though a product underflows.
+    assert later_ternary(torch.tensor([1.0, -1.0, 0.0]), torch.zeros(3), 0.2).tolist() == [0, 0, 0]
+    assert later_ternary(torch.tensor([1e-30, -1e-30]), torch.full((2,), 1e-30), 0.2).tolist() == [1, -1]
+
+
+@given(st.integers(0, 2**31 - 1), st.floats(0.01, 0.99))
+@settings(max_examples=60, deadline=None)
+def test_what_is_told_is_the_exact_direction_and_at_least_the_threshold(seed, beta):
+    generator = torch.Generator().manual_seed(seed)
+    step, previous = torch.randn(2, 50, generator=generator)
+    told = later_ternary(step, previous, beta)
+    seen = told != 0
+    assert torch.equal((told * previous.sign())[seen], step.sign()[seen])
+    assert bool((step.abs() >= beta * previous.abs())[seen].all())
+    assert bool((step.abs() < beta * previous.abs())[~seen].all())

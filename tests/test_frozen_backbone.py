@@ -1,11 +1,7 @@
 """A frozen backbone under a trained head: real weights, constants everywhere, a record that names them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +29,7 @@ def spec(shape: tuple[int, ...] = SHAPE, **options: Option) -> NetSpec:
 
 
 @pytest.fixture(scope="module")
-def original() -> nn.Module:
+def original():
     """A torchvision network as its user trained it: with statistics of its own."""
     torch.manual_seed(1)
     network: nn.Module = torchvision().models.get_model(SMALL, weights=None)
@@ -46,10 +42,10 @@ def original() -> nn.Module:
 
 
 @pytest.fixture
-def saved(original: nn.Module, tmp_path: Path) -> Callable[[str], str]:
+def saved(original, tmp_path):
     """Write the network's state and return the path."""
 
-    def save(name: str) -> str:
+    def save(name):
         path = tmp_path / name
         if path.suffix == ".pth":
             torch.save(original.state_dict(), path)
@@ -68,7 +64,7 @@ def images(*lead: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.rand(*lead, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
-def test_only_the_head_is_a_parameter() -> None:
+def test_only_the_head_is_a_parameter():
     net = build(net_spec("frozen_backbone", (1, 8, 8), 10))  # a ResNet-18
     assert net.names == ("head.weight", "head.bias") == tuple(initial(net.spec, 0))
     assert (net.parameter_count, net.feature_count, net.head_bias, net.pixelwise) == (5_130, 512, True, False)
@@ -77,7 +73,7 @@ def test_only_the_head_is_a_parameter() -> None:
     assert all(parameter.is_meta for parameter in net.module.parameters())
 
 
-def test_features_are_those_of_the_original_network(original: nn.Module, saved: Callable[[str], str]) -> None:
+def test_features_are_those_of_the_original_network(original, saved):
     net, x = build(spec(weights=saved("w.safetensors"))), images(4)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     normal = (x - mean[:, None, None]) / std[:, None, None]
@@ -90,7 +86,7 @@ def test_features_are_those_of_the_original_network(original: nn.Module, saved: 
     assert torch.allclose(net.features({}, x[:1]), found[:1], rtol=1e-4, atol=1e-3)  # no statistics of the batch
 
 
-def test_random_weights_are_a_function_of_their_own_seed() -> None:
+def test_random_weights_are_a_function_of_their_own_seed():
     first, other = build(spec()), build(spec(backbone_seed=1))
     torch.manual_seed(5)
     again = build(net_spec("frozen_backbone", SHAPE, 7, {"backbone": SMALL}))
@@ -99,7 +95,7 @@ def test_random_weights_are_a_function_of_their_own_seed() -> None:
     assert torch.equal(*heads)
 
 
-def test_vmap_equals_a_loop_in_float64_and_leaves_the_constants(saved: Callable[[str], str]) -> None:
+def test_vmap_equals_a_loop_in_float64_and_leaves_the_constants(saved):
     net = build(spec(weights=saved("w.safetensors")))
     params = {name: value.double() for name, value in initial(net.spec, 0).items()}
     x, y = images(3, 2, dtype=torch.float64), torch.tensor([[0, 1], [2, 3], [4, 5]])
@@ -113,7 +109,7 @@ def test_vmap_equals_a_loop_in_float64_and_leaves_the_constants(saved: Callable[
     assert {value.dtype for value in net.frozen.values()} == {torch.float32, torch.int64}
 
 
-def test_another_process_builds_the_same_constants(saved: Callable[[str], str]) -> None:
+def test_another_process_builds_the_same_constants(saved):
     asked = spec(weights=saved("w.pth"))
     code = (
         "from ppbench.nets.net import NetSpec, build\n"
@@ -128,8 +124,8 @@ def config(**options: Option) -> EvaluateConfig:
     return configure(defense="none", model="frozen_backbone", model_options=model, clients=2, train=100)
 
 
-def test_records_name_weights_by_their_digest_not_by_their_place(saved: Callable[[str], str]) -> None:
-    def recorded(**options: Option) -> dict[str, object]:
+def test_records_name_weights_by_their_digest_not_by_their_place(saved):
+    def recorded(**options):
         asked = config(**options)
         return dict(describe(make_task(asked), asked)[1].options)
 
@@ -142,7 +138,7 @@ def test_records_name_weights_by_their_digest_not_by_their_place(saved: Callable
     assert recorded()["weights"] != first["weights"] != recorded(backbone_seed=1)["weights"]
 
 
-def test_a_federation_trains_and_sends_the_head_alone() -> None:
+def test_a_federation_trains_and_sends_the_head_alone():
     task = make_task(config(backbone="resnet18"))
     fed = Federation(make_defense("none"), task.plan, task.shards, task.seeds)
     fed.start(task.params)
@@ -165,10 +161,12 @@ def test_a_federation_trains_and_sends_the_head_alone() -> None:
         ((43,), {}, "takes images"),
     ],
 )
-def test_bad_options_are_refused(shape: tuple[int, ...], options: dict[str, Option], words: str) -> None:
+def test_bad_options_are_refused(shape, options, words):
     with pytest.raises(UsageError, match=words) as caught:
         build(spec(shape, **options))
     assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError):
+        channels(spec())  # of a frozen network are not scaled
 
 
 class Trap:
@@ -178,7 +176,7 @@ class Trap:
         return exec, ("raise SystemExit('code was run')",)
 
 
-def test_files_that_hold_something_else_are_refused(saved: Callable[[str], str], tmp_path: Path) -> None:
+def test_files_that_hold_something_else_are_refused(saved, tmp_path):
     (tmp_path / "noise.safetensors").write_bytes(b"no tensors here")
     torch.save({"conv1.0.weight": Trap()}, tmp_path / "code.pth")
     torch.save([1, 2], tmp_path / "list.pth")
@@ -190,12 +188,7 @@ def test_files_that_hold_something_else_are_refused(saved: Callable[[str], str],
         build(spec(weights=saved("w.pth"), backbone="resnet18"))
 
 
-def test_a_state_without_its_last_layer_will_do(original: nn.Module, tmp_path: Path) -> None:
+def test_a_state_without_its_last_layer_will_do(original, tmp_path):
     state = {name: value for name, value in original.state_dict().items() if not name.startswith("fc.")}
     save_file(state, tmp_path / "w.safetensors")
     assert build(spec(weights=str(tmp_path / "w.safetensors"))).feature_count == 1024
-
-
-def test_channels_of_a_frozen_network_are_not_scaled() -> None:
-    with pytest.raises(UsageError):
-        channels(spec())

@@ -1,13 +1,10 @@
 """MP-DP's expanded network: it computes what the original does, its scales have their laws, and folding undoes it."""
 
-from __future__ import annotations
-
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protocols import examples, relative, true_gradient, weights
 from scipy.stats import kstest
 from torch import Tensor, nn
 
@@ -18,9 +15,9 @@ from ppbench.defenses.mpdp.baselines import MPCDP
 from ppbench.defenses.mpdp.expansion import Expansion, expand, expanded, fold
 from ppbench.defenses.pbpfl.perturbation import multiply
 from ppbench.federation.contract import Context, Server
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import Classifier, Net, NetSpec, initial, net_spec
+from ppbench.nets.net import Classifier, Net, NetSpec, net_spec
 from ppbench.nets.walk import channels
 
 MLP5 = net_spec("mlp", (1, 8, 8), 10, {"hidden": 32, "layers": 5, "bias": False})
@@ -35,26 +32,6 @@ def plan_of(spec: NetSpec) -> Plan:
     return Plan(spec, 4, Local("gradient", batch=24), loss="squared")
 
 
-def weights(spec: NetSpec, seed: int = 1) -> Params:
-    return {n: value.double() for n, value in initial(spec, seed).items()}
-
-
-def examples(spec: NetSpec, count: int, seed: int = 0) -> Data:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(count, *spec.shape, generator=generator, dtype=torch.float64)
-    return Data(x, torch.eye(spec.classes).double()[torch.randint(spec.classes, (count,), generator=generator)])
-
-
-def true_gradient(plan: Plan, params: Params, data: Data) -> Params:
-    return gradient(lambda p: plan.example_loss(plan.net(p, data.x), data.y).mean(), params)
-
-
-def relative(found: Params, truth: Params) -> float:
-    assert list(found) == list(truth)
-    gap = sum(float((found[n] - v).detach().square().sum()) for n, v in truth.items())
-    return math.sqrt(gap / sum(float(v.detach().square().sum()) for v in truth.values()))
-
-
 def perturbed(expansion: Expansion, params: Params, seed: int = 0) -> tuple[Params, Params]:
     """Return the expanded network's weights under drawn scales, and the multipliers."""
     multiplier = expansion.channels.multipliers(expansion.laws.draw(torch.Generator().manual_seed(seed)))
@@ -64,10 +41,9 @@ def perturbed(expansion: Expansion, params: Params, seed: int = 0) -> tuple[Para
 @pytest.mark.parametrize("spec", [MLP5, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: s.model)
 def test_the_expanded_network_is_the_original_and_so_are_its_gradients(spec):
     plan, params, data = plan_of(spec), weights(spec), examples(spec, 3)
-    expansion = expanded(spec)
+    expansion, x, y = expanded(spec), data.x.double(), data.y.double()
     assert set(expansion.net.names) == set(plan.net.names) | set(expansion.transitional)
     odd, transitional = expansion.split(expansion.full(params))
-    x, y = data.x, data.y
     torch.testing.assert_close(expansion.net(expansion.full(params), x), plan.net(params, x), rtol=0, atol=1e-14)
     found = gradient(lambda p: plan.example_loss(expansion.net({**p, **transitional}, x), y).mean(), odd)
     assert relative({n: found[n] for n in params}, true_gradient(plan, params, data)) < 1e-14  # U3
@@ -75,7 +51,7 @@ def test_the_expanded_network_is_the_original_and_so_are_its_gradients(spec):
 
 @pytest.mark.parametrize("spec", [MLP5, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: s.model)
 def test_scales_cancel_and_transitional_layers_fold_away(spec):
-    plan, params, x = plan_of(spec), weights(spec), examples(spec, 3).x
+    plan, params, x = plan_of(spec), weights(spec), examples(spec, 3).x.double()
     expansion, logits = expanded(spec), plan.net(params, x)
     for seed in range(2):
         sent, _ = perturbed(expansion, params, seed)

@@ -1,18 +1,15 @@
 """MP-DP's protocol and its variants: exact where the mathematics is, noisy as its laws say, and wrong input refused."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from protocols import examples, relative, started, true_gradient, weights
 from scipy.stats import kstest
 from torch import Tensor
 
-from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves
@@ -35,7 +32,6 @@ from ppbench.nets.net import NetSpec, initial, net_spec
 
 VARIANTS = [MPDP, MPDPNaive, MPCDP, MPDPH]
 MLP5 = net_spec("mlp", (1, 8, 8), 10, {"hidden": 32, "layers": 5, "bias": False})
-TINY = net_spec("mlp", (4,), 2, {"hidden": "3,3", "bias": False})
 CNN = net_spec("cnn", (3, 8, 8), 10, {"widths": "6,8", "hidden": "12", "bias": False})
 CLIENTS = 4
 
@@ -47,27 +43,6 @@ def plan_of(spec: NetSpec = MLP5, clients: int = CLIENTS, lr: float = 0.1, batch
 
 def context(plan: Plan, party: int = SERVER, seed: int = 0, session: str = "real", round_: int = 1) -> Context:
     return Context(plan, round_, session, party, torch.Generator().manual_seed(seed))
-
-
-def weights(spec: NetSpec, seed: int = 1) -> Params:
-    return {n: value.double() for n, value in initial(spec, seed).items()}
-
-
-def examples(spec: NetSpec, count: int, seed: int = 0) -> Data:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(count, *spec.shape, generator=generator)
-    return Data(x, torch.eye(spec.classes)[torch.randint(spec.classes, (count,), generator=generator)])
-
-
-def true_gradient(plan: Plan, params: Params, data: Data) -> Params:
-    ones = torch.ones(len(data.x), dtype=torch.float64)
-    return gradient(lambda p: plan.objective(p, data.x.double(), data.y.double(), ones), params)
-
-
-def relative(found: Params, truth: Params) -> float:
-    assert list(found) == list(truth)
-    gap = sum(float((found[n] - v).detach().square().sum()) for n, v in truth.items())
-    return math.sqrt(gap / sum(float(v.detach().square().sum()) for v in truth.values()))
 
 
 def served(defense: ModelPerturbation, plan: Plan, params: Params, seed: int = 0) -> tuple[Server, Perturbed]:
@@ -83,17 +58,14 @@ def computed(defense: ModelPerturbation, plan: Plan, message: Perturbed, data: D
 
 
 @pytest.fixture
-def shards(digits: Data) -> dict[int, Data]:
-    return {c: Data(digits.x[c * 24 :][:24].clone(), digits.y[c * 24 :][:24].clone()) for c in range(CLIENTS)}
+def shards(deal):
+    return deal([24] * CLIENTS)
 
 
 @pytest.fixture
-def run(shards: dict[int, Data]) -> Callable[..., Federation]:
-    def make(defense: Any, plan: Plan | None = None, seed: int = 0, **options: Any) -> Federation:
-        plan = plan_of() if plan is None else plan
-        federation = Federation(defense, plan, shards, Seeds(seed), **options)
-        federation.start(initial(plan.spec, 1))
-        return federation
+def run(shards):
+    def make(defense, plan=None, seed=0, **options):
+        return started(defense, plan or plan_of(), shards, seed, **options)
 
     return make
 
@@ -116,7 +88,7 @@ class FixedH(MPDPH, Fixed):
 
 # -- recovery ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("gamma", ["vector", "scalar"])
-@pytest.mark.parametrize("kappa", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("kappa", [1.0, 100.0])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_recovery_is_exact_without_noise(gamma, kappa, precision):
     """U2: relative error up to 2e-14 (float64) and 2e-6 (float32) times kappa^2."""
@@ -351,7 +323,6 @@ def test_training_learns_at_a_large_budget(kind, digits):
     shards = {c: Data(x[c * 100 :][:100].clone(), y[c * 100 :][:100].clone()) for c in range(CLIENTS)}
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "bias": False})
     plan = plan_of(spec, lr=0.3, batch=100)
-    federation = Federation(kind(epsilon=200.0, gamma="scalar"), plan, shards, Seeds(0))
-    federation.start(initial(spec, 1))
+    federation = started(kind(epsilon=200.0, gamma="scalar"), plan, shards)
     assert federation.run(40)
     assert federation.accuracy(Data(x[-800:], y[-800:])) > 0.5  # chance: .1

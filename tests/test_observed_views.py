@@ -1,11 +1,11 @@
 """What each party sees in every kind of transcript, and what it must not: others' data, keys, the server's secrets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
+from protocols import started
 from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
@@ -18,31 +18,20 @@ from ppbench.federation import secagg
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import net_spec
 
-MASKED = [
-    name
-    for name, plugin in plugins("defenses").items()
-    if plugin.distribution == "ppbench" and load("defenses", name).masked
-]
+OURS = [name for name, plugin in plugins("defenses").items() if plugin.distribution == "ppbench"]
+MASKED = [name for name in OURS if load("defenses", name).masked]
 KINDS = ("probe", "observe", "release")
 
 
-def started(defense: Defense, plan: Plan, digits: Data) -> Federation:
-    own = replace(
-        plan,
-        spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "16,12", "bias": False}),
-        local=Local("gradient", batch=24, opt=Opt("adam", 1e-3)),
-        loss="squared",
-        server_opt=Opt("adam", 1e-3),
-        schedule="parallel",
-    )
-    shards = {c: Data(digits.x[c * 24 :][:24].clone(), digits.y[c * 24 :][:24].clone()) for c in range(own.clients)}
-    run = Federation(defense, own, shards, Seeds(0))
-    run.start(initial(own.spec, 1))
+def trained(defense: Defense, deal: Any) -> Federation:
+    spec, adam = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16,12", "bias": False}), Opt("adam", 1e-3)
+    own = Plan(spec, 4, Local("gradient", batch=24, opt=adam), loss="squared", server_opt=adam)
+    run = started(defense, own, deal([24] * 4))
     assert run.run(2)
     return run
 
@@ -81,8 +70,8 @@ def secrets_of(run: Federation, transcript: Transcript, threat: str) -> list[Ten
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threat", ["server/1", "client/1", "eavesdropper/1"])
-def test_nobody_sees_what_others_keep(name: str, kind: str, threat: str, plan: Plan, digits: Data) -> None:
-    run = started(load("defenses", name)(), plan, digits)
+def test_nobody_sees_what_others_keep(name, kind, threat, deal):
+    run = trained(load("defenses", name)(), deal)
     transcript = transcript_of(run, kind)
     view = transcript.view(threat, own=((-1, run.shards[0]),) if kind != "probe" else ())
     assert leaves([e.message for e in view.mail]), "the view is empty: the test proves nothing"
@@ -122,18 +111,16 @@ LEAKS += [(SendsTrueHead, "eavesdropper/1"), (SendsImage, "server/1"), (SendsIma
 
 
 @pytest.mark.parametrize(("leaky", "threat"), LEAKS, ids=repr)
-def test_what_is_planted_in_a_training_round_is_found(
-    leaky: type[PBPFL], threat: str, plan: Plan, digits: Data
-) -> None:
-    run = started(leaky(), plan, digits)
+def test_what_is_planted_in_a_training_round_is_found(leaky, threat, deal):
+    run = trained(leaky(), deal)
     transcript = run.observe()
     view = transcript.view(threat, own=((-1, run.shards[0]),))
     assert leaks(view, secrets_of(run, transcript, threat))
 
 
-def test_a_server_sees_no_secret_of_another_round(plan: Plan, digits: Data) -> None:
+def test_a_server_sees_no_secret_of_another_round(deal):
     """Its own states in a view are those of the observed round, and of no client."""
-    run = started(PBPFL(), plan, digits)
+    run = trained(PBPFL(), deal)
     transcript = run.observe()
     states = transcript.view("server/1").states
     assert {s.party for s in states} == {SERVER} and {(s.probe, s.round) for s in states} == {(-1, run.round + 1)}

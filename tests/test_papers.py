@@ -1,7 +1,5 @@
 """What papers print, kept as TOML: the figures themselves, and every way in which a file can be wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -35,7 +33,7 @@ def read(tmp_path: Path, text: str):
     return read_paper(tmp_path / "doe2026.toml")
 
 
-def test_a_table_is_a_claim_a_row_and_keeps_what_is_printed(tmp_path: Path) -> None:
+def test_a_table_is_a_claim_a_row_and_keeps_what_is_printed(tmp_path):
     found = read(tmp_path, TABLE)
     first = Claim(
         *("psnr_median", 9.0, "digits", "", None, "Table 2"),
@@ -63,21 +61,19 @@ def test_a_table_is_a_claim_a_row_and_keeps_what_is_printed(tmp_path: Path) -> N
         ("value = [3, 2]", "value = 1.5\nbatch = 0.5", ("'Table 3', row 1: batch",)),
     ],
 )
-def test_a_file_that_is_wrong_is_one_sentence_that_names_the_place(
-    old: str, new: str, words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_file_that_is_wrong_is_one_sentence_that_names_the_place(old, new, words, tmp_path):
     assert old in TABLE
     with pytest.raises(UsageError) as raised:
         read(tmp_path, TABLE.replace(old, new))
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-def test_no_file_is_a_sentence_too(tmp_path: Path) -> None:
+def test_no_file_is_a_sentence_too(tmp_path):
     with pytest.raises(UsageError, match=r"none.toml cannot be read"):
         read_paper(tmp_path / "none.toml")
 
 
-def test_what_the_papers_print_is_what_the_tables_of_claims_hold() -> None:
+def test_what_the_papers_print_is_what_the_tables_of_claims_hold():
     feng2020, yang2024 = paper("feng2020"), paper("yang2024")
     errors = [c for c in feng2020.claims("pbpfl") if c.metric == "mse" and c.dataset == "bank-marketing"]
     assert len(errors) == 9 and sum(c.value for c in errors) == pytest.approx(0.727)

@@ -1,9 +1,7 @@
 """PBPFL's invariants: exact recovery, delivery, training equal to FedSGD's, bytes, refusals (Feng et al. 2020)."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -11,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from protocols import rand, relative, started
 from torch import Tensor
 from torch.func import functional_call, jacrev
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
-from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.extended import PBPFLExt
@@ -31,10 +29,8 @@ from ppbench.defenses.pbpfl.perturbation import (
     unscale,
 )
 from ppbench.defenses.pbpfl.protocol import PBPFL, Secrets
-from ppbench.federation.contract import Defense
-from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Layout, Opt
+from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.channels import Channels, Norms
@@ -46,17 +42,13 @@ IMAGE = (3, 16, 16)
 BATCH = 4
 
 
-def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @lru_cache
 def images() -> Data:
     """Four images of noise, float64."""
     return Data(rand(BATCH, *IMAGE), F.one_hot(torch.arange(BATCH), 10).double())
 
 
-def started(params: Params) -> Params:
+def moved(params: Params) -> Params:
     """Initial weights in float64; what starts at 0 is moved, so that no gradient vanishes by construction."""
     g = torch.Generator().manual_seed(0)
     return {
@@ -67,7 +59,7 @@ def started(params: Params) -> Params:
 
 def registered(model: str, shape: tuple[int, ...] = IMAGE, classes: int = 10, **options: Any) -> tuple[Net, Params]:
     spec = net_spec(model, shape, classes, options)
-    return build(spec), started(initial(spec, 0))
+    return build(spec), moved(initial(spec, 0))
 
 
 NETS: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms]] = {
@@ -93,11 +85,6 @@ def case(name: str) -> tuple[Net, Params, Channels, Params]:
     return net, params, walk(net, norms), true
 
 
-def relative(found: Params, true: Params) -> float:
-    layout = Layout.of(true)
-    return float((layout.pack(found).double() - layout.pack(true)).norm() / layout.pack(true).norm())
-
-
 def mask_of(net: Net, hidden: Params, kappa: float, masked_bias: bool = True) -> tuple[Tensor, Tensor]:
     """A direction r_a and the gamma that gives RMS(gamma alpha r_a) = kappa RMS(y) on this batch."""
     direction = rand(net.spec.classes, seed=5) * 2 - 1
@@ -107,14 +94,7 @@ def mask_of(net: Net, hidden: Params, kappa: float, masked_bias: bool = True) ->
     return direction, kappa * logits.square().mean().sqrt() / size
 
 
-def recovery(
-    name: str,
-    kappa: float,
-    dtype: torch.dtype = torch.float64,
-    found: Channels | None = None,
-    masked_bias: bool = True,
-    scales: Tensor | None = None,
-) -> float:
+def recovery(name, kappa, dtype=torch.float64, found=None, masked_bias=True, scales=None):
     """Relative L2 error of the recovered gradient."""
     net, params, exact, true = case(name)
     found = found or exact
@@ -135,7 +115,7 @@ def recovery(
 # -- T2: the surrogates are the paper's Jacobian formula -------------------------------------------------------------
 @pytest.mark.parametrize("masked_bias", [True, False])
 @pytest.mark.parametrize("shape", [(5,), (2, 4, 4)])
-def test_surrogates_are_the_literal_per_sample_jacobians(shape: tuple[int, ...], masked_bias: bool) -> None:
+def test_surrogates_are_the_literal_per_sample_jacobians(shape, masked_bias):
     """Lemma 2: sigma = mean of r_a^T (alpha d yhat + (yhat - ybar) d alpha), beta = mean of alpha d alpha."""
     model, options = ("mlp", {"hidden": "4"}) if len(shape) == 1 else ("cnn", {"widths": "3"})
     net, params = registered(model, shape, 3, **options)
@@ -146,7 +126,7 @@ def test_surrogates_are_the_literal_per_sample_jacobians(shape: tuple[int, ...],
     with torch.no_grad():
         found = surrogates(net, params, Batch(x, y, w), directions, masked_bias)
 
-    def alpha_of(p: Params, one: Tensor) -> Tensor:
+    def alpha_of(p, one):
         inner = {n.removeprefix("features."): v for n, v in p.items() if n.startswith("features.")}
         return functional_call(net.module.features, inner, (one[None],)).sum() + float(masked_bias)
 
@@ -171,7 +151,7 @@ def test_surrogates_are_the_literal_per_sample_jacobians(shape: tuple[int, ...],
 # -- T3, T4, T8: recovery --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kappa", [1.0, 100.0])
 @pytest.mark.parametrize("name", NETS)
-def test_the_gradient_is_recovered_to_rounding(name: str, kappa: float) -> None:
+def test_the_gradient_is_recovered_to_rounding(name, kappa):
     rounding = 1e-12 if name.endswith("BN") else 1e-14
     assert recovery(name, kappa) < rounding * kappa**2
 
@@ -190,7 +170,7 @@ def plain_error(name: str) -> float:
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("kappa", [1.0, 10.0, 100.0])
 @pytest.mark.parametrize("name", ["MLP-5", "DenseNet, concat + max pool", "ResNet20 A"])
-def test_float32_clients_cost_rounding_that_grows_with_the_square_of_kappa(name: str, kappa: float) -> None:
+def test_float32_clients_cost_rounding_that_grows_with_the_square_of_kappa(name, kappa):
     """T3 in float32, by torch's own convolutions: oneDNN's sum less exactly, up to 25 times (measured)."""
     bound = max(2e-6 * kappa**2, 5 * plain_error(name))
     with torch.backends.mkldnn.flags(enabled=False):
@@ -199,7 +179,7 @@ def test_float32_clients_cost_rounding_that_grows_with_the_square_of_kappa(name:
 
 
 @pytest.mark.parametrize("name", ["MLP-5", "DenseNet, concat + max pool", "ResNet20 A"])
-def test_wide_scales_and_a_bias_in_the_clear_are_recovered_too(name: str) -> None:
+def test_wide_scales_and_a_bias_in_the_clear_are_recovered_too(name):
     count = case(name)[2].count
     wide = 10 ** (6 * rand(count, seed=7) - 3)
     assert recovery(name, 1.0, scales=wide) < 1e-13
@@ -232,7 +212,7 @@ def untied(found: Channels) -> Channels:
 @pytest.mark.parametrize(
     ("name", "spoilt"), [("ResNet20 BN", naive_norms), ("ResNet20 GN", naive_norms), ("ResNet20 A", untied)]
 )
-def test_ignored_norms_and_untied_shortcuts_fail_recovery(name: str, spoilt: Callable[[Channels], Channels]) -> None:
+def test_ignored_norms_and_untied_shortcuts_fail_recovery(name, spoilt):
     """T8, a guard of the guards: where the rules are broken, the error is no rounding (about a half, measured)."""
     wrong = spoilt(case(name)[2])
     assert len(wrong.factors) < len(case(name)[2].factors) or wrong.count > case(name)[2].count
@@ -241,45 +221,37 @@ def test_ignored_norms_and_untied_shortcuts_fail_recovery(name: str, spoilt: Cal
 
 
 # -- the protocol ----------------------------------------------------------------------------------------------------
-def digits_plan(opt: Opt, **changes: Any) -> Plan:
-    spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})
-    plan = Plan(spec, 5, Local("gradient", batch=32), "squared", opt)
-    return replace(plan, **changes)
+def digits_plan(opt: Opt) -> Plan:
+    return Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"}), 5, Local("gradient", batch=32), "squared", opt)
 
 
 @pytest.fixture
-def unequal(deal: Callable[..., dict[int, Data]]) -> dict[int, Data]:
+def unequal(deal):
     """Five shards of unlike sizes, float64."""
     return deal((40, 64, 100, 150, 246), torch.float64)
-
-
-def federation(defense: Defense, plan: Plan, shards: Mapping[int, Data], seed: int = 0) -> Federation:
-    made = Federation(defense, plan, dict(shards), Seeds(seed))
-    made.start({n: p.double() for n, p in initial(plan.spec, 1).items()})
-    return made
 
 
 MOMENTUM, ADAM = Opt("sgd", 0.1, 0.9), Opt("adam", 5e-3)
 
 
 @pytest.mark.parametrize("opt", [MOMENTUM, ADAM], ids=["momentum", "adam"])
-def test_fifty_rounds_equal_those_of_fedsgd(opt: Opt, unequal: dict[int, Data], digits: Data) -> None:
+def test_fifty_rounds_equal_those_of_fedsgd(opt, unequal, digits):
     """T7: fresh secrets every round, unequal shards, the same batches; the server steps on recovered gradients."""
     plan = digits_plan(opt)
-    plain = federation(NoDefense(), plan, unequal)
+    plain = started(NoDefense(), plan, unequal)
     plain.run(50)
     held = Data(digits.x[600:].double(), digits.y[600:].double())
     assert plain.accuracy(held) > 0.7, "a model that learned nothing would prove nothing"
     for defense in (PBPFL(kappa=1.0), PBPFL(kappa=100.0), PBPFLExt(kappa=10.0)):
-        run = federation(defense, plan, unequal)
+        run = started(defense, plan, unequal)
         assert run.run(50)
         assert relative(run.parties.server.params, plain.parties.server.params) < 1e-10
         assert run.accuracy(held) == pytest.approx(plain.accuracy(held))
 
 
-def test_no_secret_comes_twice(unequal: dict[int, Data]) -> None:
+def test_no_secret_comes_twice(unequal):
     """Fresh secrets every round: no scale, direction or gamma comes twice, not in a probe either."""
-    run = federation(PBPFL(), digits_plan(MOMENTUM), unequal)
+    run = started(PBPFL(), digits_plan(MOMENTUM), unequal)
     seen: list[Secrets] = []
     for last in (1, 2, 3):
         run.run(last)
@@ -294,13 +266,13 @@ def test_no_secret_comes_twice(unequal: dict[int, Data]) -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_kappa_is_the_ratio_of_mask_and_logits(model: str) -> None:
+def test_kappa_is_the_ratio_of_mask_and_logits(model):
     spec = net_spec(model, (3, 16, 16), 10)
     x, data = rand(64, 3, 16, 16, seed=9), Data(torch.rand(4, 3, 16, 16).double(), torch.eye(10)[:4].double())
     gammas = []
     for kappa in (0.1, 1.0, 100.0):
         plan = Plan(spec, 1, Local("gradient", batch=4), "squared")
-        run = federation(PBPFL(kappa=kappa), plan, {0: data})
+        run = started(PBPFL(kappa=kappa), plan, {0: data})
         server, message = run.defense.broadcast(run.context("real", 1, 0, SERVER), run.parties.server)
         logits, alpha = outputs(plan.net, message.params, x, True)
         true = plan.net(server.params, x)
@@ -311,12 +283,10 @@ def test_kappa_is_the_ratio_of_mask_and_logits(model: str) -> None:
     assert gammas == pytest.approx([gammas[1] * k for k in (0.1, 1, 100)])
 
 
-def test_the_delivered_model_computes_the_true_outputs_and_the_training_one_does_not(
-    digits: Data, unequal: dict[int, Data]
-) -> None:
+def test_the_delivered_model_computes_the_true_outputs_and_the_training_one_does_not(digits, unequal):
     """T5, for every kappa: no additive mask is left at the end, and hidden scales change no output."""
     for defense in (PBPFL(kappa=100.0), PBPFLExt(kappa=100.0), PBPFL(precision="float32", kappa=1.0)):
-        run = federation(defense, digits_plan(MOMENTUM), unequal)
+        run = started(defense, digits_plan(MOMENTUM), unequal)
         run.run(3)
         message, x = run.deliver(), digits.x[600:900].double()
         assert isinstance(message, Released)
@@ -335,8 +305,8 @@ def test_the_delivered_model_computes_the_true_outputs_and_the_training_one_does
 
 # -- the adversary's evidence ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1", "client/1"])
-def test_evidence_at_the_truth_is_exact(threat: str, unequal: dict[int, Data]) -> None:
-    run = federation(PBPFL(kappa=10.0), digits_plan(MOMENTUM), unequal)
+def test_evidence_at_the_truth_is_exact(threat, unequal):
+    run = started(PBPFL(kappa=10.0), digits_plan(MOMENTUM), unequal)
     run.run(2)
     victims = {Slot(p, c): Data(run.shards[c].x[p : p + 3], run.shards[c].y[p : p + 3]) for p in (0, 1) for c in (1, 2)}
     view = run.probe(victims).view(threat)
@@ -369,13 +339,13 @@ def test_evidence_at_the_truth_is_exact(threat: str, unequal: dict[int, Data]) -
         ("fraction_bits", 57, "from 16 to 56"),
     ],
 )
-def test_wrong_parameters_are_refused_by_name(field: str, value: Any, right: str) -> None:
+def test_wrong_parameters_are_refused_by_name(field, value, right):
     with pytest.raises(UsageError) as caught:
         PBPFLExt(**{field: value}).check(digits_plan(MOMENTUM))
     assert str(caught.value) == f"Defense 'pbpfl_ext': {field}={value!r} cannot be used; it must be {right}."
 
 
-def test_float32_warns_beyond_kappa_ten_and_only_there() -> None:
+def test_float32_warns_beyond_kappa_ten_and_only_there():
     plan = digits_plan(MOMENTUM)
     with pytest.warns(UserWarning, match=r"float32.*kappa=100.*0\.003.*precision=float64 or kappa <= 10"):
         PBPFL(kappa=100.0, precision="float32").check(plan)

@@ -1,12 +1,9 @@
 """Jobs on a Ray cluster: nodes that go away, nodes that cannot work, workers that die; skipped where Ray is missing."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +35,7 @@ FAST_DEATH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300,
 
 
 @pytest.fixture(scope="module")
-def cluster(planted: Path) -> Iterator[Any]:
+def cluster(planted):
     """Two nodes of one CPU each on this machine."""
     pytest.importorskip("ray", reason="the package ray is not installed (ppbench[ray])")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -52,7 +49,7 @@ def cluster(planted: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def connected(cluster: Any) -> Iterator[None]:
+def connected(cluster):
     """This process connected to the nodes: executors stay where it is, and workers serve several tests."""
     import ray
 
@@ -136,9 +133,8 @@ def test_a_folder_that_a_node_does_not_see_ends_the_run(cluster, tmp_path, monke
     monkeypatch.setattr(ours, "marker_of", lambda out: "of another folder")  # in this process alone
     with pytest.raises(UsageError, match="does not see the folder"):
         done(tmp_path / "out", RayExecutor(2, cluster.address))
-    assert records(Store(tmp_path / "out")) == {} and not ray.is_initialized(), (
-        "who connects leaves, after an error too"
-    )
+    assert records(Store(tmp_path / "out")) == {}
+    assert not ray.is_initialized(), "who connects leaves, after an error too"
 
 
 def test_what_a_job_raises_and_that_its_worker_died_are_told(connected, tmp_path):
@@ -147,11 +143,8 @@ def test_what_a_job_raises_and_that_its_worker_died_are_told(connected, tmp_path
     sore = resolve(configure(**SMALL, defense="planted_sore", attacks=("label_recovery",)))
     deadly = resolve(configure(**SMALL, defense="none", attacks=("planted_deadly",), attack_batch=(1,)))
     first = wanted([deadly])[0]
-    jobs = [
-        Job(sore, tmp_path, 0),
-        Job(sore, tmp_path, 2),
-        Job(deadly, tmp_path, 0, first.group, (first.cells[0].id,)),
-    ]
+    jobs = [Job(sore, tmp_path, 0), Job(sore, tmp_path, 2)]
+    jobs.append(Job(deadly, tmp_path, 0, first.group, (first.cells[0].id,)))
     with RayExecutor(None, tell=heard.append) as executor:
         assert executor.capacity == 2
         for job in jobs:
@@ -167,7 +160,7 @@ def test_a_node_goes_away_and_all_cells_are_what_they_would_be(connected, cluste
     here = done(tmp_path / "here", InlineExecutor(lambda rounds: None))
     out, seen = tmp_path / "there", list[int]()
 
-    def take() -> None:
+    def take():
         while len(there := list((out / "records").glob("*[0-9a-f].json"))) < 3:
             time.sleep(0.02)
         seen.append(len(there))

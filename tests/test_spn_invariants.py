@@ -1,7 +1,5 @@
 """Invariants of SPN, DP, DP-SGD and PPDL that their papers state or that follow from their definitions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -17,7 +15,7 @@ from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed, pack_bits, unpack_bits
+from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed
 from ppbench.defenses.spn import SPN, polarization
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.evidence import at_truth
@@ -43,29 +41,22 @@ def spn_gradient(plan, data: Data, alpha2: float, dtype=torch.float64, seed: int
     return defense.compute(plan, Job(params, batch, torch.tensor(0.1), secret, ()))[0]
 
 
-def batch_of(digits: Data, n: int) -> Data:
-    return Data(digits.x[:n], digits.y[:n])
-
-
 @pytest.mark.parametrize("n", [1, 4])
 def test_public_head_gradient_is_the_same_for_every_alpha2_and_every_secret(plan, digits, n):
-    grads = [spn_gradient(plan, batch_of(digits, n), a, seed=s) for s, a in enumerate(ALPHAS)]
+    grads = [spn_gradient(plan, Data(digits.x[:n], digits.y[:n]), a, seed=s) for s, a in enumerate(ALPHAS)]
     for name in ("head.weight", "head.bias"):
         assert all(torch.equal(grads[0][name], g[name]) for g in grads)
     assert not torch.equal(grads[0]["features.0.weight"], grads[-1]["features.0.weight"])
 
 
 def test_backbone_gradient_is_cross_entropy_plus_alpha2_times_polarization(plan, digits):
-    data = batch_of(digits, 4)
+    data = Data(digits.x[:4], digits.y[:4])
     clean, one, half = (spn_gradient(plan, data, a) for a in (0.0, 1.0, 0.5))
     for name in clean:
         torch.testing.assert_close(half[name] - clean[name], 0.5 * (one[name] - clean[name]), rtol=1e-10, atol=1e-14)
 
 
-@given(
-    st.lists(st.floats(-50, 50, allow_nan=False), min_size=8, max_size=8),
-    st.lists(st.sampled_from([-1.0, 1.0]), min_size=8, max_size=8),
-)
+@given(*(st.lists(one, min_size=8, max_size=8) for one in (st.floats(-50, 50), st.sampled_from([-1.0, 1.0]))))
 def test_polarization_bounds_the_hamming_distance(v, code):
     """Lemma 5.5: the loss is at least the number of bits whose sign is wrong."""
     v, t = torch.tensor([v]), torch.tensor([code])
@@ -218,14 +209,6 @@ def test_ppdl_keeps_exactly_k_largest_entries_unchanged(theta, seed, size):
         assert values[chosen].abs().min() >= values[~chosen].abs().max()
     size_of = sum(t.numel() * t.element_size() for t in leaves(message))
     assert size_of == min(8 * kept, 4 * kept + math.ceil(size / 8))
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=40))
-def test_bits_survive_packing(bits):
-    mask = torch.tensor(bits)
-    packed = pack_bits(mask)
-    assert len(packed) == math.ceil(len(bits) / 8)
-    assert torch.equal(unpack_bits(packed, len(bits)), mask)
 
 
 def test_ppdl_noise_is_on_sent_entries_only():

@@ -1,10 +1,7 @@
 """Sweeps: what they plan, compute once, find again, keep of failures, and say at the end."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +11,7 @@ from ppbench.cli import app
 from ppbench.federation.engine import Federation
 from ppbench.records import sources
 from ppbench.run.evaluation import evaluate
-from ppbench.run.sweep import Swept, plan, sweep
+from ppbench.run.sweep import plan, sweep
 
 TINY = """\
 schema = "ppbench.run.suite/1"
@@ -66,19 +63,19 @@ class Heard:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("suite") / "tiny.toml"
     path.write_text(TINY)
     return path
 
 
 @pytest.fixture(scope="module")
-def swept(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Swept, Heard]:
+def swept(tiny, tmp_path_factory):
     heard = Heard()
     return sweep(tiny, out=tmp_path_factory.mktemp("swept") / "out", engine="inline", progress=heard), heard
 
 
-def test_every_cell_once_and_controls_shared(swept: tuple[Swept, Heard]) -> None:
+def test_every_cell_once_and_controls_shared(swept):
     found, heard = swept
     ids = [r.cell_id for r in found.records]
     assert len(set(ids)) == len(ids) == found.computed == heard.cells["complete"]
@@ -94,14 +91,14 @@ def test_every_cell_once_and_controls_shared(swept: tuple[Swept, Heard]) -> None
     assert all(r.asked for r in found.records)
 
 
-def test_the_controls_and_the_harness_are_checked(swept: tuple[Swept, Heard]) -> None:
+def test_the_controls_and_the_harness_are_checked(swept):
     found, _ = swept
     assert [c.control for c in found.checks] == ["none", "full_noise", "harness"] and found.reliable
     assert any(sentence.startswith("dp ") for sentence in found.verdict)
     assert (found.out / "leaderboard.html").is_file() and not found.failed
 
 
-def test_a_second_sweep_finds_everything(swept: tuple[Swept, Heard], tiny: Path) -> None:
+def test_a_second_sweep_finds_everything(swept, tiny):
     found, _ = swept
     files = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in found.out.rglob("*") if p.is_file()}
     again = sweep(tiny, out=found.out, engine="inline")
@@ -109,15 +106,14 @@ def test_a_second_sweep_finds_everything(swept: tuple[Swept, Heard], tiny: Path)
     assert files == {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in found.out.rglob("*") if p.is_file()}
 
 
-def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept: tuple[Swept, Heard], tmp_path: Path) -> None:
+def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept, tmp_path):
     """A suite is a name over evaluations: the same figures, victim by victim."""
     found, _ = swept
     config = next(c for c in found.suite.configs if c.defense == "dp_sgd")
-    alone = evaluate(
-        config.model_copy(update={"suite": "evaluate/1", "suite_digest": ""}), out=tmp_path / "a", workers=1
-    )
+    config = config.model_copy(update={"suite": "evaluate/1", "suite_digest": ""})
+    alone = evaluate(config, out=tmp_path / "a", workers=1)
 
-    def key(record: object) -> str:
+    def key(record):
         return record.config.model_copy(update={"suite": "", "suite_digest": ""}).cell_id()  # type: ignore[attr-defined]
 
     mine = {key(r): r for r in found.records}
@@ -128,9 +124,7 @@ def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept: tuple[Swe
         assert other.cell_id != record.cell_id and other.asked == record.asked
 
 
-def test_finished_cells_of_other_code_are_told(
-    swept: tuple[Swept, Heard], tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_cells_of_other_code_are_told(swept, tiny, monkeypatch):
     """Cells are named by versions: who edits a defense and forgets its version must hear why nothing changes."""
     found, _ = swept
     with warnings.catch_warnings():
@@ -141,7 +135,7 @@ def test_finished_cells_of_other_code_are_told(
         sweep(tiny, out=found.out, engine="inline")
 
 
-def test_only_keeps_the_controls(swept: tuple[Swept, Heard]) -> None:
+def test_only_keeps_the_controls(swept):
     found, _ = swept
     some = plan(found.suite, found.out, {"defense": ["dp"], "control": ["0.1"], "stage": ["init"]})
     cells = [c.config for one in some.asked for c in one.cells]
@@ -163,13 +157,13 @@ def test_only_keeps_the_controls(swept: tuple[Swept, Heard]) -> None:
         ({"attack": ["mia_loss"], "stage": ["init"]}, "No cell of suite 'tiny' is left by --only"),
     ],
 )
-def test_filters_that_cannot_be(tiny: Path, tmp_path: Path, only: dict[str, list[str]], sentence: str) -> None:
+def test_filters_that_cannot_be(tiny, tmp_path, only, sentence):
     with pytest.raises(UsageError, match=sentence):
         sweep(tiny, out=tmp_path / "out", only=only, engine="inline")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_computes_and_writes_nothing(tiny: Path, tmp_path: Path) -> None:
+def test_a_dry_run_computes_and_writes_nothing(tiny, tmp_path):
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), "--dry-run"])
     assert result.exit_code == 0, result.output
@@ -178,11 +172,11 @@ def test_a_dry_run_computes_and_writes_nothing(tiny: Path, tmp_path: Path) -> No
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def broken(monkeypatch):
     """Let trainings of dp at .1 raise, until it is undone."""
     run = Federation.run
 
-    def breaking(self: Federation, *arguments: object, **options: object) -> bool:
+    def breaking(self, *arguments, **options):
         if self.defense.name == "dp" and getattr(self.defense, "sigma", 0) == 0.1:
             raise ZeroDivisionError("planted")
         return run(self, *arguments, **options)  # type: ignore[arg-type]
@@ -191,7 +185,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_exit_codes_tell(tiny: Path, tmp_path: Path, broken: pytest.MonkeyPatch) -> None:
+def test_exit_codes_tell(tiny, tmp_path, broken):
     out, only = tmp_path / "out", ["--only", "defense=dp", "--only", "stage=init", "--engine", "inline"]
     result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), *only])
     assert result.exit_code == 1 and "its training: ZeroDivisionError: planted" in result.output
@@ -216,9 +210,7 @@ def test_exit_codes_tell(tiny: Path, tmp_path: Path, broken: pytest.MonkeyPatch)
         (["--dataset", "parquet:/nowhere"], "nowhere"),
     ],
 )
-def test_bad_options_are_one_sentence_and_write_nothing(
-    tiny: Path, tmp_path: Path, options: list[str], sentence: str
-) -> None:
+def test_bad_options_are_one_sentence_and_write_nothing(tiny, tmp_path, options, sentence):
     out = tmp_path / "out"
     result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), *options])
     assert isinstance(result.exception, UsageError) and sentence in str(result.exception)

@@ -1,14 +1,11 @@
 """A sweep that is killed, or whose workers are, loses the cells in flight and nothing else."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -23,7 +20,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def kill() -> ModuleType:
+def kill():
     """benchmarks/kill_sweep.py, which does the same at length."""
     path = Path(__file__).parents[1] / "benchmarks" / "kill_sweep.py"
     spec = importlib.util.spec_from_file_location("kill_sweep", path)
@@ -44,7 +41,7 @@ def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(kill
     process = forked.Process(target=sweep, args=(suite,), kwargs={"out": out, "workers": 2})
     process.start()
 
-    def until(goal: int) -> None:
+    def until(goal):
         while watch.count() < goal and process.is_alive():
             time.sleep(0.02)
 

@@ -1,7 +1,5 @@
 """The guarded import of torchvision and lpips, each case in a process of its own."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -29,7 +27,7 @@ def fake(folder: Path, source: str) -> Path:
     return folder
 
 
-def test_torchvision_and_lpips_can_be_imported() -> None:
+def test_torchvision_and_lpips_can_be_imported():
     code = (
         "from ppbench.base.vision import torchvision\n"
         "first = torchvision()\n"
@@ -44,7 +42,7 @@ def test_torchvision_and_lpips_can_be_imported() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_a_missing_schema_is_declared_after_the_import_has_failed(tmp_path: Path) -> None:
+def test_a_missing_schema_is_declared_after_the_import_has_failed(tmp_path):
     source = """
 import torch
 from . import part
@@ -64,7 +62,7 @@ assert torchvision() is module
     assert result.returncode == 0, result.stderr
 
 
-def test_nothing_is_declared_for_a_torchvision_that_works_or_fails_otherwise(tmp_path: Path) -> None:
+def test_nothing_is_declared_for_a_torchvision_that_works_or_fails_otherwise(tmp_path):
     source = """
 import builtins
 if not hasattr(builtins, "tried"):
@@ -88,7 +86,7 @@ assert not hasattr(torch.ops.torchvision, "nms")
     assert result.returncode == 0, result.stderr
 
 
-def test_libraries_are_loaded_where_they_are_used() -> None:
+def test_libraries_are_loaded_where_they_are_used():
     code = """
 import sys, ppbench.task.dataset, ppbench.task.downloads, ppbench.task.parquet, ppbench.task.table
 import ppbench.task.imagefolder, ppbench.task.embedded
@@ -113,7 +111,7 @@ def imports(source: str) -> set[str]:
     return found
 
 
-def test_nobody_else_imports_torchvision_or_lpips() -> None:
+def test_nobody_else_imports_torchvision_or_lpips():
     assert imports("def f():\n    from torchvision.io import x\n    import lpips") == {"torchvision", "lpips"}
     modules = [path for folder in ("ppbench", "attacks", "defenses") for path in (ROOT / folder).rglob("*.py")]
     assert len(modules) > 20
