@@ -30,6 +30,7 @@ from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import View
+from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_chance
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.labels import score_labels
@@ -279,3 +280,11 @@ def test_one_odd_answer_is_a_failed_guess_and_harms_no_other(values, shards):
             assert min(scored(victims, guesses)[i][0] for i in (0, 2)) > 25
         elif attack.name == "baffle_labels":
             assert all(score_labels(victims, guesses).victims[i].label for i in (0, 2))
+
+
+def test_a_client_sees_no_sketch(shards):
+    run = Federation(Baffle(k=5), PLAN, shards, Seeds(0))
+    run.start(initial(SPEC, 1))
+    victims = choose_victims(shards, "client/1", 1, 3, Seeds(0))
+    assert sketches(run.probe(victims.data).view("client/1", own=victims.own)) == []
+    assert SERVER not in {slot.client for unit in victims.units for slot in unit}

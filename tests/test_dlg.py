@@ -227,3 +227,20 @@ def test_planted_leak(digits, model, options, attack, loss):
     guesses = attacked(attack, plan_of(model, options, loss), x, y)
     assert [int(g.y) for g in guesses] == y.argmax(1).tolist()
     assert all(psnr(g.x[0], x[i]) > 40 for i, g in enumerate(guesses))
+
+
+def test_nuisance_unknowns_are_found_with_the_image(digits):
+    """The client adds a secret constant to every head bias gradient: knowing of it, the attacker still wins."""
+    x, y = batches(digits, 1)
+    (observed,) = gradients(x, y)
+
+    def shifted(x, y, shift):
+        plain = SIMULATE(x, y)
+        return {**plain, "head.bias": plain["head.bias"] + shift}
+
+    moved = {**observed, "head.bias": observed["head.bias"] + 0.7}
+    secret = Evidence((Slot(0, 0),), moved, shifted, nuisance={"shift": (1,)})
+    starts = Starts(torch.full((1, 1, 1, 8, 8), 0.5), y, joint=False, nuisance=torch.zeros(1, 1))
+    found = match([secret], starts, 400)
+    assert float(found.ends.extra[0, 0]) == pytest.approx(0.7, abs=0.01)
+    assert psnr(found.ends.x[0, 0], x[0, 0]) > 25
