@@ -1,9 +1,6 @@
 """Audits: who is in which run, what canaries are, what attacks see and are asked, and one audit from end to end."""
 
-import errno
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,16 +14,14 @@ from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.report.verify import verify
-from ppbench.run.audit import runs
 from ppbench.run.audit.population import AVERAGE, FAMILIES, canaries, levelled, needs_level, populate
 from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import Audit, Refused, Target
+from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
 from ppbench.run.task import make_task
-from ppbench.run.train import untrained
 
 SMALL = dict(
     defense="none", model="mlp", model_options={"hidden": 8}, train=200, public=0.5, clients=4, rounds=2, canaries=10,
@@ -334,17 +329,3 @@ def test_a_refused_or_diverged_audit_leaves_cells_that_say_so(tmp_path, monkeypa
     )  # fmt: skip
     result = evaluate(**options, out=tmp_path / "o", workers=1)
     assert not result.reliable
-
-
-def test_an_audit_that_another_process_finished_first_is_no_error(tmp_path, monkeypatch):
-    """The audit had its own copy of this code, without the branch for two writers."""
-    trained = untrained(10, 1, "it diverged").model_copy(update={"diverged": True})
-    audit = SimpleNamespace(home=tmp_path, target_folder=tmp_path / "target")
-    recorder = SimpleNamespace(federation=SimpleNamespace(save=lambda draft: (draft / "figures").touch()))
-
-    def taken(self, target):
-        raise OSError(errno.ENOTEMPTY, "Directory not empty")
-
-    monkeypatch.setattr(Path, "rename", taken)
-    runs._keep(audit, recorder, Target(trained=trained, at_once=1, rounds=()))
-    assert list(tmp_path.iterdir()) == []
