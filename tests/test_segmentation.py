@@ -292,37 +292,52 @@ def test_a_network_of_masks_is_refused_where_images_have_classes(shapes):
 
 # -- a federation ----------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A task, and what undefended training makes of it."""
-    options = {"model": "unet", "model_options": {"width": 4}, "clients": 2, "batch_size": 4, "schedule": "parallel"}
-    config = configure(defense="none", dataset="shapes", loss="bce", attacks=("label_recovery",), **options)
-    experiment = resolve(config.model_copy(update={"rounds": 10, "lr": 5e-3}))
+def learned(tmp_path_factory, shapes):
+    """A task, and what undefended training makes of it: objects that are all brighter than what is around them.
+
+    Of dark and bright ones training learns one kind first and the other sooner or later, as rounding has it.
+    """
+    folder = tmp_path_factory.mktemp("bright")
+    bright = (2 * (shapes.train.x[:120].float() - 127.5).abs()).permute(0, 2, 3, 1).byte()
+    for kind, images in (("images", bright), ("masks", (255 * shapes.train.y[:120, 0]).byte())):
+        (folder / kind).mkdir()
+        for i, image in enumerate(images.numpy()):
+            Image.fromarray(image).save(folder / kind / f"{i}.png")
+    options = {
+        "model": "unet",
+        "model_options": {"width": 4},
+        "clients": 2,
+        "batch_size": 4,
+        "schedule": "parallel",
+        "seed": 1,
+    }
+    config = configure(
+        defense="none", dataset=f"segmentation:{folder}", loss="bce", attacks=("label_recovery",), **options
+    )
+    experiment = resolve(config.model_copy(update={"rounds": 6, "lr": 5e-3}))
     utility = train(experiment, experiment.points[-1], tmp_path_factory.mktemp("cache"))[1].utility
     assert experiment.facts[1].loss == "bce"
     return experiment.task, utility
 
 
-def blind(task: Task) -> float:
-    """Return the best accuracy of one mask for all images: where more than a share of training masks lie."""
+def blind(task: Task) -> tuple[float, float]:
+    """Return the best dice and accuracy of one mask for all images: where more than a share of training masks lie."""
     share = torch.cat([shard.y for shard in task.shards.values()]).mean(0, keepdim=True)
     found = [overlap((share - t).expand_as(task.test.y), task.test.y) for t in torch.linspace(-0.05, 0.95, 21)]
-    return max(float(f.accuracy.mean()) for f in found)
+    return max(float(f.dice.mean()) for f in found), max(float(f.accuracy.mean()) for f in found)
 
 
 def test_it_learns_masks_and_says_how_well(learned):
-    """More pixels are right than one mask for all images has right, though half of the objects may be overlooked yet.
-
-    Over ten seeds dice .50 to .97 and accuracy .90 to .99, a blind mask's .83: who knows dark objects only, or bright
-    ones, is on a plateau that training leaves sooner or later as rounding has it. So the accuracy is judged alone.
-    """
+    """Better than who does not look at the image; over ten seeds dice .62 to .99, a blind mask's .46 to .53."""
     task, last = learned
     assert last.dice is not None and last.accuracy is not None
-    assert last.accuracy > blind(task) + 0.03
+    dice, accuracy = blind(task)
+    assert last.dice > dice + 0.05 and dice > 0.4 and last.accuracy > accuracy + 0.04
     ones = float(task.test.y.mean())
     assert last.chance == pytest.approx(max(ones, 1 - ones)) and last.accuracy > last.chance
     for value, low, high in ((last.dice, last.dice_low, last.dice_high), (last.accuracy, last.low, last.high)):
         assert low is not None and high is not None and 0 <= low < value < high <= 1
-    assert (last.n, last.mse, len(last.curve)) == (48, None, 10)
+    assert (last.n, last.mse, len(last.curve)) == (24, None, 6)
     assert last.curve[-1][1] == pytest.approx(last.accuracy)
     assert last.reason is not None and "share of pixels" in last.reason
 
