@@ -68,12 +68,12 @@ def test_undefended_single_images_are_broken_with_their_labels(digits, attack):
 
 def test_the_attack_finds_what_the_plain_loop_finds(digits):
     """The 50 lines of `dlg_reference` are the oracle: its images, found from the same gradients."""
-    x, y = batches(digits, 2)
+    x, y = batches(digits, 4)
     observed = gradients(x, y)
-    plain = [reference_dlg(PLAN, PARAMS, update, 1e-6, seeded(i)) for i, update in enumerate(observed)]
+    plain = [reference_dlg(PLAN, PARAMS, update, 1e-7, seeded(i)) for i, update in enumerate(observed)]
     solved = [i for i, image in enumerate(plain) if psnr(image, x[i]) > 30]
-    assert solved
-    guesses = DLG(stop=1e-12).run(view(observed), ask(2), seeded())
+    assert len(solved) >= 3
+    guesses = DLG(stop=1e-12).run(view(observed), ask(4), seeded())
     assert all(psnr(guesses[i].x, plain[i].clamp(0, 1)) > 30 for i in solved)
 
 

@@ -147,8 +147,12 @@ def agreed(graph: Tensor, plan: Plan) -> list[secagg.Keys]:
     return [secagg.agree(k, c, roster) for c, k in enumerate(keys)]
 
 
-def test_noise_of_pairs_alone_leaves_the_mean_as_it_is():
+def test_noise_of_pairs_alone_leaves_the_mean_as_it_is(run):
     """U4, at 1e-12: with sigma_eta = 0 the step is that of a noiseless round, while each upload is drowned."""
+    quiet, noisy = run(Fixed(gamma="scalar")), run(Fixed(gamma="scalar", pairs=5.0))
+    for federation in (quiet, noisy):
+        federation.run(2)
+    assert relative(noisy.parties.server.params, quiet.parties.server.params) < 1e-6  # weights are float32
     plan, params, data = plan_of(), weights(MLP5), examples(MLP5, 8)
     keys = agreed(~torch.eye(CLIENTS, dtype=torch.bool), plan)
     steps = []

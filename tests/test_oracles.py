@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from protocols import rand
 from torch.nn.functional import linear
 
 import ppbench
@@ -249,15 +250,15 @@ def test_what_is_refused_would_have_been_wrong():
     """Hidden scales commute with relu; taken for such a layer, tanh gives other outputs."""
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"})
     params, found = {n: v.double() for n, v in initial(spec, 0).items()}, channels(spec)
-    hidden = multiply(params, found.multipliers(torch.rand(found.count, dtype=torch.float64) + 0.5), torch.float64)
-    x = torch.rand(5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    hidden = multiply(params, found.multipliers(rand(found.count, seed=1) + 0.5), torch.float64)
+    x = 4 * rand(5, 64)
 
     def outputs(p, bent):
         first, second = ([p[f"{layer}.weight"], p[f"{layer}.bias"]] for layer in ("features.1", "head"))
         return linear(bent(linear(x, *first)), *second)
 
     torch.testing.assert_close(outputs(hidden, torch.relu), outputs(params, torch.relu))
-    assert float((outputs(hidden, torch.tanh) - outputs(params, torch.tanh)).abs().max()) > 1e-3
+    assert float((outputs(hidden, torch.tanh) - outputs(params, torch.tanh)).abs().max()) > 1e-2
 
 
 def test_one_client_with_masks_of_another_session_spoils_everything(shards, digits):

@@ -175,8 +175,8 @@ def poison_harms_no_other(duel: Duel) -> Iterator[str]:
     bad = written(world.view, POISONS["nan"]).mail
     mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
     clean, guesses = world.answers(attack), world.seen(replace(world.view, mail=mail)).answers(attack)
-    told = [[None if g.y is None else g.y.tolist() for g in some] for some in (clean, guesses)]
-    if any(told[0][i] == world.labels[i] != told[1][i] for i in (0, 2, 3)):
+    told = {i: y.tolist() for i in (0, 2, 3) if (y := guesses[i].y) is not None}
+    if any(told[i] != world.labels[i] for i in told):
         yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
     if question_of(attack.kind).inputs:
         before, after = psnrs(attack, world, clean), psnrs(attack, world, guesses)
