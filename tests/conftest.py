@@ -7,6 +7,7 @@ from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -23,6 +24,8 @@ from ppbench.run import cost
 from ppbench.task.dataset import open_dataset
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same examples in every run")
 CLIENTS = 4
 
 

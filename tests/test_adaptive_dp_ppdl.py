@@ -132,7 +132,7 @@ def test_shrinkage_at_the_true_batch_is_the_norm_over_the_clip(batch, digits):
     assert norm(restored) == pytest.approx(norm(evidence), rel=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(factor=st.floats(0.05, 0.95), which=st.integers(0, 179))
 def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_whole(factor, which, digits):
     """Why `decided`: the label p - f (p - y) gives f times the gradient of y, so that its norm says nothing of f."""
@@ -151,7 +151,7 @@ def laplace_loss(residual: Tensor, scale: float) -> Tensor:
     return residual.abs().sum() / scale
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), std=st.floats(1e-3, 10.0))
 def test_reweighted_squares_touch_the_laplace_likelihood(seed, std):
     """At the present residual r0: half its value, its gradient; elsewhere, with that half added, never below it."""

@@ -218,7 +218,7 @@ def test_a_recurring_image_outside_the_data_range_is_no_example():
 
 # -- algebra ---------------------------------------------------------------------------------------------------------
 @given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 9), st.floats(0, 0.6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_least_squares_finds_the_factor_of_what_is_seen(seed, units, pixels, hide):
     g = seeded(seed)
     x = torch.rand(pixels, generator=g, dtype=torch.float64) + 0.1
@@ -234,7 +234,7 @@ def test_least_squares_finds_the_factor_of_what_is_seen(seed, units, pixels, hid
 
 
 @given(st.integers(0, 2**31), st.floats(0, 0.4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_direction_is_that_of_a_singular_vector_also_with_hidden_entries(seed, hide):
     g = seeded(seed)
     x = torch.rand(40, generator=g, dtype=torch.float64) + 0.1

@@ -39,7 +39,7 @@ def brute_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 @given(st.data(), st.integers(1, 40), st.floats(0, 6), st.sampled_from([0.0, 1e-5, 1e-2]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_p_value_is_the_papers(data, r, epsilon, delta):
     v, extra = data.draw(st.integers(0, r)), data.draw(st.integers(0, 30))
     expected = brute_p(r + extra, r, v, epsilon, delta)
@@ -47,7 +47,7 @@ def test_p_value_is_the_papers(data, r, epsilon, delta):
 
 
 @given(st.integers(1, 60), st.data(), st.sampled_from([0.0, 1e-5, 1e-3]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_bound_is_where_the_p_value_crosses(r, data, delta):
     v = data.draw(st.integers(0, r))
     bound = epsilon_lower(r, r, v, delta)
@@ -159,7 +159,7 @@ def test_the_known_half_is_never_used():
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.floats(0.01, 1), st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_extremes_are_extreme_and_ties_are_lots(scores, share, seed):
     values = torch.tensor(scores, dtype=torch.float64)
     where = torch.arange(len(scores)) % 3 != 1

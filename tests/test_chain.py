@@ -78,7 +78,7 @@ def check(
         assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-9 * max(largest, 0.1))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     data=st.data(),
     channels=st.integers(1, 3),

@@ -256,7 +256,7 @@ def trits_of(values: list[int]) -> Tensor:
 
 @each_packing
 @given(st.lists(st.sampled_from([-1, 0, 1]), max_size=70))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_packings_read_back_in_the_least_bytes(packing, values):
     data = pack(trits_of(values), packing)
     assert data.dtype == torch.uint8 and len(data) == math.ceil(len(values) / PER_BYTE[packing])
@@ -272,7 +272,7 @@ def test_entries_lie_lowest_bits_first():
 
 @each_packing
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=12), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_read_is_only_what_would_be_written(packing, values, short):
     data, count = torch.tensor(values, dtype=torch.uint8), PER_BYTE[packing] * len(values) - short
     pairs = [value >> shift & 3 for value in values for shift in (0, 2, 4, 6)]
@@ -324,7 +324,7 @@ def test_the_later_rule_takes_the_threshold_itself_for_a_move():
 
 
 @given(st.integers(0, 2**31 - 1), st.floats(0.01, 0.99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_told_is_the_exact_direction_and_at_least_the_threshold(seed, beta):
     generator = torch.Generator().manual_seed(seed)
     step, previous = torch.randn(2, 50, generator=generator)

@@ -79,7 +79,7 @@ def nearest_in_ball(z: Tensor, radius: float) -> Tensor:
     return z.sign() * (z.abs() - high).clamp(min=0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     rows=st.lists(st.lists(st.floats(-100, 100), min_size=5, max_size=5), min_size=1, max_size=4),
     radii=st.lists(st.floats(0, 300), min_size=4, max_size=4),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observations import ask, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, label_histogram, recover_labels, single_label
+from ppbench.attacks.label.recovery import (
+    ROUNDING,
+    LabelRecovery,
+    greedy_multiset,
+    label_histogram,
+    recover_labels,
+    single_label,
+)
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Local, Plan
@@ -47,7 +54,7 @@ def matches(found: torch.Tensor, truth: torch.Tensor) -> int:
 
 
 @given(st.lists(st.floats(-3, 9), min_size=2, max_size=6), st.integers(1, 12), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_multiset_holds_every_present_class_once_at_least(counts, batch, data):
     present = data.draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts)))
     found = greedy_multiset(torch.tensor(counts).double(), torch.tensor(present), batch)
@@ -57,7 +64,7 @@ def test_multiset_holds_every_present_class_once_at_least(counts, batch, data):
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(lambda c: sum(c) > 0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_whole_counts_come_back_as_they_are(counts):
     wanted = torch.tensor(counts)
     found = greedy_multiset(wanted.double(), wanted > 0, sum(counts))
@@ -204,18 +211,21 @@ def heads(draw: st.DrawFn) -> tuple[Params, torch.Tensor, torch.Tensor | None, t
 
 
 @given(heads())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_exact_gradients_show_which_classes_a_batch_holds(case):
     params, weight, bias, labels = case
     classes, batch = len(weight), len(labels)
     truth = torch.bincount(labels, minlength=classes)
-    absent = int((truth == 0).sum())
+    terms = torch.stack([a[:, None] * b for a, b in zip(params["head.weight"].T, weight.T, strict=True)])
+    if bias is not None:
+        terms = torch.cat([terms, (params["head.bias"][:, None] * bias)[None]])
+    vanish = (terms.sum(0) - terms.sum(0).T).abs() <= 2 * ROUNDING * terms.square().sum(0).max().sqrt()
+    absent = truth == 0
+    assume(torch.equal(vanish, (absent[:, None] & absent) | torch.eye(classes, dtype=torch.bool)))  # none by chance
     found = label_histogram(params, weight, bias, batch)
     if found is None:
-        assert bias is None and absent < 2
+        assert bias is None and absent.sum() < 2
         return
-    if bias is None and absent < 2:
-        return  # may be taken in by a pair that vanishes by chance
     assert torch.equal(found.present, truth > 0)
     assert (found.counts[truth == 0] == -torch.inf).all()
     assert (found.counts[truth > 0] <= truth[truth > 0] + 1e-6).all()

@@ -173,7 +173,7 @@ def test_squares_and_one_output_give_minus_the_log_loss():
 
 
 @given(st.integers(0, 2**31), st.integers(2, 12), st.sampled_from([0.0, 4.0, 9.5]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_scores_are_the_papers_by_loops(seed, runs, weight):
     """One augmentation; runs alternate in and out, so every candidate has two of each from 4 runs on."""
     g = np.random.default_rng(seed)

@@ -31,7 +31,7 @@ def test_figures_of_known_cases():
 
 
 @given(st.floats(1e-3, 0.4), st.integers(0, 50))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_psnr_follows_the_size_of_the_error(size, seed):
     x = image(seed) * 0.2 + 0.4
     sign = torch.where(image(seed + 1) < 0.5, -1.0, 1.0)
@@ -40,7 +40,7 @@ def test_psnr_follows_the_size_of_the_error(size, seed):
 
 
 @given(st.integers(0, 100), st.floats(0.01, 1e6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_figures_stay_in_their_bounds(seed, scale):
     x = image(seed)
     found = image_figures(scale * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), x)
@@ -49,7 +49,7 @@ def test_figures_stay_in_their_bounds(seed, scale):
 
 
 @given(st.integers(0, 50), st.floats(0.01, 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_squared_error_is_that_of_the_clipped_image_in_units_of_the_range(seed, scale):
     x, guess = image(seed), scale * (image(seed + 1) - 0.3)
     found = image_figures(guess, x)
@@ -80,7 +80,7 @@ def test_shapes_that_differ_are_refused():
 
 
 @given(st.permutations(range(6)), st.integers(0, 20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_match_undoes_any_permutation(order, seed):
     truth = image(seed, (6, 1, 8, 8))
     guess = truth[order] + 0.05 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(seed))
@@ -89,7 +89,7 @@ def test_match_undoes_any_permutation(order, seed):
 
 
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4), max_size=5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_match_gives_failed_reconstructions_what_is_left(order, failed):
     truth = image(3, (5, 1, 8, 8))
     guess = truth[order].clone()
@@ -144,7 +144,7 @@ def test_random_binary_scores_give_chance_though_all_are_tied_and_a_planted_leak
 
 
 @given(st.integers(0, 1000), st.floats(0.1, 50), st.floats(-50, 50))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_auc_is_scikit_learns_and_ignores_monotone_scales(seed, scale, shift):
     rng = np.random.default_rng(seed)
     score, truth = rng.integers(0, 9, 80).astype(float), member(80)
@@ -184,7 +184,7 @@ def test_one_threshold_for_both_halves_where_each_is_too_small_and_the_method_sa
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=2, max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_roc_curve_has_the_points_of_every_threshold_and_no_others(pairs):
     truth, score = np.array([m for m, _ in pairs]), np.array([float(s) for _, s in pairs])
     found = roc(half(score, truth))
@@ -198,7 +198,7 @@ def test_the_roc_curve_has_the_points_of_every_threshold_and_no_others(pairs):
 
 
 @given(st.lists(st.floats(-50, 100), min_size=1, max_size=45), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_worst_decile_is_the_mean_of_the_largest_tenth(values, padding):
     count = -(-len(values) // 10)
     expected = np.mean(sorted(values)[-count:])
@@ -241,7 +241,6 @@ def test_clopper_pearson_textbook_values():
             clopper_pearson(k, n)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_clopper_pearson_holds_the_share_and_shrinks_with_n(n, data):
     k = data.draw(st.integers(0, n))
@@ -270,7 +269,7 @@ def test_clustered_proportion_of_all_counts_each_batch_once_and_one_batch_not_at
 @given(
     st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.sampled_from(["mean", "median", "p95", "worst_decile"])
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_bootstrap_is_bounded_by_the_data_and_repeats(values, name):
     units = flat(np.array(values))
     found = bootstrap(units, name, 3)

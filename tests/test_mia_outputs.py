@@ -204,7 +204,7 @@ def test_regression_with_one_output(attack):
 
 # -- formulas --------------------------------------------------------------------------------------------------------
 @given(st.lists(st.floats(-8, 8), min_size=2, max_size=6), st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_modified_entropy_is_the_papers_formula(logits, label):
     z = torch.tensor([logits], dtype=torch.float64)
     y = label % len(logits)
@@ -257,7 +257,7 @@ def test_the_last_broadcast_to_this_client_is_the_one_used():
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs):
     scores = torch.tensor([float(s) for s, _ in pairs], dtype=torch.float64)
     member = torch.tensor([m for _, m in pairs])

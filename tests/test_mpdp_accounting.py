@@ -39,7 +39,7 @@ DELTA = 1e-5
 EPSILONS = st.floats(1e-4, 50)
 DELTAS = st.floats(1e-12, 0.9)
 SIGMAS = st.floats(0.01, 100)
-few = settings(deadline=None, max_examples=40)
+few = settings(max_examples=40)
 
 
 def generator(seed: int = 0) -> torch.Generator:

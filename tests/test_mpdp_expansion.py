@@ -181,7 +181,7 @@ def test_networks_that_cannot_be_perturbed_are_refused_by_name(features, width, 
     assert str(refused.value).count(". ") == 0 and str(refused.value).endswith(".")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(widths=st.lists(st.integers(1, 6), min_size=1, max_size=5), seed=st.integers(0, 1000))
 def test_random_chains_are_perturbed_exactly(widths, seed):
     spec = net_spec("mlp", (5,), 3, {"hidden": ",".join(map(str, widths)), "bias": False})

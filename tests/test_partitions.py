@@ -38,7 +38,7 @@ def spread(table: Tensor) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(federation=federations(), seed=st.integers(0, 2**63 - 1))
 def test_shards_are_a_partition_without_empty_clients(kind, federation, seed):
     labels, clients = federation
@@ -49,7 +49,7 @@ def test_shards_are_a_partition_without_empty_clients(kind, federation, seed):
     assert torch.cat(shards).sort().values.tolist() == list(range(len(labels)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(federation=federations(), seed=st.integers(0, 2**32))
 def test_iid_sizes_and_class_counts_differ_by_at_most_one(federation, seed):
     labels, clients = federation
@@ -123,7 +123,7 @@ def test_bad_partitions_are_refused(kind, clients, words):
         partition(kind, BALANCED, clients, 0)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=100), parts=st.integers(2, 6), seed=st.integers(0, 99))
 def test_hold_out_is_stratified(labels, parts, seed):
     y = torch.tensor(labels)
@@ -137,7 +137,7 @@ def test_hold_out_is_stratified(labels, parts, seed):
         assert len(test) == -(-len(y) // parts)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     labels=st.lists(st.integers(0, 4), min_size=1, max_size=100),
     shares=st.tuples(st.integers(1, 9), st.integers(0, 4), st.integers(1, 4)),
@@ -167,7 +167,7 @@ def test_shares_without_validation_are_the_default_split(shares):
     assert [len(part) for part in three_way(BALANCED, (8, 1, 1), 3)] == [4000, 500, 500]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200), column=st.booleans())
 def test_strata_are_values_or_deciles_and_monotone(values, column):
     targets = torch.tensor(values)
@@ -206,7 +206,7 @@ def domained(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     return labels, domain, clients
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(federation=domained(), seed=st.integers(0, 2**32))
 def test_clients_are_dealt_to_domains_in_equal_groups_iid_within(federation, seed):
     labels, domain, clients = federation

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppbench.adversary.attack import Attack, Guess
@@ -202,7 +202,6 @@ def test_the_papers_equation():
         cap_value([], [])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9), st.randoms())
 def test_cap_with_a_bounded_distance_is_bounded_by_the_mean_accuracy(pairs, random):
     accuracy, distance = zip(*pairs, strict=True)

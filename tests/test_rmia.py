@@ -31,7 +31,7 @@ VIEW = delivered(PLAN, {"head.weight": torch.eye(CLASSES), "head.bias": torch.ze
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.floats(0, 1), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_prior_is_the_papers_by_loops(seed, pairs, a, online):
     g = np.random.default_rng(seed)
     p, keep = g.uniform(1e-6, 1, size=(2 * pairs, 2, 3)), np.zeros((2 * pairs, 3), dtype=bool)
@@ -45,7 +45,7 @@ def test_the_prior_is_the_papers_by_loops(seed, pairs, a, online):
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.lists(st.integers(-3, 3), min_size=1, max_size=20))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_share_is_counted_ties_included(ratios, population):
     """Ratios are powers of 2, so that some are equal: LR >= gamma counts them."""
     x, z = torch.tensor(ratios).double() * math.log(2), torch.tensor(population).double() * math.log(2)
@@ -123,7 +123,7 @@ def test_probabilities_that_underflow_are_no_trouble():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=2, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_roc_is_exact_with_ties(pairs):
     """Of the metrics that judge all these attacks: a brute-force ROC over every threshold, and area by pairs."""
     member, score = np.array([m for m, _ in pairs]), np.array([s for _, s in pairs], dtype=np.float64)

@@ -139,7 +139,7 @@ def run(function, starts: Tensor, budget: int = 1000, stop: float = 1e-12, **opt
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(victims=st.integers(1, 7), size=st.integers(1, 12), slots=st.integers(1, 4), history=st.integers(1, 20))
 def test_finds_the_minimum_of_every_quadratic(victims, size, slots, history):
     function, centers = quadratics(victims, size, 10.0)

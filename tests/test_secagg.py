@@ -49,7 +49,7 @@ def sparse(clients: int, seed: int) -> Tensor:
 
 
 # -- masks cancel ----------------------------------------------------------------------------------------------------
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(st.integers(2, 7), st.sampled_from([lambda k, _: complete(k), sparse]), st.integers(0, 99), st.integers(1, 40))
 def test_masks_sum_to_zero_modulo_two_to_the_64(clients, drawn, seed, words):
     graph = drawn(clients, seed)
@@ -123,7 +123,7 @@ def test_noise_of_a_pair_is_bitwise_opposite_at_its_ends():
 
 
 # -- fixed point -----------------------------------------------------------------------------------------------------
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-60, 60, allow_nan=False), min_size=1, max_size=20), st.integers(16, 56))
 def test_fixed_point_is_exact_to_half_a_unit(values, bits):
     x = torch.tensor(values, dtype=torch.float64)

@@ -136,7 +136,7 @@ def test_dp_noise_has_the_stated_scale(federate, law, factor):
     assert defense.noise(replace(run.plan, local=Local("gradient"))).std == pytest.approx(0.05 * factor)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(n=st.integers(2, 6), clip=st.floats(0.01, 5), drop=st.integers(0, 5))
 def test_clipped_sum_moves_by_at_most_clip_when_an_example_leaves(n, clip, drop):
     plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 2)
@@ -193,7 +193,7 @@ def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
     assert exact <= epsilon <= 2.5 * exact
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(theta=st.floats(0.001, 1), seed=st.integers(0, 5), size=st.integers(1, 300))
 def test_ppdl_keeps_exactly_k_largest_entries_unchanged(theta, seed, size):
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed))

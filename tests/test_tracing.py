@@ -78,7 +78,7 @@ def test_without_a_finite_reconstruction_the_owner_is_nobody():
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_equals_the_direct_search(seed, queries, count):
     g = seeded(seed)
     q, r = torch.randn(queries, 2, 3, generator=g), 3 * torch.randn(count, 2, 3, generator=g)

@@ -171,7 +171,7 @@ def test_moments_of_a_network_without_biases_need_no_first_surrogate(spec):
 
 
 # -- the estimators --------------------------------------------------------------------------------------------------
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 20), classes=st.integers(1, 6), vector=st.booleans())
 def test_regression_is_exact_where_outputs_are_the_labels(seed, count, classes, vector):
     g = seeded(seed)
@@ -200,7 +200,7 @@ def test_the_location_of_the_columns_beats_the_medians_of_the_rows():
     assert better[0] < 0.8 * better[1]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), factor=st.sampled_from([1e-6, 1.0, 1e6]), vector=st.booleans())
 def test_the_location_of_the_columns_moves_and_scales_with_them(seed, factor, vector):
     g = seeded(seed)
