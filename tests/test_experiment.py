@@ -50,7 +50,7 @@ grid = [0.1]
 def made(monkeypatch):
     """Count what is made from here on, wherever it is asked for."""
     selftest()  # has a task of its own, once a process
-    task._task.cache_clear()
+    task.task_of.cache_clear()
     counts = Counter[str]()
 
     def counted(module, name):

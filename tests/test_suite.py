@@ -193,7 +193,7 @@ def presets(name: str) -> list[str]:
 def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch):
     """Whatever can be refused before anything is trained is not refused: losses, networks, stages, shares, victims."""
     monkeypatch.setattr(task_module, "_dataset", lambda name, seed: standing_in(name))
-    task_module._task.cache_clear()
+    task_module.task_of.cache_clear()
     suite = load_suite(name, preset)
     assert suite.id == (f"{name}@{preset}" if preset else name) and preset in titles()[name]
     first = suite.configs[0].seed
@@ -202,7 +202,7 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch):
         kept = kept[:2] + kept[-2:]
     alone = replace(suite, places=dict(kept))
     planned = plan(alone, tmp_path / "out")
-    task_module._task.cache_clear()
+    task_module.task_of.cache_clear()
     assert {c.config.defense.id for one in planned.asked for c in one.cells} >= {
         experiment.config.defense for experiment, _ in kept
     }

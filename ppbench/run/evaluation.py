@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,14 +118,16 @@ def check(experiment: Experiment) -> None:
         attack.check_held(held)
     if any(group.stage == "audit" for group in every):
         populate(experiment)
-    for group in every:
+    drawn: dict[Hashable, Group] = {}
+    for group in (g for g in every if g.stage != "audit"):  # victims are the same at every control value
+        defense = experiment.points[group.point].defense
+        drawn.setdefault((group.records, group.threat, group.batch, group.role, defense.sums, defense.roles), group)
+    for group in drawn.values():
         _check_victims(experiment, group)
 
 
 def _check_victims(experiment: Experiment, group: Group) -> None:
     task, config = experiment.task, experiment.config
-    if group.stage == "audit":
-        return
     if group.records:
         choose_candidates(task.shards, task.test, config.candidates, task.seeds)
         return

@@ -11,7 +11,7 @@ from ppbench.base.errors import UsageError
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.run.choice import Point, attacks, points
 from ppbench.run.config import EvaluateConfig
-from ppbench.run.task import Task, describe, make_task
+from ppbench.run.task import Task, describe, task_key, task_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,11 @@ class Experiment:
     @property
     def task(self) -> Task:
         """What is learnt. Tasks are large: a process holds the two that it used last, shared by all that agree."""
-        return make_task(self.config)
+        return task_of(self._task_key)
+
+    @cached_property
+    def _task_key(self) -> str:
+        return task_key(self.config)
 
     @cached_property
     def facts(self) -> tuple[DataInfo, ModelInfo, FederationInfo]:

@@ -72,8 +72,9 @@ def _dataset(name: str, seed: int) -> Dataset:
 
 
 @lru_cache(maxsize=2)
-def _task(plan_config: str) -> Task:
-    config = EvaluateConfig.model_validate_json(plan_config)
+def task_of(key: str) -> Task:
+    """Return the task that a `task_key` determines, one object a process (UsageError: it cannot be made)."""
+    config = EvaluateConfig.model_validate_json(key)
     seeds = Seeds(config.seed)
     dataset = _dataset(config.dataset, seeds.seed("data"))
     plan = make_plan(config, dataset)
@@ -124,8 +125,8 @@ def _members(dataset: Dataset, rest: Tensor, count: int | None, seeds: Seeds) ->
 
 
 def make_task(config: EvaluateConfig) -> Task:
-    """Return the task of `config`, one object a process for equal `task_key`s (UsageError: it cannot be made)."""
-    return _task(task_key(config))
+    """Return the task of `config`; see `task_of`."""
+    return task_of(task_key(config))
 
 
 def task_key(config: EvaluateConfig) -> str:
