@@ -1,6 +1,7 @@
 """The command line, as a user meets it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -164,22 +165,31 @@ def test_python_m_ppbench_is_the_command():
     assert (ran.returncode, ran.stdout.split()[0]) == (0, "ppbench"), ran.stderr
 
 
-def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(tmp_path):
-    command = [sys.executable, "-m", "ppbench.cli", "evaluate", "--defense", "dp", "--rounds", "3000", "--workers", "2"]
-    process = subprocess.Popen(  # a shell's background jobs ignore the signal
-        [*command, "--out", str(tmp_path / "o")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    try:
-        while not (tmp_path / "o" / "ppbench.json").is_file() and process.poll() is None:
-            time.sleep(0.1)
-        time.sleep(4)  # the workers are training by now
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 130, out
-    assert "the same command goes on from there" in out and "Traceback" not in out
+@pytest.mark.usefixtures("planted")
+def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(forked, tmp_path, monkeypatch):
+    """While workers sleep in an attack, for minutes, after another cell of each was finished."""
+    words = ["evaluate", "--defense", "none", *QUICK[2:], "--attack", "label_recovery,planted_slow", "--workers", "2"]
+    words += ["--set", "planted_slow.seconds=600", "--out", str(tmp_path / "o")]
+    monkeypatch.setattr(sys, "argv", ["ppbench", *words])
+    monkeypatch.setenv("PPBENCH_PLANTED_LOG", str(tmp_path / "log"))
+
+    def command():
+        with (tmp_path / "said").open("w") as said:
+            sys.stdout = sys.stderr = said
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            cli.main()
+
+    process = forked.Process(target=command)
+    process.start()
+    while not (tmp_path / "log").is_file() and process.is_alive():
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(120)
+    process.kill()
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 130, said
+    assert "the same command goes on from there" in said and "Traceback" not in said
+    assert {r.config.attack.id for r in Store(tmp_path / "o").load_all()} == {"label_recovery"}
 
 
 def test_the_public_names_stay_what_they_are_after_their_modules_are_imported():

@@ -71,7 +71,8 @@ value = 0.5
 """
 RUN = """
 import json, sys
-import ppbench
+import ppbench, ppbench.run.cost as cost
+cost.BUDGET_S = cost.ENOUGH_S = 0.0  # a single pair is timed
 from ppbench.base.registry import GROUPS, plugins
 found = ppbench.evaluate(
     defense="sign_sgd", grid=(5,), dataset=f"csv:{sys.argv[1]}?target=ill", model="mlp", out=sys.argv[2], workers=1,
