@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
@@ -102,6 +103,18 @@ def forked(monkeypatch):
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
     return fork
+
+
+@pytest.fixture(scope="module")
+def undrawn():
+    """Let figures be empty: to draw them takes longer than the small evaluations that they would show."""
+
+    def save(figure, file, format, **options):
+        file.write("<svg></svg>" if format == "svg" else b"PNG")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from ppbench.run.selftest import selftest
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import sweep
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL: dict[str, Any] = {
     **{"defense": "dp", "grid": (0.1, 1.0), "model": "mlp", "attacks": ("analytic", "mia_loss"), "victims": 2},
     **{"clients": 2, "train": 60, "rounds": 1, "candidates": 40, "attack_batch": (1,), "canaries": 10},

@@ -13,6 +13,7 @@ from ppbench.records import sources
 from ppbench.run.evaluation import evaluate
 from ppbench.run.sweep import plan, sweep
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TINY = """\
 schema = "ppbench.run.suite/1"
 id = "tiny"
