@@ -18,7 +18,6 @@ from ppbench.adversary.attack import Challenge, References
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.one_run import OneRunAudit, extremes
 from ppbench.attacks.membership.update_cosine import UpdateCosine
-from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
@@ -26,7 +25,6 @@ from ppbench.federation.wire import SERVER
 from ppbench.metrics.audit import audited, epsilon_lower, p_value
 from ppbench.metrics.intervals import Estimate
 from ppbench.nets.net import initial, net_spec
-from ppbench.run.choice import make_attack
 
 
 def brute_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -208,9 +206,3 @@ def test_references_and_uploads_are_used_where_there_are_any():
     server = View("server/1", SERVER, PLAN, NoDefense(), letters(1, 1, view.mail[0].message.params, update), ())
     (by_uploads,) = OneRunAudit().run(server, [told], torch.Generator())
     assert torch.equal(by_uploads.score, UpdateCosine().run(server, [told], torch.Generator())[0].score)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.1, math.nan])
-def test_bad_options_of_the_attack_are_refused(share):
-    with pytest.raises(UsageError, match="'audit_one_run': share="):
-        make_attack("audit_one_run", {"share": share})

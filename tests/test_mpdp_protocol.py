@@ -268,16 +268,6 @@ def test_reasons_state_the_claim_and_what_it_is_worth():
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------
-WRONG = {"epsilon": (0.0, math.inf), "delta": (0.0, 1.0), "kappa": (math.nan,), "bound": (0.0,), "gamma": ("matrix",)}
-WRONG |= {"graph": ("ring",), "floor": (-1.0,), "fraction_bits": (60,)}
-
-
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field in WRONG for value in WRONG[field]])
-def test_values_out_of_range_are_refused_by_name(field, value):
-    with pytest.raises(UsageError, match=rf"'mpdp_h': {field}=.*must be"):
-        replace(MPDPH(), **{field: value}).check(plan_of())
-
-
 @pytest.mark.parametrize(
     ("defense", "plan", "sentence"),
     [

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.func import functional_call, jacrev
 
 from ppbench.base.autodiff import gradient
-from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.extended import PBPFLExt
@@ -330,23 +329,6 @@ def test_evidence_at_the_truth_is_exact(threat, unequal):
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("field", "value", "right"),
-    [
-        *[("kappa", value, "a finite number > 0") for value in (0.0, float("nan"))],
-        ("precision", "float16", "'float64' or 'float32'"),
-        ("head_bias", "gone", "'masked' or 'clear'"),
-        ("norms", "batch", "'refuse' or 'affine'"),
-        ("families", "one", "'independent' or 'shared'"),
-        ("fraction_bits", 57, "from 16 to 56"),
-    ],
-)
-def test_wrong_parameters_are_refused_by_name(field, value, right):
-    with pytest.raises(UsageError) as caught:
-        PBPFLExt(**{field: value}).check(digits_plan(MOMENTUM))
-    assert str(caught.value) == f"Defense 'pbpfl_ext': {field}={value!r} cannot be used; it must be {right}."
-
-
 def test_float32_warns_beyond_kappa_ten_and_only_there():
     plan = digits_plan(MOMENTUM)
     with pytest.warns(UserWarning, match=r"float32.*kappa=100.*0\.003.*precision=float64 or kappa <= 10"):

@@ -14,7 +14,6 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.update_cosine import rounds_of
 from ppbench.attacks.membership.whitebox import WhiteBox, gradient_signals, round_signals, spread
 from ppbench.base.autodiff import gradient
-from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plain import plain_evidence
@@ -22,7 +21,6 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
-from ppbench.run.choice import make_attack
 from ppbench.testing.scene import digits
 from ppbench.testing.worlds import POISONS, written
 
@@ -154,9 +152,3 @@ def test_a_bad_record_scores_lowest_and_one_seed_gives_one_guess(leaky):
     assert first.score[3] == first.score.min()
     sound = (challenge.known == -1) & (torch.arange(COUNT) != 3)
     assert roc_auc_score(member[sound], first.score[sound]) > 0.85
-
-
-def test_bad_options_are_refused():
-    for options in ({"rounds": 0}, {"seeds": 1}):
-        with pytest.raises(UsageError, match="'mia_whitebox': "):
-            make_attack("mia_whitebox", options)
