@@ -1,7 +1,5 @@
 """What an adversary sees in tests of attacks on gradients, and how near a guess comes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,7 @@
 """Numbers and federations for tests of protocols: random tensors, weights in float64, gradients, and how far apart."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,6 @@ from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, initial
-
-Build = Callable[..., Federation]
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -38,7 +36,7 @@ def examples(spec: NetSpec, count: int, seed: int = 0) -> Data:
 
 def true_gradient(plan: Plan, params: Params, data: Data) -> Params:
     """Return the gradient of the mean loss on `data` in float64."""
-    ones = torch.ones(len(data.x), dtype=torch.float64)
+    ones, params = torch.ones(len(data.x), dtype=torch.float64), {n: v.double() for n, v in params.items()}
     with torch.no_grad():
         return gradient(lambda p: plan.objective(p, data.x.double(), data.y.double(), ones), params)
 

@@ -1,7 +1,5 @@
 """The attacks that know BAFFLE's directions: sketches, what masks leave of them, images, labels, and the histogram."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""The attacks that know the noise, the clipping and the mask: against plain DLG, against grey, and piece by piece."""
-
-from __future__ import annotations
+"""The attacks that know the noise, the clipping and the mask: against plain DLG, and piece by piece."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded
+from observations import observation, seeded
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
@@ -26,7 +24,7 @@ from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.ppdl import PPDL
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.evidence import Evidence, simulation
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
@@ -57,12 +55,6 @@ def median(scores: Sequence[ImageScore]) -> float:
     return float(torch.tensor([score.psnr or 0.0 for score in scores]).median())
 
 
-def grey(victims: Victims) -> float:
-    """Return the median PSNR in dB of a grey guess."""
-    errors = torch.stack([((victims.truth(u).x - 0.5) ** 2).mean() for u in victims.units])
-    return float((-10 * errors.log10()).median())
-
-
 def certain(labels: Tensor) -> Tensor:
     """Return logits of which the softmax is one-hot."""
     return 100.0 * labels
@@ -70,9 +62,8 @@ def certain(labels: Tensor) -> Tensor:
 
 def evidence_on(x: Tensor, y: Tensor, factor: float = 1.0) -> Evidence:
     """Return plain evidence of the batch x [B, *shape], y [B, C], its gradient times `factor`."""
-    simulate = simulation(PLAN, PARAMS)
-    observed = {n: factor * v.detach() for n, v in simulate(x[None], y[None]).items()}
-    return Evidence((Slot(0, 0),), observed, simulate, PARAMS)
+    exact = observation(PLAN, PARAMS, x, y)
+    return replace(exact, observed={n: factor * v for n, v in exact.observed.items()})
 
 
 def norm(evidence: Evidence) -> float:

@@ -1,7 +1,5 @@
 """Attacks that know FedPC: pilots fall whatever they keep secret, ternaries tell labels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """PBPFL against who knows it: hidden scales are a gauge, the server has FedSGD, shared masks leave differences bare."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The adaptive attack on SPN: what the head leaks, the backbone objective against autograd, planted leak and null."""
 
-from __future__ import annotations
-
 import io
 import os
 from dataclasses import dataclass
@@ -116,15 +114,6 @@ def test_a_batch_of_distinct_labels_gives_every_feature(batch):
         found = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
         assert found.exact
         assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-8
-
-
-def test_the_head_gradient_does_not_depend_on_the_defense():
-    params, (x, y) = initial(SPEC, 0), some(4, 0)
-    reference, _ = spn_gradient(PLAN, params, x, y, 0.0, 0)
-    for alpha2 in (1e-4, 0.1, 0.5):
-        grads, _ = spn_gradient(PLAN, params, x, y, alpha2, 7)
-        assert torch.equal(grads["head.weight"], reference["head.weight"])
-        assert not torch.equal(grads["features.0.weight"], reference["features.0.weight"])
 
 
 def test_batches_too_large_or_noisy_fall_back_to_the_class_means():

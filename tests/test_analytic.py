@@ -1,7 +1,5 @@
 """Analytic inversion of a first linear layer: exact where algebra says so, silent where it says nothing."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

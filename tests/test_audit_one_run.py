@@ -1,7 +1,5 @@
 """The one-run audit: the bound against the paper's formula by brute force, and the attack that feeds it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

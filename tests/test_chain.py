@@ -1,7 +1,5 @@
 """The chain's value and gradient against autograd's double backward, over random networks, batches and weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

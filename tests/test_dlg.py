@@ -1,7 +1,5 @@
 """DLG and iDLG: they break what they must under either loss, fail where nothing leaks, start from the right labels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

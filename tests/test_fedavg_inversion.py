@@ -1,7 +1,5 @@
 """Local training simulated: exact at the truth, images found through several steps and unknown orders, bad input."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

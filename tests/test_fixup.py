@@ -1,7 +1,5 @@
 """ResNet-50 under Fixup: sizes, the initial law and what follows from it, vmap, training, bad options."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Search through a generator: projections, stages, budgets, and what comes out of an undefended gradient of digits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

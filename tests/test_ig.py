@@ -1,7 +1,5 @@
 """Attacks by gradient descent: priors, hypotheses, the likelihood of a public law, and what they make of digits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import median

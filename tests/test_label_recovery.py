@@ -1,7 +1,5 @@
 """Labels from the head's gradient: exact on a fresh model, chance on noise, never a crash; both losses, any head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import assume, given, settings

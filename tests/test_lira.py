@@ -1,7 +1,5 @@
 """Membership by reference runs, LiRA and RMIA: planted leaks on models that know canaries by heart; LiRA's formulas."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Membership attacks on a model's outputs: modified entropy and the classifier of outputs, beside the loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """LPIPS and feature errors: where weights come from, what is refused, and figures on real images."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -187,7 +185,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"imagefolder:{root}"
 
 
-def small(pictures: str, out: Path, **more: object) -> ppbench.Evaluation:
+def small(pictures: str, out: Path, **more: object):
     return ppbench.evaluate(
         **{
             **dict(defense="ppdl", dataset=pictures, model="mlp", attacks=("analytic",), grid=(0.5,), stages=("init",)),

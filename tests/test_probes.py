@@ -1,7 +1,5 @@
 """Probes of several rounds and of local training, roles, collusion, and what evidence makes of them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """The searches: the Adam loop against torch's, the batched L-BFGS against scipy, rows that fail, budgets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.optimize

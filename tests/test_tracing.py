@@ -1,7 +1,5 @@
 """Tracing by the nearest reconstruction, perfect to unusable, and by the updates of several hand-made rounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The walk finds planted leaks of every kind, and finds none where there is none."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, replace
 

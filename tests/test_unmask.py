@@ -1,7 +1,5 @@
 """Un-masking PBPFL's and MP-DP's iterates: exact identities, planted masks, and trained iterates (T9, U11)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Membership by updates over a whole training: planted leaks, nulls, noise over rounds, every defense's decoding."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 

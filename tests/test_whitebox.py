@@ -1,7 +1,5 @@
 """The white-box attack: gradients and outputs at several rounds' models, hand-made trainings of single gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
