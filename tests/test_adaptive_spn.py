@@ -18,12 +18,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.adaptive.feature_inversion import (
-    System,
-    class_starts,
-    invert_features,
-    recover_features,
-)
+from ppbench.attacks.adaptive.feature_inversion import System, class_starts, invert_features, recover_features
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense

@@ -175,10 +175,7 @@ def test_the_server_refuses_what_is_no_key(federate):
     ctx = Context(run.plan, 0, "real", -1, Seeds(0).generator("set-up"))
     good = {c: secagg.announce(keys_of(state).private, 5) for c, state in enumerate(run.parties.clients)}
     zero = secagg.Announce(torch.tensor(5), torch.zeros(32).byte())
-    refused = {
-        "answered set-up with Join": Join(torch.tensor(5)),
-        "sent a public key that gives no": zero,
-    }
+    refused = {"answered set-up with Join": Join(torch.tensor(5)), "sent a public key that gives no": zero}
     for words, answer in refused.items():
         coroutine = run.defense.setup(ctx, run.parties.server, range(run.plan.clients))
         assert isinstance(next(coroutine).out[0], Offer)
