@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import reached, scored, seeded
+from observations import reached, scored, seeded, watched
 from scipy import stats
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive import baffle_sketch
 from ppbench.attacks.adaptive.baffle import BaffleSketch
 from ppbench.attacks.adaptive.baffle_histogram import BaffleHistogram, histogram_test
@@ -65,8 +65,7 @@ def observed(
     """Return an adversary's view of `count` victims, and the truth."""
     run = Federation(defense, plan, shards, Seeds(0))
     run.start(params or initial(SPEC, 1))
-    victims = choose_victims(shards, threat, batch, count, Seeds(0), sums=defense.sums)
-    return run.probe(victims.data, kind, rounds).view(threat), victims
+    return watched(run, threat, batch, count, kind, rounds)
 
 
 def errors(view: View, victims: Victims) -> list[float]:
@@ -273,8 +272,6 @@ def test_one_odd_answer_is_a_failed_guess_and_harms_no_other(values, shards):
 
 
 def test_a_client_sees_no_sketch(shards):
-    run = Federation(Baffle(k=5), PLAN, shards, Seeds(0))
-    run.start(initial(SPEC, 1))
-    victims = choose_victims(shards, "client/1", 1, 3, Seeds(0))
-    assert sketches(run.probe(victims.data).view("client/1", own=victims.own)) == []
+    view, victims = observed(Baffle(k=5), shards, 3, threat="client/1")
+    assert sketches(view) == []
     assert SERVER not in {slot.client for unit in victims.units for slot in unit}

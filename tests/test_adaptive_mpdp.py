@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import scored, seeded
+from observations import scored, seeded, watched
 from protocols import relative, true_gradient, weights
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
@@ -51,8 +51,7 @@ def probed(
     data = {c: Data(x[c].clone(), y[c].clone()) for c in range(CLIENTS)}
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
-    victims = choose_victims(data, threat, batch, count, Seeds(0), sums=defense.sums)
-    return fed.probe(victims.data).view(threat, own=victims.own), victims
+    return watched(fed, threat, batch, count)
 
 
 def hits(victims: Victims, guesses: Sequence[Guess]) -> float:

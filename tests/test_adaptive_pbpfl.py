@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import scored, seeded
+from observations import scored, seeded, watched
 from torch import Tensor
 
-from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mpdp import canonical_scales
 from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differences, differences
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
@@ -38,8 +38,7 @@ def probed(defense: Defense, spec: NetSpec, batch: int = 1, count: int = 8) -> t
     data = dealt((48, 48, 48, 30))
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=16), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
-    victims = choose_victims(data, "server/1", batch, count, Seeds(0), sums=defense.sums)
-    return fed.probe(victims.data).view("server/1"), victims
+    return watched(fed, batch=batch, count=count)
 
 
 def decibels(guess: Tensor, truth: Tensor) -> float:

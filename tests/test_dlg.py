@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import ask, observation, psnr, reached, seeded, updates, uploads
+from observations import ask, observation, psnr, reached, seeded, updates, uploads, watched
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.reconstruction import dlg
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.dlg_reference import reference_dlg
@@ -18,7 +17,6 @@ from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective
 from ppbench.attacks.reconstruction.search.starts import Starts, Victim, groups
 from ppbench.base.errors import UsageError
-from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import Evidence, at_truth, simulation
@@ -252,8 +250,7 @@ def probed(federate, plan):
 
     def make(local, batch=1, count=4, threat="server/1", kind="local"):
         run = federate(NoDefense(), replace(plan, local=local))
-        victims = choose_victims(run.shards, threat, batch, count, Seeds(0))
-        return run.probe(victims.data, kind).view(threat, own=victims.own), victims
+        return watched(run, threat, batch, count, kind)
 
     return make
 
@@ -304,7 +301,7 @@ def test_images_in_an_unknown_order_are_found_where_one_order_is_not_enough(prob
     assert all(g.evaluations <= 208 for g in guesses)
 
 
-def test_the_sum_of_several_clients_local_training_is_simulated(probed, federate, plan):
+def test_the_sum_of_several_clients_local_training_is_simulated(probed):
     local = Local("delta", epochs=3, batch=16, opt=SGD)
     view, victims = probed(local, count=3, threat="client/1")
     (evidence,) = trained_evidence(view)
