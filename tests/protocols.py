@@ -27,6 +27,13 @@ def weights(spec: NetSpec, seed: int = 1) -> Params:
     return {name: value.double() for name, value in initial(spec, seed).items()}
 
 
+def moved(params: Params, size: float = 0.05, zeros: bool = False) -> Params:
+    """Return weights in float64 moved by noise of `size`: none is 0 or 1 by construction; `zeros`: these alone."""
+    g = torch.Generator().manual_seed(0)
+    noise = {n: size * torch.randn(p.shape, generator=g, dtype=torch.float64) for n, p in params.items()}
+    return {n: p.double() + noise[n] * (p == 0 if zeros else 1) for n, p in params.items()}
+
+
 def examples(spec: NetSpec, count: int, seed: int = 0) -> Data:
     """Return examples of noise in float32."""
     generator = torch.Generator().manual_seed(seed)

@@ -13,6 +13,7 @@ from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
+from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map
@@ -206,8 +207,6 @@ def test_the_weighted_histogram_is_exact_at_any_batch(spec):
 
 
 def test_other_defenses_and_one_coefficient_for_all_classes_are_answered_as_label_recovery_does():
-    from ppbench.attacks.label.recovery import LabelRecovery
-
     for defense in (NoDefense(), MPDP(gamma="scalar")):
         view, victims = probed(defense, batch=4)
         first, plain = (a.run(view, victims.challenges(), seeded()) for a in (MPDPHistogram(), LabelRecovery()))

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from observations import seeded
+from protocols import moved
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import grad, vmap
@@ -48,12 +49,6 @@ def assert_mapped_as_looped(net: Net, params: Params, x: Tensor, y: Tensor) -> N
     for i in range(3):
         alone = grad(lambda p, i=i: loss(net, p, x[i], y[i]))(params)
         assert all(torch.allclose(together[n][i], alone[n], atol=1e-10) for n in params)
-
-
-def moved(params: Params) -> Params:
-    """Float64 parameters away from the zeros of the initial law."""
-    g = seeded(0)
-    return {n: p.double() + 0.1 * torch.randn(p.shape, generator=g, dtype=torch.float64) for n, p in params.items()}
 
 
 def test_it_has_fifty_layers_scalar_biases_and_a_multiplier_a_block():
@@ -112,7 +107,7 @@ def test_the_first_step_of_a_deeper_network_is_no_larger():
 
 def test_vmap_over_clients_equals_a_loop_and_gradients_can_be_differentiated():
     net, start = fixup((3, 9, 9))
-    params, g = moved(start), seeded(2)
+    params, g = moved(start, 0.1), seeded(2)
     x, y = torch.rand(3, 2, 3, 9, 9, generator=g, dtype=torch.float64), torch.randint(0, 10, (3, 2), generator=g)
     assert_mapped_as_looped(net, params, x, y)
 

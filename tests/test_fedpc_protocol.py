@@ -225,10 +225,6 @@ def spoiled(change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
     return lambda answer: Weights({**answer.params, "head.bias": change(answer.params["head.bias"])})
 
 
-def nothing(answer: Any) -> None:
-    return None
-
-
 @pytest.mark.parametrize(
     ("kind", "spoil", "said"),
     [
@@ -238,7 +234,7 @@ def nothing(answer: Any) -> None:
         (Cost, lambda a: Cost(a.value.double()), "told the cost .* not one finite float32"),
         (Cost, lambda a: Cost(a.value[None]), r"told the cost \["),
         (Cost, lambda a: Weights({}), "was asked for Cost and sent Weights"),
-        (Cost, nothing, "was asked for Cost and sent nothing"),
+        (Cost, lambda a: None, "was asked for Cost and sent nothing"),
         (Ternary, lambda a: Ternary(a.packed[:-1]), "sent a ternary vector that cannot be read: 460 entries"),
         (Ternary, lambda a: Ternary(a.packed.index_fill(0, torch.tensor(0), 2)), "sent a ternary.*stands for nothing"),
         (Ternary, lambda a: Ternary(a.packed.char()), "sent a ternary.*uint8"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from protocols import rand
+from protocols import moved, rand
 from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 
@@ -197,15 +197,9 @@ def made(
 ) -> tuple[Net, Params]:
     """The network and initial float64 parameters, those that start at 0 moved a little."""
     spec = net_spec(model, shape, classes, options)
-    g = torch.Generator().manual_seed(0)
-    params = {
-        name: value.double() + 0.1 * torch.randn(value.shape, generator=g, dtype=torch.float64) * (value == 0)
-        for name, value in initial(spec, 0).items()
-    }
-    return build(spec), params
+    return build(spec), moved(initial(spec, 0), 0.1, zeros=True)
 
 
-# -- what channel scales ask of a network ----------------------------------------------------------------------------
 @each_variant
 def test_graph_is_traced_without_state_or_in_place_operations(model, shape, options):
     net, params = made(model, shape, options)

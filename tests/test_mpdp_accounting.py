@@ -235,11 +235,6 @@ def distance(draws: torch.Tensor, law) -> float:
     return float(stats.kstest(draws.flatten().numpy(), law).statistic)
 
 
-def law_of_scale(x):
-    """Distribution function of |DN*(1)|: its square is Gamma(3/2, 1)."""
-    return special.gammainc(1.5, np.asarray(x) ** 2)
-
-
 def law_of_half(x: float) -> float:
     """Distribution function of |DN*(2)|, from the root of the Mellin transform (Gil-Pelaez on its logarithm)."""
 
@@ -270,7 +265,7 @@ def test_noise_without_its_sign_or_with_the_wrong_law_is_seen_by_the_same_test()
 
 def test_scale_has_the_exact_law_and_its_moments():
     r = scale_alone((DRAWS,), generator(1))
-    assert distance(r, law_of_scale) < 0.005
+    assert distance(r, lambda x: special.gammainc(1.5, x**2)) < 0.005  # the square is Gamma(3/2, 1)
     assert r.square().mean().item() == pytest.approx(SECOND_MOMENT, abs=0.01)
     assert (1 / r).mean().item() == pytest.approx(2 / math.sqrt(math.pi), rel=0.01)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from protocols import rand, relative, started
+from protocols import moved, rand, relative, started
 from torch import Tensor
 from torch.func import functional_call, jacrev
 
@@ -47,18 +47,9 @@ def images() -> Data:
     return Data(rand(BATCH, *IMAGE), F.one_hot(torch.arange(BATCH), 10).double())
 
 
-def moved(params: Params) -> Params:
-    """Initial weights in float64; what starts at 0 is moved, so that no gradient vanishes by construction."""
-    g = torch.Generator().manual_seed(0)
-    return {
-        n: p.double() + 0.05 * torch.randn(p.shape, generator=g, dtype=torch.float64) * (p == 0)
-        for n, p in params.items()
-    }
-
-
 def registered(model: str, shape: tuple[int, ...] = IMAGE, classes: int = 10, **options: Any) -> tuple[Net, Params]:
     spec = net_spec(model, shape, classes, options)
-    return build(spec), moved(initial(spec, 0))
+    return build(spec), moved(initial(spec, 0), zeros=True)
 
 
 NETS: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms]] = {

@@ -17,6 +17,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
+from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.spn import SPN
 from ppbench.federation.contract import Defense
 from ppbench.federation.evidence import Evidence, at_truth, simulation
@@ -25,6 +26,10 @@ from ppbench.federation.optim import Opt
 from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
+from ppbench.nets.net import net_spec
+from ppbench.run.config import configure
+from ppbench.run.evaluation import evaluate
+from ppbench.run.experiment import resolve
 
 SGD = Opt("sgd", lr=0.1)
 
@@ -115,9 +120,6 @@ def test_victims_are_asked_about_in_the_role_that_they_played(federate):
 
 
 def test_colluders_bring_their_states_and_no_secret_of_the_target(federate):
-    from ppbench.defenses.pbpfl.extended import PBPFLExt
-    from ppbench.nets.net import net_spec
-
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "8", "bias": False})
     plan = replace(federate(Plain()).plan, spec=spec, loss="squared", local=Local("gradient", batch=16))
     shards = {c: type(s)(s.x[:40], s.y[:40]) for c, s in federate(Plain()).shards.items()}
@@ -190,9 +192,6 @@ def test_a_weight_hides_entries_from_the_cosine():
 
 
 def test_an_attack_on_local_training_is_not_run_on_single_gradients():
-    from ppbench.run.config import configure
-    from ppbench.run.experiment import resolve
-
     for probe, there in (("gradient", False), ("local", True)):
         config = configure(defense="none", probe=probe)
         assert ("fedavg_inversion" in {attack.name for attack in resolve(config).attacks}) == there
@@ -202,8 +201,6 @@ def test_an_attack_on_local_training_is_not_run_on_single_gradients():
 
 
 def test_where_nothing_can_be_read_nothing_is_concluded(tmp_path):
-    from ppbench.run.evaluation import evaluate
-
     found = evaluate(
         defense="baffle", grid=(5.0,), rounds=1, stages=("init",), threats=("client/1",),
         attacks=("dlg", "label_recovery"),

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from observations import watched
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import leaves, tree_map
@@ -162,9 +164,6 @@ def test_epsilon_falls_with_noise_and_rises_with_rounds(plan):
 
 def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
     """One full-batch step is a Gaussian mechanism: RDP may exceed its exact epsilon, not much and never less."""
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
     mu = 1 / 5.0
     exact = brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - 0.01, 0, 5)
     epsilon, delta = DPSGD(5.0).guarantee(replace(plan, local=Local("gradient", batch=100)), 100, 1)

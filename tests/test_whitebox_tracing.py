@@ -172,11 +172,6 @@ def images(seed: int) -> torch.Tensor:
     return (torch.rand(1, *SHAPE, generator=g) + 0.5 * torch.randn(IMAGES, *SHAPE, generator=g)).clamp(0, 1)
 
 
-def noisy(x: torch.Tensor, rmse: float, seed: int = 1) -> torch.Tensor:
-    """Return x plus Gaussian noise of relative root-mean-square error `rmse`."""
-    return x + rmse * x.pow(2).mean().sqrt() * torch.randn(x.shape, generator=seeded(seed))
-
-
 def traced_to(queries: torch.Tensor, reconstructions: torch.Tensor, batch: int = IMAGES // CLIENTS) -> torch.Tensor:
     """Return the owners that the attack names."""
     challenge = Challenge(UNIT, batch, x=queries, reconstructions=reconstructions)
@@ -188,7 +183,8 @@ def traced_to(queries: torch.Tensor, reconstructions: torch.Tensor, batch: int =
 @pytest.mark.parametrize("rmse", [0.0, 0.2, 0.6])
 def test_good_reconstructions_name_every_owner(rmse):
     x = images(0)
-    assert torch.equal(traced_to(x, noisy(x, rmse)), OWNERS)
+    noise = rmse * x.pow(2).mean().sqrt() * torch.randn(x.shape, generator=seeded(1))
+    assert torch.equal(traced_to(x, x + noise), OWNERS)
 
 
 def test_an_order_that_is_not_that_of_the_slots_is_punished():
