@@ -185,12 +185,9 @@ def test_coordinates_of_a_sum_of_estimates_are_the_numbers_that_made_it():
 # -- images ----------------------------------------------------------------------------------------------------------
 def test_images_fall_where_numbers_are_as_many_as_pixels(shards):
     """64 pixels: 64 numbers, or two rounds of 32, give the image; a third of them does not."""
-    few, enough, twice = (
-        decibels(BaffleSketch(budget=200), *observed(Baffle(k=k), shards, 2, rounds=rounds))
-        for k, rounds in ((20, 1), (64, 1), (32, 2))
-    )
-    assert few < 20
-    assert min(enough, twice) > 35
+    seen = [observed(Baffle(k=k), shards, 2, rounds=rounds) for k, rounds in ((20, 1), (64, 1), (32, 2))]
+    few, enough, twice = (decibels(BaffleSketch(budget=200), *some) for some in seen)
+    assert few < 20 and min(enough, twice) > 35
 
 
 def test_masks_do_not_help_whom_all_others_are_after(shards):
@@ -219,14 +216,11 @@ def test_labels_of_batches_and_of_cohorts_are_counted(shards):
 
 
 def test_label_attacks_suit_classes_of_images_only():
-    bare, regression = (
-        replace(PLAN, spec=net_spec(model, (1, 16, 16), classes, options))
-        for model, classes, options in (("mlp", 10, {"bias": False}), ("mlp", 1, {}))
-    )
+    bare = replace(PLAN, spec=net_spec("mlp", (1, 16, 16), 10, {"bias": False}))
+    regression = replace(PLAN, spec=net_spec("mlp", (1, 16, 16), 1))
     assert [BaffleLabels(m).suits(PLAN) for m in ("cone", "stein")] == [True, True]
     assert [BaffleLabels(m).suits(bare) for m in ("cone", "stein")] == [True, False]
-    assert not BaffleLabels().suits(regression)
-    assert not BaffleHistogram().suits(regression)
+    assert not BaffleLabels().suits(regression) and not BaffleHistogram().suits(regression)
 
 
 # -- the histogram ---------------------------------------------------------------------------------------------------

@@ -84,9 +84,7 @@ def test_the_exact_gradient_of_one_example_is_rebuilt(spec):
     assert relative(noisy.observed, true_gradient(view.plan, noisy.params, victims.truth(noisy.unit))) > 1
 
 
-@pytest.mark.parametrize(
-    "defense", [MPDP(), MPDPNaive(), MPCDP(), MPDP(bound=37.0)], ids=["mpdp", "naive", "cdp", "bound"]
-)
+@pytest.mark.parametrize("defense", [MPDP(), MPDPNaive(), MPCDP(), MPDP(bound=37.0)], ids=repr)
 @pytest.mark.parametrize("spec", [BARE, CNN], ids=lambda s: s.model)
 def test_a_listener_rebuilds_the_gradient_of_an_ordinary_network(defense, spec):
     """No state and no data: transitional layers fold away, and most of the mask comes off with the head's columns."""

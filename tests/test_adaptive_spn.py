@@ -126,10 +126,8 @@ def test_jacobian_of_the_closed_system():
     g = seeded(0)
     draw = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5, 4), (3, 5), (5,), (2, 3, 3))]
     system = System(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
-    expected = torch.stack(
-        [torch.autograd.functional.jacobian(lambda m: system.residual(m[None])[0], m).flatten(1) for m in draw[3]]
-    )
-    torch.testing.assert_close(system.jacobian(draw[3]), expected)
+    expected = [torch.autograd.functional.jacobian(lambda m: system.residual(m[None])[0], m) for m in draw[3]]
+    torch.testing.assert_close(system.jacobian(draw[3]), torch.stack(expected).flatten(2))
 
 
 # -- the backbone ----------------------------------------------------------------------------------------------------
@@ -196,10 +194,8 @@ def test_batches_are_broken_too():
     scene = world(2, 4, 0.1, seed=2)
     alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, seeded(0))
     joint = QUICK.run(scene.view, scene.challenges, seeded(0))
-    quality = [
-        median_low([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)]) for some in (alone, joint)
-    ]
-    assert quality[0] > 10 and quality[1] > quality[0] + 3
+    blind, both = ([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)] for some in (alone, joint))
+    assert median_low(blind) > 10 and median_low(both) > median_low(blind) + 3
     assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))
 
 

@@ -197,10 +197,8 @@ def test_vmap_equals_a_loop_in_float64_and_leaves_the_constants(saved):
 
 def test_another_process_builds_the_same_constants(saved):
     asked = spec(weights=saved("w.pth"))
-    code = (
-        "from ppbench.nets.net import NetSpec, build\n"
-        f"print(build(NetSpec({asked.model!r}, {asked.shape!r}, 10, {asked.options!r})).frozen_sha256)"
-    )
+    made = f"build(NetSpec({asked.model!r}, {asked.shape!r}, 10, {asked.options!r}))"
+    code = f"from ppbench.nets.net import NetSpec, build; print({made}.frozen_sha256)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == build(asked).frozen_sha256
 
@@ -216,11 +214,8 @@ def test_records_name_weights_by_their_digest_not_by_their_place(saved):
         return dict(describe(make_task(asked), asked)[1].options)
 
     first, second = recorded(weights=saved("a.pth")), recorded(weights=saved("b.safetensors"))
-    assert (
-        first
-        == second
-        == {"backbone": FROZEN, "weights": f"sha256:{build(spec((1, 8, 8), weights=saved('a.pth'))).frozen_sha256}"}
-    )
+    digest = build(spec((1, 8, 8), weights=saved("a.pth"))).frozen_sha256
+    assert first == second == {"backbone": FROZEN, "weights": f"sha256:{digest}"}
     assert recorded()["weights"] != first["weights"] != recorded(backbone_seed=1)["weights"]
 
 

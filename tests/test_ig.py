@@ -129,9 +129,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert all(count % 3 == 0 for count in counts)
 
 
-@pytest.mark.parametrize(
-    "attack", [IG(), GradInversion(budget=300, tries=2), IGLayers(budget=300)], ids=lambda a: a.name
-)
+@pytest.mark.parametrize("attack", [IG(), GradInversion(budget=300, tries=2), IGLayers(budget=300)], ids=type)
 def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
     found, guesses = reached(pairs, attack)
@@ -180,10 +178,8 @@ def test_the_unit_is_what_the_discrepancy_is_at_the_truth():
             u = torch.rand(truth.shape, generator=g) - 0.5
             draws = -u.sign() * torch.log1p(-2 * u.abs()) / math.sqrt(2)
         evidence = Evidence((Slot(0, 0),), {"w": truth + std * draws}, lambda x, y: {}, noise=Noise(law, std))
-        attack = Likelihood()
-        assert float(attack.matched(evidence).discrepancy({"w": truth}) / attack.unit([evidence])) == pytest.approx(
-            1, abs=0.02
-        )
+        found = Likelihood().matched(evidence).discrepancy({"w": truth}) / Likelihood().unit([evidence])
+        assert float(found) == pytest.approx(1, abs=0.02)
 
 
 def test_tensors_without_noise_share_a_small_deviation_and_nothing_is_divided_by_zero():
@@ -248,11 +244,8 @@ def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(ca
     exact = explained(case, truth.x, truth.y)
     assert exact == pytest.approx(math.log(1e-4))
     count = len(layers(case))
-    poisoned = dict(case.observed)
-    poisoned["head.weight"], poisoned["head.bias"] = (
-        torch.randn(poisoned[n].shape, generator=seeded()) for n in ("head.weight", "head.bias")
-    )
-    found = explained(replace(case, observed=poisoned), truth.x, truth.y)
+    noise = {n: torch.randn(case.observed[n].shape, generator=seeded()) for n in ("head.weight", "head.bias")}
+    found = explained(replace(case, observed={**case.observed, **noise}), truth.x, truth.y)
     assert found == pytest.approx(exact * (count - 1) / count, abs=0.1)
 
 

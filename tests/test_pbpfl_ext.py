@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from observations import watched
-from protocols import flat, relative, started, true_gradient
+from protocols import answers, flat, relative, started, true_gradient
 from scipy import stats
 
 from ppbench.base.errors import ProtocolError
@@ -41,16 +41,12 @@ def federation(deal):
     return made
 
 
-def batches(run: Federation, probes: int = 1) -> dict[Slot, Data]:
-    return {
-        Slot(p, c): Data(shard.x[p * BATCH :][:BATCH], shard.y[p * BATCH :][:BATCH])
-        for p in range(probes)
-        for c, shard in run.shards.items()
-    }
+def batches(run: Federation) -> dict[Slot, Data]:
+    return {Slot(0, c): Data(shard.x[:BATCH], shard.y[:BATCH]) for c, shard in run.shards.items()}
 
 
-def uploads(transcript: Transcript, probe: int = 0) -> dict[int, Surrogates]:
-    return {e.sender: e.message for e in transcript.mail if e.probe == probe and isinstance(e.message, Surrogates)}
+def uploads(transcript: Transcript) -> dict[int, Surrogates]:
+    return answers(transcript, Surrogates)
 
 
 def bare(run: Federation, transcript: Transcript, client: int, data: Data) -> Surrogates:

@@ -287,9 +287,8 @@ def test_the_delivered_model_computes_the_true_outputs_and_the_training_one_does
         error = (got - true).abs().max() / true.abs().max()
         assert float(error) < (2e-6 if single else 1e-12) and (single or float(error) > 0)
         assert torch.equal(got.argmax(1), true.argmax(1))
-        assert not any(
-            torch.equal(message.params[n].double(), p) for n, p in run.parties.server.params.items() if n != "head.bias"
-        )
+        hidden = {n: p for n, p in run.parties.server.params.items() if n != "head.bias"}
+        assert not any(torch.equal(message.params[n].double(), p) for n, p in hidden.items())
         _, training = defense.broadcast(run.context("real", 9, 0, SERVER), run.parties.server)
         masked = defense.predict(run.plan, training, x).double()
         assert float((masked - true).norm() / true.norm()) > 0.3 * defense.kappa

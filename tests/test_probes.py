@@ -83,12 +83,11 @@ def test_rounds_follow_each_other_and_plain_evidence_takes_the_first(federate, p
     once, thrice = run.probe(found.data), run.probe(found.data, rounds=3)
     uploads = [e for e in thrice.mail if e.receiver == SERVER]
     assert sorted({e.round for e in uploads}) == [1, 2, 3] and len(uploads) == 3 * len(found.units)
-    models = [e.message.params for e in thrice.mail if e.sender == SERVER and e.receiver == 0]
-    assert len(models) == 4 and not any(
-        torch.equal(a["head.bias"], b["head.bias"]) for a, b in itertools.pairwise(models)
-    )
-    moved = (models[1]["head.bias"] - models[0]["head.bias"]).norm()
-    assert moved < plan.local.opt.lr * 1.5  # a gradient step, though this server is meant for deltas
+    biases = [e.message.params["head.bias"] for e in thrice.mail if e.sender == SERVER and e.receiver == 0]
+    assert len(biases) == 4 and not any(torch.equal(a, b) for a, b in itertools.pairwise(biases))
+    assert (
+        biases[1] - biases[0]
+    ).norm() < plan.local.opt.lr * 1.5  # a gradient step, though this server is meant for deltas
     for a, b in zip(plain_evidence(once.view("server/1")), plain_evidence(thrice.view("server/1")), strict=True):
         assert a.unit == b.unit and all(map(torch.equal, leaves(a.observed), leaves(b.observed)))
 
