@@ -1,7 +1,7 @@
 """Numbers and federations for tests of protocols: random tensors, weights in float64, gradients, and how far apart."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import NetSpec, initial
+from ppbench.nets.net import NetSpec, initial, net_spec
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -64,6 +65,16 @@ def started(defense: Defense, plan: Plan, shards: Mapping[int, Data], seed: int 
     run = Federation(defense, plan, dict(shards), Seeds(seed), **options)
     run.start({name: value.to(shards[0].x.dtype) for name, value in initial(plan.spec, 1).items()})
     return run
+
+
+UNEQUAL = (60, 30, 90, 40, 75, 50, 45, 55, 35, 65)
+
+
+def unequal(deal: Callable[..., dict[int, Data]], defense: Defense, clients: int = 5, **options: Any) -> Federation:
+    """Return a started federation of clients with the first of `UNEQUAL` numbers of digits, on a small network."""
+    local = options.pop("local", None) or Local(batch=16, opt=Opt("sgd", 0.05, 0.9))
+    plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), clients, local)
+    return started(defense, plan, deal(UNEQUAL[:clients]), **options)
 
 
 def trained(transcript: Transcript) -> dict[int, Params]:

@@ -4,11 +4,12 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from protocols import answers, flat, started, trained
+from protocols import UNEQUAL, answers, flat, trained, unequal
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError, UsageError
@@ -18,25 +19,17 @@ from ppbench.defenses.fedpc.parameters import entry_epsilon
 from ppbench.defenses.fedpc.protocol import FedPC, randomized
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.net import net_spec
 from ppbench.run.choice import make_defense
 from ppbench.testing.scene import same
 
-SIZES = (60, 30, 90, 40, 75, 50, 45, 55, 35, 65)
 SGD = Opt("sgd", 0.05, 0.9)
 
 
 @pytest.fixture
 def build(deal):
-    """Return a started federation over unequal shards; `clients` of SIZES."""
-
-    def made(defense, clients=5, seed=0, local=None):
-        plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), clients, local or Local(batch=16, opt=SGD))
-        return started(defense, plan, deal(SIZES[:clients]), seed)
-
-    return made
+    return partial(unequal, deal)
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------
@@ -45,7 +38,7 @@ def test_the_pilot_is_the_client_of_largest_goodness_and_the_only_one_to_send_it
     for _ in range(4):
         transcript = run.observe()
         costs = {c: a.value.double() for c, a in answers(transcript, Cost).items()}
-        good = {c: SIZES[c] / v if previous is None else SIZES[c] * (previous[c] - v) for c, v in costs.items()}
+        good = {c: UNEQUAL[c] / v if previous is None else UNEQUAL[c] * (previous[c] - v) for c, v in costs.items()}
         best = max(good, key=lambda c: float(good[c]))
         commands = {e.receiver: int(e.message.code) for e in transcript.mail if isinstance(e.message, Command)}
         assert commands == {c: SEND_MODEL if c == best else SEND_TERNARY for c in range(5)}
@@ -83,7 +76,7 @@ def test_the_next_model_is_eq_3_and_stays_within_its_bound(build, beta):
             after = flat(run.defense.advanced(server, costs, pilot, sent).params)
             start, end = flat(server.params), flat(model.params)
             step = torch.full_like(start, 0.01) if round_ == 1 else beta * (start - flat(server.own.before))
-            p = torch.tensor(SIZES[:5]) / sum(SIZES[:5])
+            p = torch.tensor(UNEQUAL[:5]) / sum(UNEQUAL[:5])
             told = {c: flat(run.defense.decode(t, server.params)) for c, t in answers(transcript, Ternary).items()}
             expected = end + factor * sum(p[c] * t * step for c, t in told.items())
             torch.testing.assert_close(after, expected, rtol=1e-6, atol=1e-7)
@@ -144,7 +137,7 @@ def test_hyper_parameters_are_drawn_from_the_menus_and_used(build):
     for client, (batch, epochs, rate) in enumerate(drawn):
         ctx = run.context("real", 1, 0, client)
         job = run.defense.prepare(ctx, run.parties.clients[client], message, run.shards[client])
-        assert job.batches.x.shape[:2] == (epochs * math.ceil(SIZES[client] / batch), batch)
+        assert job.batches.x.shape[:2] == (epochs * math.ceil(UNEQUAL[client] / batch), batch)
         assert float(job.lr) == pytest.approx(rate * 0.05)
     other = build(FedPC(batch_sizes="8,16", epochs="1,2,3", rates="0.5,1,2"), clients=10, seed=1)
     assert drawn != [(int(w.batch), int(w.epochs), float(w.rate)) for w in other.parties.clients]

@@ -188,6 +188,7 @@ VARIANTS: list[tuple[str, tuple[int, ...], Any]] = [
     ("densenet", (1, 8, 8), {"growth": 4, "blocks": 2, "layers": 2, "bias": False}),
     *[("resnet20", (3, 7, 9), {"norm": norm, "shortcut": way}) for norm in NORMS for way in "AB"],
     ("resnet32", (1, 8, 8), {"head_bias": False}),
+    ("resnet50_fixup", (3, 9, 9), {"width": 4, "blocks": "1,2,1,1"}),
 ]
 each_variant = pytest.mark.parametrize(("model", "shape", "options"), VARIANTS)
 
