@@ -215,8 +215,7 @@ def test_clients_are_dealt_to_domains_in_equal_groups_iid_within(federation, see
     for name in names:
         own = [shard for shard in shards if domain[shard[0]] == name]
         assert abs(len(own) - clients / len(names)) < 1
-        counts = torch.stack([labels[shard].bincount(minlength=5) for shard in own])
-        assert int((counts.max(0).values - counts.min(0).values).max()) <= 1
+        assert spread(counts(own, labels)) <= 1
 
 
 @pytest.mark.parametrize(

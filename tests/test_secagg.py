@@ -24,7 +24,7 @@ from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
 from ppbench.federation.secagg import complete
 from ppbench.federation.shared_keys import KeyedDefense, Offer, SharedKeys, keys_of
-from ppbench.federation.view import THREATS, Transcript
+from ppbench.federation.view import THREATS
 from ppbench.nets.net import net_spec
 from ppbench.testing import check_defense
 from ppbench.testing.scene import Trial, installed, same, victims_of
@@ -282,10 +282,6 @@ def keys(run: Federation) -> tuple[SharedKeys, list[SharedKeys]]:
     return keys_of(run.parties.server.own), [keys_of(state) for state in run.parties.clients]
 
 
-def probe(run: Federation) -> Transcript:
-    return run.probe(victims_of(run).data)
-
-
 # -- what it changes: nothing ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("defense", [Shuffled(), ShuffledAndCounted()])
 @pytest.mark.parametrize("schedule", ["parallel", "round_robin"])
@@ -325,7 +321,7 @@ def test_both_ends_derive_the_same_words_and_no_other_party_session_round_or_pur
 def test_a_view_has_the_keys_of_its_own_parties_and_no_others(federate, defense, threat):
     run = federate(defense)
     server, clients = keys(run)
-    view = probe(run).view(threat)
+    view = run.probe(victims_of(run).data).view(threat)
     held = (view, view.defense.evidence(view))
     seen = {c for c, one in enumerate(clients) if leaks(held, [one.shared[None]])}
     private = {c for c, one in enumerate(clients) if leaks(held, [one.private[None]])}

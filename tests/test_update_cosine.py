@@ -62,7 +62,7 @@ class World:
 
 
 def world(
-    defense: Defense, upload: str = "delta", rounds: int = 12, seed: int = 0, none_in: bool = False, loss: str = ""
+    defense: Defense, upload: str = "delta", rounds: int = 12, seed: int = 0, empty: bool = False, squared: bool = False
 ) -> World:
     """Train on digits; each candidate is in its owner's shard by coin. Single gradients are stepped on with Adam."""
     g = seeded(seed)
@@ -74,14 +74,12 @@ def world(
     member, owner = torch.rand(COUNT, generator=g) < 0.5, torch.randint(0, CLIENTS, (COUNT,), generator=g)
     shards = {}
     for c in range(CLIENTS):
-        own = (member & (owner == c) & (not none_in)).nonzero()[:, 0] + base
+        own = (member & (owner == c) & (not empty)).nonzero()[:, 0] + base
         places = torch.cat([torch.arange(c * BASE, (c + 1) * BASE), own])
         shards[c] = Data(x[places], y[places])
     single = upload == "gradient"
     local = Local(upload, batch=max(len(s.x) for s in shards.values()) if single else 16, opt=Opt(lr=0.1))
-    squared = loss == "squared"
-    server = Opt(lr=0.1) if squared else Opt("adam", lr=0.01)
-    loss = "squared" if squared else "cross_entropy"
+    server, loss = (Opt(lr=0.1), "squared") if squared else (Opt("adam", lr=0.01), "cross_entropy")
     plan = Plan(SPEC, CLIENTS, local, loss=loss, server_opt=server if single else Opt())
     federation = Federation(defense, plan, shards, Seeds(seed))
     federation.start(initial(SPEC, seed))
@@ -125,7 +123,7 @@ def test_the_joint_regression_is_what_finds_them(gradients, deltas):
 @pytest.mark.parametrize("defense", [NoDefense(), FullNoise()], ids=["nobody-in", "noise"])
 def test_null(defense, attack):
     """Nobody trained on any candidate, or uploads are noise: chance over 100 candidates."""
-    null = world(defense, "gradient", 6, none_in=isinstance(defense, NoDefense))
+    null = world(defense, "gradient", 6, empty=isinstance(defense, NoDefense))
     assert abs(deviations(null.member, null.ask(attack).score)) < CHANCE
 
 
@@ -155,9 +153,9 @@ LEAST = {"dp_sgd": 0.65, "ppdl": 0.65, "fedpc": 0.75, "phong": 0.75, "central": 
 
 @pytest.mark.parametrize("name", LEAST)
 def test_uploads_are_read_as_the_defenses_own_server_reads_them(name):
-    masked = name.startswith("pbpfl")
     options = {"theta": 0.1} if name == "ppdl" else {}
-    some = world(make_defense(name, options), "gradient" if masked else "delta", 15, loss="squared" if masked else "")
+    masked = name.startswith("pbpfl")
+    some = world(make_defense(name, options), "gradient" if masked else "delta", 15, squared=masked)
     assert some.area() > LEAST[name]
     found = update_coefficients(some.view, some.x, some.labels, 0.03)
     assert found.shape == (15, CLIENTS, COUNT)
