@@ -138,8 +138,9 @@ def test_values_out_of_range_are_refused_by_name(name, plan):
     for field, values in OUT_OF_RANGE[name].items():
         for value in values:
             sentence = rf"^Defense '{name}': {field}={value!r} cannot be used; it must be .+\.$"
-            with pytest.raises(UsageError, match=sentence):
+            with pytest.raises(UsageError, match=sentence) as refusal:
                 replace(make(name), **{field: value}).check(plan_for(make(name), plan))
+            assert ". " not in str(refusal.value)
 
 
 def test_a_diverging_run_stops_and_says_so():
