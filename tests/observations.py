@@ -1,7 +1,5 @@
 """What an adversary sees in tests of attacks on gradients, and how near a guess comes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -89,14 +87,21 @@ def observation(plan: Plan, params: Params, x: Tensor, y: Tensor) -> Evidence:
     return Evidence((Slot(0, 0),), updates(simulate, x[None], y[None])[0], simulate, params)
 
 
+def watched(
+    run: Federation, threat: str = "server/1", batch: int = 1, count: int = 4, kind: str = "gradient", rounds: int = 1
+) -> Seen:
+    """Return what an adversary sees of `count` victims of a started federation, and whose they are."""
+    victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
+    return run.probe(victims.data, kind, rounds).view(threat, own=victims.own), victims
+
+
 def server_sees(digits: Data, defense: Defense, batch: int = 1, count: int = 8, first: int = 900) -> Seen:
     """Return what a server sees of `count` digits on a fresh DLNet under a defense, and whose they are."""
     plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient", batch=batch))
     rows = slice(first, first + 60)
-    fed = Federation(defense, plan, {0: Data(digits.x[rows].clone(), digits.y[rows].clone())}, Seeds(0))
-    fed.start(initial(plan.spec, 1))
-    victims = choose_victims(fed.shards, "server/1", batch, count, Seeds(0))
-    return fed.probe(victims.data).view("server/1"), victims
+    run = Federation(defense, plan, {0: Data(digits.x[rows].clone(), digits.y[rows].clone())}, Seeds(0))
+    run.start(initial(plan.spec, 1))
+    return watched(run, batch=batch, count=count)
 
 
 def scored(victims: Victims, guesses: Sequence[Guess], own: Sequence[Evidence] = ()) -> list[tuple[float, bool]]:

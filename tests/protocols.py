@@ -12,12 +12,11 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import NetSpec, initial
-
-Build = Callable[..., Federation]
+from ppbench.nets.net import NetSpec, initial, net_spec
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -29,6 +28,13 @@ def weights(spec: NetSpec, seed: int = 1) -> Params:
     return {name: value.double() for name, value in initial(spec, seed).items()}
 
 
+def moved(params: Params, size: float = 0.05, zeros: bool = False) -> Params:
+    """Return weights in float64 moved by noise of `size`: none is 0 or 1 by construction; `zeros`: these alone."""
+    g = torch.Generator().manual_seed(0)
+    noise = {n: size * torch.randn(p.shape, generator=g, dtype=torch.float64) for n, p in params.items()}
+    return {n: p.double() + noise[n] * (p == 0 if zeros else 1) for n, p in params.items()}
+
+
 def examples(spec: NetSpec, count: int, seed: int = 0) -> Data:
     """Return examples of noise in float32."""
     generator = torch.Generator().manual_seed(seed)
@@ -38,7 +44,7 @@ def examples(spec: NetSpec, count: int, seed: int = 0) -> Data:
 
 def true_gradient(plan: Plan, params: Params, data: Data) -> Params:
     """Return the gradient of the mean loss on `data` in float64."""
-    ones = torch.ones(len(data.x), dtype=torch.float64)
+    ones, params = torch.ones(len(data.x), dtype=torch.float64), {n: v.double() for n, v in params.items()}
     with torch.no_grad():
         return gradient(lambda p: plan.objective(p, data.x.double(), data.y.double(), ones), params)
 
@@ -59,6 +65,16 @@ def started(defense: Defense, plan: Plan, shards: Mapping[int, Data], seed: int 
     run = Federation(defense, plan, dict(shards), Seeds(seed), **options)
     run.start({name: value.to(shards[0].x.dtype) for name, value in initial(plan.spec, 1).items()})
     return run
+
+
+UNEQUAL = (60, 30, 90, 40, 75, 50, 45, 55, 35, 65)
+
+
+def unequal(deal: Callable[..., dict[int, Data]], defense: Defense, clients: int = 5, **options: Any) -> Federation:
+    """Return a started federation of clients with the first of `UNEQUAL` numbers of digits, on a small network."""
+    local = options.pop("local", None) or Local(batch=16, opt=Opt("sgd", 0.05, 0.9))
+    plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), clients, local)
+    return started(defense, plan, deal(UNEQUAL[:clients]), **options)
 
 
 def trained(transcript: Transcript) -> dict[int, Params]:

@@ -1,32 +1,27 @@
-"""The attacks that know the noise, the clipping and the mask: against plain DLG, against grey, and piece by piece."""
-
-from __future__ import annotations
+"""The attacks that know the noise, the clipping and the mask: against plain DLG, and piece by piece."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded
+from observations import observation, seeded, watched
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive import dp as module
 from ppbench.attacks.adaptive.dp import AdaptiveDP, decided, reweighted, scaled, shrinkage
 from ppbench.attacks.adaptive.ppdl import AdaptivePPDL
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.search.starts import Starts
-from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.ppdl import PPDL
-from ppbench.federation.contract import Defense
-from ppbench.federation.engine import Federation
-from ppbench.federation.evidence import Evidence, simulation
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
@@ -36,14 +31,6 @@ from ppbench.questions.images import score_images
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 4)
 PARAMS = initial(PLAN.spec, 0)
-Federate = Callable[..., Federation]
-
-
-def probe(federate: Federate, defense: Defense, count: int = 6, batch: int = 1) -> tuple[View, Victims]:
-    """Return the server's view of `count` victims, and the truth."""
-    run = federate(defense)
-    victims = choose_victims(run.shards, "server/1", batch, count, Seeds(0))
-    return run.probe(victims.data).view("server/1"), victims
 
 
 def attacked(attack: Attack, view: View, victims: Victims) -> list[ImageScore]:
@@ -57,12 +44,6 @@ def median(scores: Sequence[ImageScore]) -> float:
     return float(torch.tensor([score.psnr or 0.0 for score in scores]).median())
 
 
-def grey(victims: Victims) -> float:
-    """Return the median PSNR in dB of a grey guess."""
-    errors = torch.stack([((victims.truth(u).x - 0.5) ** 2).mean() for u in victims.units])
-    return float((-10 * errors.log10()).median())
-
-
 def certain(labels: Tensor) -> Tensor:
     """Return logits of which the softmax is one-hot."""
     return 100.0 * labels
@@ -70,9 +51,8 @@ def certain(labels: Tensor) -> Tensor:
 
 def evidence_on(x: Tensor, y: Tensor, factor: float = 1.0) -> Evidence:
     """Return plain evidence of the batch x [B, *shape], y [B, C], its gradient times `factor`."""
-    simulate = simulation(PLAN, PARAMS)
-    observed = {n: factor * v.detach() for n, v in simulate(x[None], y[None]).items()}
-    return Evidence((Slot(0, 0),), observed, simulate, PARAMS)
+    exact = observation(PLAN, PARAMS, x, y)
+    return replace(exact, observed={n: factor * v for n, v in exact.observed.items()})
 
 
 def norm(evidence: Evidence) -> float:
@@ -82,7 +62,7 @@ def norm(evidence: Evidence) -> float:
 # -- noise without clipping ------------------------------------------------------------------------------------------
 def test_the_noise_law_helps_where_plain_matching_falters(federate):
     """By 0.6 to 2 dB on the mean over several draws of victims."""
-    view, victims = probe(federate, DP(1e-3), 12)
+    view, victims = watched(federate(DP(1e-3)), count=12)
     adaptive, plain = attacked(AdaptiveDP(budget=900), view, victims), attacked(DLG(), view, victims)
     assert sum(a.psnr - p.psnr for a, p in zip(adaptive, plain, strict=True)) / 12 > 0.3
 
@@ -97,7 +77,7 @@ def test_squares_are_reweighted_under_a_laplace_law_only(law, passes, federate, 
         return reweighted(evidence, start, row)
 
     monkeypatch.setattr(module, "reweighted", spy)
-    view, victims = probe(federate, DP(1e-3, law), 2)
+    view, victims = watched(federate(DP(1e-3, law)), count=2)
     attacked(AdaptiveDP(budget=90, restarts=0), view, victims)
     assert len(points) == 2 * passes
     assert all(not torch.equal(a, b) for a, b in zip(points, points[2:], strict=False))
@@ -105,7 +85,7 @@ def test_squares_are_reweighted_under_a_laplace_law_only(law, passes, federate, 
 
 def test_noise_is_the_public_law_and_none_where_there_is_none(federate):
     for defense in (DP(0.25), DP(0.25, "laplace"), DPSGD(0.5, 2.0), DP(0.0)):
-        view, _ = probe(federate, defense, 2)
+        view, _ = watched(federate(defense), count=2)
         assert {e.noise for e in AdaptiveDP().evidence(view)} == {defense.noise(view.plan)}
     assert defense.noise(view.plan) is None
 
@@ -113,7 +93,7 @@ def test_noise_is_the_public_law_and_none_where_there_is_none(federate):
 # -- clipping --------------------------------------------------------------------------------------------------------
 def test_the_scale_search_beats_plain_matching_on_clipped_gradients(federate):
     """Clip .3 shrinks these gradients tenfold; plain DLG takes that for a soft label, and so reads labels wrong."""
-    view, victims = probe(federate, DPSGD(1e-4, 0.3), 4)
+    view, victims = watched(federate(DPSGD(1e-4, 0.3)), count=4)
     adaptive, plain = attacked(AdaptiveDP(), view, victims), attacked(DLG(), view, victims)
     assert median(adaptive) > max(20.0, median(plain) + 6)
     assert all(score.label for score in adaptive)
@@ -191,7 +171,7 @@ def test_reweighting_keeps_hidden_entries_hidden_and_weights_finite(digits):
 
 # -- PPDL ------------------------------------------------------------------------------------------------------------
 def test_the_visible_support_undoes_pruning(federate):
-    view, victims = probe(federate, PPDL(0.3), 8)
+    view, victims = watched(federate(PPDL(0.3)), count=8)
     adaptive, plain = attacked(AdaptivePPDL(), view, victims), attacked(DLG(), view, victims)
     assert all(score.psnr > 30 and score.label for score in adaptive)
     assert median(plain) < 20
@@ -200,7 +180,7 @@ def test_the_visible_support_undoes_pruning(federate):
 
 
 def test_the_noise_on_sent_entries_is_known(federate):
-    view, victims = probe(federate, PPDL(0.3, sigma=1e-4), 4)
+    view, victims = watched(federate(PPDL(0.3, sigma=1e-4)), count=4)
     adaptive = attacked(AdaptivePPDL(), view, victims)
     assert {e.noise for e in AdaptivePPDL().evidence(view)} == {Noise("gaussian", 1e-4)}
     assert median(adaptive) > max(20.0, median(attacked(DLG(), view, victims)) + 8)
@@ -209,7 +189,7 @@ def test_the_noise_on_sent_entries_is_known(federate):
 @pytest.mark.parametrize("theta", [0.02, 0.3, 1.0])  # sent as indices, as a bitmap, whole
 def test_the_mask_says_what_the_message_says(theta, federate):
     """It follows from the places alone, marks as many entries as were sent, and all that were not zero."""
-    view, _ = probe(federate, PPDL(theta), 4)
+    view, _ = watched(federate(PPDL(theta)), count=4)
     sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
     for evidence in AdaptivePPDL().evidence(view):
         message = sent[evidence.unit[0]]

@@ -1,7 +1,5 @@
 """Attacks that know FedPC: pilots fall whatever they keep secret, ternaries tell labels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -132,9 +130,8 @@ def test_labels_of_both_roles(probed, batch):
     view, victims, _ = probed(6 * batch, batch=batch)
     for role, some in victims.items():
         guesses = FedPCLabels().run(view, some.challenges(), seeded())
-        hits = [
-            g.y.tolist() == sorted(some.truth(u).y.argmax(1).tolist()) for g, u in zip(guesses, some.units, strict=True)
-        ]
+        true = [sorted(some.truth(unit).y.argmax(1).tolist()) for unit in some.units]
+        hits = [guess.y.tolist() == labels for guess, labels in zip(guesses, true, strict=True)]
         assert all(hits) if batch == 1 or role == "pilot" else sum(hits) >= 3
 
 

@@ -1,24 +1,22 @@
 """MP-DP against who knows that Psi and Phi carry no noise: gradients, labels, weights and the mask (S1, C1, C2)."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from observations import scored, seeded
+from observations import scored, seeded, watched
+from protocols import relative, true_gradient, weights
 
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
 from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
+from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
-from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, tree_map
+from ppbench.base.tree import tree_map
 from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
 from ppbench.defenses.mpdp.expansion import expanded, fold
 from ppbench.defenses.mpdp.hardened import MPDPH
@@ -54,25 +52,12 @@ def probed(
     data = {c: Data(x[c].clone(), y[c].clone()) for c in range(CLIENTS)}
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
-    victims = choose_victims(data, threat, batch, count, Seeds(0), sums=defense.sums)
-    return fed.probe(victims.data).view(threat, own=victims.own), victims
+    return watched(fed, threat, batch, count)
 
 
 def hits(victims: Victims, guesses: Sequence[Guess]) -> float:
     scores = score_labels(victims, guesses).victims
     return sum(s.label for s in scores) / len(scores)
-
-
-def distance(one: Params, other: Params) -> float:
-    """Return the relative L2 distance of all entries together."""
-    total = sum(float((one[n] - v).detach().double().square().sum()) for n, v in other.items())
-    return math.sqrt(total / sum(float(v.detach().double().square().sum()) for v in other.values()))
-
-
-def true_gradient(plan: Plan, params: Params, data: Data) -> Params:
-    x, y = data.x.double(), data.y.double()
-    ones = torch.ones(len(x), dtype=torch.float64)
-    return gradient(lambda p: plan.objective(p, x, y, ones), {n: v.double() for n, v in params.items()})
 
 
 def silence(view: View, change: object) -> View:
@@ -94,14 +79,12 @@ def test_the_exact_gradient_of_one_example_is_rebuilt(spec):
         state = next(view.state_at(e) for e in exchanges(view) if (e.slot,) == one.unit)
         assert one.params is state.params
         true = true_gradient(view.plan, state.params, victims.truth(one.unit))
-        assert distance(one.observed, true) < 1e-10
+        assert relative(one.observed, true) < 1e-10
     noisy = view.defense.evidence(view)[0]
-    assert distance(noisy.observed, true_gradient(view.plan, noisy.params, victims.truth(noisy.unit))) > 1
+    assert relative(noisy.observed, true_gradient(view.plan, noisy.params, victims.truth(noisy.unit))) > 1
 
 
-@pytest.mark.parametrize(
-    "defense", [MPDP(), MPDPNaive(), MPCDP(), MPDP(bound=37.0)], ids=["mpdp", "naive", "cdp", "bound"]
-)
+@pytest.mark.parametrize("defense", [MPDP(), MPDPNaive(), MPCDP(), MPDP(bound=37.0)], ids=repr)
 @pytest.mark.parametrize("spec", [BARE, CNN], ids=lambda s: s.model)
 def test_a_listener_rebuilds_the_gradient_of_an_ordinary_network(defense, spec):
     """No state and no data: transitional layers fold away, and most of the mask comes off with the head's columns."""
@@ -109,7 +92,7 @@ def test_a_listener_rebuilds_the_gradient_of_an_ordinary_network(defense, spec):
     assert not view.states
     for one in AdaptiveMPDP().evidence(view):
         assert set(one.params) == set(view.plan.net.names)
-        assert distance(one.observed, true_gradient(view.plan, one.params, victims.truth(one.unit))) < 1e-9
+        assert relative(one.observed, true_gradient(view.plan, one.params, victims.truth(one.unit))) < 1e-9
 
 
 def test_the_rebuilt_gradient_owes_nothing_to_the_noisy_one():
@@ -117,7 +100,7 @@ def test_the_rebuilt_gradient_owes_nothing_to_the_noisy_one():
     blind = silence(view, lambda m: replace(m, g={n: torch.full_like(v, torch.nan) for n, v in m.g.items()}))
     attack = AdaptiveMPDP()
     for a, b in zip(attack.evidence(view), attack.evidence(blind), strict=True):
-        assert distance(a.observed, b.observed) == 0
+        assert relative(a.observed, b.observed) == 0
 
 
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1"])
@@ -180,7 +163,7 @@ def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates():
             found = rebuilt(view.plan, upload, sent[slot].asked.params)
             state = view.state_at(sent[slot])
             exact = view.defense.recover(view.plan, state, replace(upload, g=found))
-            assert distance(exact, true_gradient(view.plan, state.params, victims.data[slot])) > 0.3
+            assert relative(exact, true_gradient(view.plan, state.params, victims.data[slot])) > 0.3
     moments = noiseless_moments(view.plan, lone, sent[unit[-1]].asked.params)
     shares = (moments.labels / moments.labels.sum()).tolist()
     assert max(abs(s - round(s)) for s in shares) > 1e-3  # no one-hot label
@@ -222,8 +205,6 @@ def test_the_weighted_histogram_is_exact_at_any_batch(spec):
 
 
 def test_other_defenses_and_one_coefficient_for_all_classes_are_answered_as_label_recovery_does():
-    from ppbench.attacks.label.recovery import LabelRecovery
-
     for defense in (NoDefense(), MPDP(gamma="scalar")):
         view, victims = probed(defense, batch=4)
         first, plain = (a.run(view, victims.challenges(), seeded()) for a in (MPDPHistogram(), LabelRecovery()))
@@ -234,11 +215,11 @@ def test_other_defenses_and_one_coefficient_for_all_classes_are_answered_as_labe
 @pytest.mark.parametrize("spec", [DEEP, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: f"{s.model}-{dict(s.options)}")
 def test_folded_and_unmasked_weights_have_the_true_canonical_form(spec):
     """Spec: 1e-16 (weights), 5e-15 (function)."""
-    made, params = expanded(spec), {n: v.double() for n, v in initial(spec, 1).items()}
+    made, params = expanded(spec), weights(spec)
     scales, r = made.laws.draw(seeded(2)), torch.randn(10, generator=seeded(3)).double()
     sent = mask(multiply(made.full(params), made.channels.multipliers(scales), torch.float64), r, False)
     folded = fold(made, mask(sent, -r, False))
     units, true = (channels(spec).multipliers(canonical_scales(channels(spec), some)) for some in (folded, params))
-    assert distance({n: units[n] * v for n, v in folded.items()}, {n: true[n] * v for n, v in params.items()}) < 1e-12
+    assert relative({n: units[n] * v for n, v in folded.items()}, {n: true[n] * v for n, v in params.items()}) < 1e-12
     x = torch.rand(3, *spec.shape, generator=seeded(4), dtype=torch.float64)
     torch.testing.assert_close(build(spec)(folded, x), build(spec)(params, x), rtol=1e-9, atol=1e-11)

@@ -1,16 +1,15 @@
 """PBPFL against who knows it: hidden scales are a gauge, the server has FedSGD, shared masks leave differences bare."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from observations import scored, seeded
+from observations import scored, seeded, watched
+from protocols import moved
 from torch import Tensor
 
-from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mpdp import canonical_scales
 from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differences, differences
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
@@ -40,8 +39,7 @@ def probed(defense: Defense, spec: NetSpec, batch: int = 1, count: int = 8) -> t
     data = dealt((48, 48, 48, 30))
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=16), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
-    victims = choose_victims(data, "server/1", batch, count, Seeds(0), sums=defense.sums)
-    return fed.probe(victims.data).view("server/1"), victims
+    return watched(fed, batch=batch, count=count)
 
 
 def decibels(guess: Tensor, truth: Tensor) -> float:
@@ -72,11 +70,6 @@ NETS = [
 ]
 
 
-def noisy(spec: NetSpec, seed: int = 1) -> Params:
-    g = seeded(seed)
-    return {n: v.double() + 0.02 * torch.randn(v.shape, generator=g).double() for n, v in initial(spec, seed).items()}
-
-
 def hidden(spec: NetSpec, params: Params, seed: int) -> Params:
     """Return weights with hidden scales U(.01, 100)."""
     found = channels(spec, "affine")
@@ -92,7 +85,7 @@ def canonical(found: Channels, params: Params) -> Params:
 @pytest.mark.parametrize("spec", NETS, ids=lambda s: f"{s.model}-{dict(s.options)}")
 def test_true_and_perturbed_weights_have_one_canonical_form(spec):
     """To rounding (spec: 3e-16), and it computes the same function."""
-    found, params = channels(spec, "affine"), noisy(spec)
+    found, params = channels(spec, "affine"), moved(initial(spec, 1), 0.02)
     form = canonical(found, params)
     for seed in (0, 1):
         assert distance(canonical(found, hidden(spec, params, seed)), form) < 1e-12
@@ -103,7 +96,7 @@ def test_true_and_perturbed_weights_have_one_canonical_form(spec):
 
 def test_canonical_units_have_norm_one_and_the_mask_must_be_off():
     spec = NETS[0]
-    found, params = channels(spec), noisy(spec)
+    found, params = channels(spec), moved(initial(spec, 1), 0.02)
     form = canonical(found, params)
     for name in ("features.1.weight", "features.3.weight"):
         torch.testing.assert_close(form[name].norm(dim=1), torch.ones(len(form[name])).double())
@@ -113,7 +106,7 @@ def test_canonical_units_have_norm_one_and_the_mask_must_be_off():
 
 def test_dead_units_keep_their_units():
     spec = BIASED
-    params = noisy(spec)
+    params = moved(initial(spec, 1), 0.02)
     params["features.1.weight"][3] = 0
     scales = canonical_scales(channels(spec), params)
     assert float(scales[3]) == 1.0

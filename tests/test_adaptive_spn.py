@@ -1,7 +1,5 @@
 """The adaptive attack on SPN: what the head leaks, the backbone objective against autograd, planted leak and null."""
 
-from __future__ import annotations
-
 import io
 import os
 from dataclasses import dataclass
@@ -20,12 +18,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.adaptive.feature_inversion import (
-    System,
-    class_starts,
-    invert_features,
-    recover_features,
-)
+from ppbench.attacks.adaptive.feature_inversion import System, class_starts, invert_features, recover_features
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
@@ -118,15 +111,6 @@ def test_a_batch_of_distinct_labels_gives_every_feature(batch):
         assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-8
 
 
-def test_the_head_gradient_does_not_depend_on_the_defense():
-    params, (x, y) = initial(SPEC, 0), some(4, 0)
-    reference, _ = spn_gradient(PLAN, params, x, y, 0.0, 0)
-    for alpha2 in (1e-4, 0.1, 0.5):
-        grads, _ = spn_gradient(PLAN, params, x, y, alpha2, 7)
-        assert torch.equal(grads["head.weight"], reference["head.weight"])
-        assert not torch.equal(grads["features.0.weight"], reference["features.0.weight"])
-
-
 def test_batches_too_large_or_noisy_fall_back_to_the_class_means():
     params, (x, y) = initial(SPEC, 0), some(12, 0)
     grads, _ = spn_gradient(PLAN, params, x, y, 0.1, 0)
@@ -142,10 +126,8 @@ def test_jacobian_of_the_closed_system():
     g = seeded(0)
     draw = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5, 4), (3, 5), (5,), (2, 3, 3))]
     system = System(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
-    expected = torch.stack(
-        [torch.autograd.functional.jacobian(lambda m: system.residual(m[None])[0], m).flatten(1) for m in draw[3]]
-    )
-    torch.testing.assert_close(system.jacobian(draw[3]), expected)
+    expected = [torch.autograd.functional.jacobian(lambda m: system.residual(m[None])[0], m) for m in draw[3]]
+    torch.testing.assert_close(system.jacobian(draw[3]), torch.stack(expected).flatten(2))
 
 
 # -- the backbone ----------------------------------------------------------------------------------------------------
@@ -212,10 +194,8 @@ def test_batches_are_broken_too():
     scene = world(2, 4, 0.1, seed=2)
     alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, seeded(0))
     joint = QUICK.run(scene.view, scene.challenges, seeded(0))
-    quality = [
-        median_low([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)]) for some in (alone, joint)
-    ]
-    assert quality[0] > 10 and quality[1] > quality[0] + 3
+    blind, both = ([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)] for some in (alone, joint))
+    assert median_low(blind) > 10 and median_low(both) > median_low(blind) + 3
     assert all(torch.equal(g.y, y.sort().values) for g, y in zip(joint, scene.labels, strict=True))
 
 

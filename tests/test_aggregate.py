@@ -266,9 +266,8 @@ def test_members_carry_their_family_and_abstentions():
     candidates = Candidates(torch.zeros(n, 2), torch.zeros(n, 2), member, half, families)
     guess = Guess(score=torch.arange(n).double(), decision=member, abstain=torch.arange(n) % 4 == 1)
     found = score_members(candidates, [guess, guess]).victims
-    assert [(v.family, v.decision) for v in found] == [
-        (families[i], None if i % 4 == 1 else bool(member[i])) for i in range(n)
-    ]
+    decided = [None if i % 4 == 1 else bool(member[i]) for i in range(n)]
+    assert [(v.family, v.decision) for v in found] == list(zip(families, decided, strict=True))
 
 
 # -- flags -----------------------------------------------------------------------------------------------------------
@@ -282,9 +281,8 @@ def test_more_budget_that_hurts_is_flagged_and_a_rising_path_is_not():
     (flag,) = flags_of(falling, [], RANGE)
     assert "median 21.0 dB after 50 gradient evaluations, 20.0 dB at the end" in flag.detail
     assert codes([rebuilt(18.0 + i, path=[(10, 12.0), (50, 18.4 + i)]) for i in range(5)]) == {}
-    assert codes([rebuilt(30.0)] * 4 + [rebuilt(5.0, path=[(10, 20.0)])]) == {}, (
-        "one of five says nothing about the median"
-    )
+    one = [rebuilt(30.0)] * 4 + [rebuilt(5.0, path=[(10, 20.0)])]
+    assert codes(one) == {}, "one of five says nothing about the median"
     paths = [(10, 30.0), (40, 10.0)], [(50, 19.0)], [(60, 19.0)]
     assert codes([rebuilt(20.0, path=path) for path in paths]) == {}, "a start that only some have had is no peak"
 
@@ -348,9 +346,8 @@ def test_zero_gradient_is_flagged_from_half_of_the_units_on(dead, raised):
 
 
 def test_the_scorer_raises_flags_of_its_own_evidence(victims):
-    proofs = {
-        unit: Evidence(unit, {"w": torch.zeros(4)}, lambda x, y: {"w": x.flatten()[:4]}) for unit in victims.units
-    }
+    nothing = {"w": torch.zeros(4)}
+    proofs = {unit: Evidence(unit, nothing, lambda x, y: {"w": x.flatten()[:4]}) for unit in victims.units}
     guesses = [Guess(victims.truth(unit).x) for unit in victims.units]
     result = score_images(victims, guesses, proofs, {}, RANGE, Yardstick(torch.zeros(1, 8, 8)))
     assert "zero_gradient" in [flag.code for flag in result.flags]

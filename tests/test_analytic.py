@@ -1,7 +1,5 @@
 """Analytic inversion of a first linear layer: exact where algebra says so, silent where it says nothing."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -57,10 +55,6 @@ def gradient_of(plan: Plan, x: Tensor, dtype: torch.dtype = torch.float32) -> tu
     return params, {n: v.detach() for n, v in found.items()}
 
 
-def seen(plan: Plan, params: Params, observed: Params) -> View:
-    return uploads(plan, params, [observed])
-
-
 def attack(view: View, batch: int = 1, seed: int = 0, y: Tensor | None = None, by: Attack | None = None) -> Guess:
     (guess,) = (by or AnalyticInversion()).run(view, [Challenge((SLOT,), batch, y=y)], seeded(seed))
     assert guess.x.shape == (batch, *view.plan.spec.shape) and guess.x.dtype == torch.float32
@@ -73,7 +67,7 @@ def invert(plan: Plan, x: Tensor, dtype: torch.dtype = torch.float64, noise: flo
     params, observed = gradient_of(plan, x, dtype)
     g = seeded(9)
     noisy = {n: v + noise * torch.randn(v.shape, generator=g, dtype=dtype) for n, v in observed.items()}
-    return attack(seen(plan, params, noisy), len(x))
+    return attack(uploads(plan, params, [noisy]), len(x))
 
 
 def psnr(guess: Tensor, truth: Tensor) -> float:
@@ -153,7 +147,8 @@ def test_granted_labels_are_used():
     x = digits(1)
     plan = plan_of(x, hidden="16")
     granted = torch.nn.functional.one_hot(torch.tensor([[7]]), 10).float()
-    guess = attack(seen(plan, *gradient_of(plan, x, torch.float64)), y=granted)
+    params, observed = gradient_of(plan, x, torch.float64)
+    guess = attack(uploads(plan, params, [observed]), y=granted)
     assert guess.y.tolist() == [7]
     assert guess.evaluations == 1
     assert psnr(guess.x, x) > 100
@@ -258,7 +253,7 @@ def test_entries_that_were_not_sent_or_are_not_finite_are_left_out(bias):
     observed["features.1.weight"][7] = torch.inf
     observed["head.weight"][0, 0] = torch.nan
     if bias:
-        guess = attack(seen(plan, params, observed))
+        guess = attack(uploads(plan, params, [observed]))
         assert psnr(guess.x, x) > 100
         assert guess.confidence is None
 
@@ -274,7 +269,7 @@ def test_null_noise_gives_no_image(bias, batch, classes):
     for seed in range(20):
         g = seeded(seed)
         observed = {n: 1e-3 * torch.randn(v.shape, generator=g) for n, v in params.items()}
-        assert is_grey(attack(seen(plan, params, observed), batch, seed))
+        assert is_grey(attack(uploads(plan, params, [observed]), batch, seed))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -24,11 +24,13 @@ from torch import Tensor
 
 from ppbench.adversary import isolate
 from ppbench.adversary.attack import Attack
+from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, plugins
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.federation.view import THREATS
 from ppbench.records.schema import Record
+from ppbench.run.choice import make_attack
 from ppbench.run.evaluation import evaluate
 from ppbench.testing.attacks import ATTACK_PROPERTIES, asked_of, duels
 from ppbench.testing.findings import ask
@@ -127,6 +129,40 @@ def test_every_kind_has_attacks_and_their_declarations_hold():
         assert set(attack.threats) <= set(THREATS)
         assert (attack.targets or set()) <= set(plugins("defenses"))
         assert attack.adaptive or attack.targets is None or attack.kind == "extraction"
+
+
+INF, NAN = float("inf"), float("nan")
+OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
+    "dlg": dict(
+        start=["gray"], label=["guessed"], dtype=["float16"], budget=[0], slots=[0], hopeless=[-1.0], progress=[1.0],
+        stop=[0.0, NAN], restarts=[-1], patience=[-1], history=[0],
+    ),
+    "gifd": dict(method=["magic"], rho=[-1.0], latent=[2.0], steps=[0], map_lr=[0.0], spread=[NAN]),
+    "ig": dict(tries=[0], slots=[0], tv=[NAN], label=["guess"]),
+    "ig_layers": dict(hypotheses=[0], tries=[2]),
+    "likelihood": dict(lr=[0.0], budget=[0]),
+    "gradinversion": dict(group=[-1.0], norm=[INF]),
+    "baffle_labels": dict(method=["bayes"]),
+    "baffle_histogram": dict(candidates=[0]),
+    "audit_one_run": dict(share=[0.0, 1.1, NAN]),
+    "mia_lira": dict(shrink=[-1.0]),
+    "mia_rmia": dict(gamma=[0.0], a=[1.5]),
+    "mia_nn": dict(seeds=[2]),
+    "mia_whitebox": dict(rounds=[0], seeds=[1]),
+    "mia_update_cosine": dict(ridge=[0.0]),
+    "tracing_cosine": dict(ridge=[-1.0, INF]),
+}  # fmt: skip
+OUT_OF_RANGE["idlg"] = OUT_OF_RANGE["dlg"]
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_values_out_of_range_are_refused_by_name(name):
+    for field, values in OUT_OF_RANGE[name].items():
+        for value in values:
+            with pytest.raises(UsageError, match=f"^Attack '{name}': {field}={value!r} cannot be used; [^.]+"):
+                ATTACKS[name](**{field: value}).check()
+            with pytest.raises(UsageError, match=field):
+                make_attack(name, {field: value})
 
 
 def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent():

@@ -10,7 +10,6 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import (
-    Scheme,
     chunks,
     differences,
     directions,
@@ -52,10 +51,6 @@ def flat_gradient(plan: Plan, params: Params, batch: Batch) -> Tensor:
     with torch.no_grad():
         found = gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
     return Layout.of(params).pack(found).double()
-
-
-def slopes_of(plan: Plan, params: Params, batch: Batch, count: int, scheme: Scheme, seed: int = SEED) -> Tensor:
-    return slope(differences(plan, params, batch, seed, count, 1e-4, scheme, 0), 1e-4, scheme)
 
 
 # -- directions --------------------------------------------------------------------------------------------------------
@@ -105,9 +100,8 @@ def test_stacks_of_models_give_what_a_loop_gives(scheme):
     params, batch = weights_of(LENET), batch_of(LENET, 4)
     loop = differences(LENET, params, batch, SEED, 10, 1e-4, scheme, 1)
     for chunk in (4, 64):
-        torch.testing.assert_close(
-            differences(LENET, params, batch, SEED, 10, 1e-4, scheme, chunk), loop, rtol=0, atol=5e-7
-        )
+        stacked = differences(LENET, params, batch, SEED, 10, 1e-4, scheme, chunk)
+        torch.testing.assert_close(stacked, loop, rtol=0, atol=5e-7)
     assert float(loop.abs().mean()) > 20 * 5e-7
 
 
@@ -137,7 +131,7 @@ def test_padded_examples_do_not_count():
 def test_the_estimate_is_unbiased_and_as_noisy_as_theory_says(scheme):
     params, batch, k = weights_of(MLP), batch_of(MLP), 2000
     g = flat_gradient(MLP, params, batch)
-    estimate = stein(SEED, slopes_of(MLP, params, batch, k, scheme), len(g))
+    estimate = stein(SEED, slope(differences(MLP, params, batch, SEED, k, 1e-4, scheme, 0), 1e-4, scheme), len(g))
     projection = float(estimate @ g / (g @ g))
     assert abs(projection - 1) <= 4 * math.sqrt(2 / k)
     assert float((estimate - g).norm() / g.norm()) == pytest.approx(math.sqrt((len(g) + 1) / k), rel=0.2)

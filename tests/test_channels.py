@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocols import rand
+from protocols import moved, rand
 from torch import Tensor, fx, nn
 
 from ppbench.base.autodiff import gradient
@@ -49,12 +49,6 @@ def wrapped(features: nn.Module, shape: tuple[int, ...] = IMAGE) -> tuple[Net, P
     model = Classifier(features, nn.Linear(width, CLASSES))
     params = {n: p.detach().double() for n, p in model.named_parameters()}
     return Net(NetSpec("test", shape, CLASSES), model), moved(params)
-
-
-def moved(params: Params) -> Params:
-    """Parameters without special values: nothing is exact because it is 0 or 1."""
-    g = torch.Generator().manual_seed(3)
-    return {n: p.double() + 0.05 * torch.randn(p.shape, generator=g, dtype=torch.float64) for n, p in params.items()}
 
 
 def registered(model: str, shape: tuple[int, ...] = IMAGE, **options: Any) -> tuple[Net, Params]:

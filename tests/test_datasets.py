@@ -169,10 +169,8 @@ needs_data = pytest.mark.skipif(
 
 def table(rows: int = 40) -> list[list[Any]]:
     draw = np.random.default_rng(0)
-    return [
-        [round(float(draw.normal(40, 9)), 3), int(row), "rst"[row % 3], row % 7, ["no", "yes"][row % 2]]
-        for row in range(rows)
-    ]
+    ages = [round(float(draw.normal(40, 9)), 3) for _ in range(rows)]
+    return [[age, row, "rst"[row % 3], row % 7, ["no", "yes"][row % 2]] for row, age in enumerate(ages)]
 
 
 def write_csv(path: Path, rows: list[list[Any]], sep: str = ";", header: str = "age;id;job;pdays;y") -> Path:

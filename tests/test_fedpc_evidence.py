@@ -1,13 +1,14 @@
 """What parties can tell from FedPC's messages and masks; its ternary vectors; the baselines of its paper."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocols import answers, flat, started, trained
+from protocols import UNEQUAL, answers, flat, trained, unequal
 from torch import Tensor
 
 from ppbench.adversary.victims import choose_victims
@@ -23,25 +24,17 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.plan import Local
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import net_spec
 from ppbench.testing.scene import same
 
-SIZES = (60, 30, 90, 40, 75)
 SGD = Opt("sgd", 0.05, 0.9)
 
 
 @pytest.fixture
 def build(deal):
-    """Return a started federation of clients with unequal shards."""
-
-    def made(defense, clients=5, local=None):
-        plan = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "6"}), clients, local or Local(batch=16, opt=SGD))
-        return started(defense, plan, deal(SIZES[:clients]))
-
-    return made
+    return partial(unequal, deal)
 
 
 # -- what parties can tell -------------------------------------------------------------------------------------------
@@ -131,7 +124,7 @@ def test_masks_change_what_is_seen_and_nothing_of_what_is_learnt(build):
     sent = answers(transcript, Masked)
     assert len(sent) == 4 and {m.words.dtype for m in sent.values()} == {torch.int16}
     bare = {c: hidden.defense.ternary(hidden.context("observed", 5, 1, c), _at(transcript, c)) for c in sent}
-    total = sum(SIZES[c] * t.long() for c, t in bare.items())
+    total = sum(UNEQUAL[c] * t.long() for c, t in bare.items())
     assert torch.equal(hidden.defense.votes(hidden.parties.server, sent), total)
     for client, message in sent.items():
         same_sign = (message.words.sign() == bare[client].sign())[bare[client] != 0].double().mean()
@@ -233,7 +226,7 @@ def test_centralized_training_is_training_on_the_pool_with_one_optimizer(build):
         weight = weight - 0.05 * moment
     run.run(3)
     torch.testing.assert_close(flat(run.parties.server.params).double(), weight, rtol=1e-4, atol=1e-5)
-    assert run.wire.up - run.setup_up == 3 * sum(SIZES) * 4 * (64 + 10)
+    assert run.wire.up - run.setup_up == 3 * sum(UNEQUAL[:5]) * 4 * (64 + 10)
     assert_exact(run, 1e-10)
     found = choose_victims(run.shards, "client/1", 1, 4, Seeds(3))
     assert run.defense.evidence(run.probe(found.data).view("client/1", 0, own=found.own)) == []

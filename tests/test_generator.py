@@ -1,7 +1,5 @@
 """Generators: their architecture, training, files, cache, and whether they saw the clients' images."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

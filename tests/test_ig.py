@@ -1,7 +1,5 @@
 """Attacks by gradient descent: priors, hypotheses, the likelihood of a public law, and what they make of digits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import median
@@ -16,7 +14,6 @@ from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.layers_left_out import IGLayers, explained, hypotheses, layer, layers, masked
 from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
 from ppbench.attacks.reconstruction.search.priors import Norm, Sum, TotalVariation
-from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
@@ -132,9 +129,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert all(count % 3 == 0 for count in counts)
 
 
-@pytest.mark.parametrize(
-    "attack", [IG(), GradInversion(budget=300, tries=2), IGLayers(budget=300)], ids=lambda a: a.name
-)
+@pytest.mark.parametrize("attack", [IG(), GradInversion(budget=300, tries=2), IGLayers(budget=300)], ids=type)
 def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
     found, guesses = reached(pairs, attack)
@@ -151,14 +146,6 @@ def test_variants_differ_in_the_prior_alone_and_none_is_free():
         assert len({v.tv for v in variants}) == len(variants) > 1
         assert all(replace(v, tv=attack.tv) == attack for v in variants)
     assert list(IGLayers().variants()) == [IGLayers()]
-
-
-def test_settings_out_of_range_are_refused():
-    bad = (IG(tries=0), IG(slots=0), IG(tv=float("nan")), IG(label="guess"), IGLayers(hypotheses=0), IGLayers(tries=2))
-    worse = (Likelihood(lr=0.0), Likelihood(budget=0), GradInversion(group=-1.0), GradInversion(norm=float("inf")))
-    for attack in (*bad, *worse):
-        with pytest.raises(UsageError, match=attack.name):
-            attack.check()
 
 
 def hand(noise: Noise | None, weight: dict[str, torch.Tensor] | None = None) -> Evidence:
@@ -191,10 +178,8 @@ def test_the_unit_is_what_the_discrepancy_is_at_the_truth():
             u = torch.rand(truth.shape, generator=g) - 0.5
             draws = -u.sign() * torch.log1p(-2 * u.abs()) / math.sqrt(2)
         evidence = Evidence((Slot(0, 0),), {"w": truth + std * draws}, lambda x, y: {}, noise=Noise(law, std))
-        attack = Likelihood()
-        assert float(attack.matched(evidence).discrepancy({"w": truth}) / attack.unit([evidence])) == pytest.approx(
-            1, abs=0.02
-        )
+        found = Likelihood().matched(evidence).discrepancy({"w": truth}) / Likelihood().unit([evidence])
+        assert float(found) == pytest.approx(1, abs=0.02)
 
 
 def test_tensors_without_noise_share_a_small_deviation_and_nothing_is_divided_by_zero():
@@ -259,11 +244,8 @@ def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(ca
     exact = explained(case, truth.x, truth.y)
     assert exact == pytest.approx(math.log(1e-4))
     count = len(layers(case))
-    poisoned = dict(case.observed)
-    poisoned["head.weight"], poisoned["head.bias"] = (
-        torch.randn(poisoned[n].shape, generator=seeded()) for n in ("head.weight", "head.bias")
-    )
-    found = explained(replace(case, observed=poisoned), truth.x, truth.y)
+    noise = {n: torch.randn(case.observed[n].shape, generator=seeded()) for n in ("head.weight", "head.bias")}
+    found = explained(replace(case, observed={**case.observed, **noise}), truth.x, truth.y)
     assert found == pytest.approx(exact * (count - 1) / count, abs=0.1)
 
 

@@ -1,7 +1,5 @@
 """Labels from the head's gradient: exact on a fresh model, chance on noise, never a crash; both losses, any head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -36,15 +34,12 @@ def batch_gradient(batch: int, seed: int) -> tuple[Params, Params, torch.Tensor]
     return params, {name: value.detach() for name, value in grads.items()}, labels.sort().values
 
 
-def recovered(params: Params, grads: Params, batch: int, seed: int = 0) -> torch.Tensor:
-    return recover_labels(PLAN, params, grads["head.weight"], grads["head.bias"], batch, seeded(seed))
-
-
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_planted_leak_every_label_of_a_fresh_model(batch):
     for seed in range(10):
         params, grads, labels = batch_gradient(batch, seed)
-        assert torch.equal(recovered(params, grads, batch), labels)
+        found = recover_labels(PLAN, params, grads["head.weight"], grads["head.bias"], batch, seeded())
+        assert torch.equal(found, labels)
 
 
 def matches(found: torch.Tensor, truth: torch.Tensor) -> int:

@@ -1,7 +1,5 @@
 """Membership attacks on a model's outputs: modified entropy and the classifier of outputs, beside the loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 
@@ -27,7 +25,6 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.losses import LossName
 from ppbench.nets.net import initial, net_spec
-from ppbench.run.choice import make_attack
 from ppbench.testing.records import trained
 from ppbench.testing.scene import digits
 
@@ -271,11 +268,6 @@ def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs):
 
     assert found is not None and found not in scores.tolist()
     assert balanced(found) == pytest.approx(max(balanced(t + 0.5) for t in range(-4, 4)))
-
-
-def test_options_out_of_range_are_refused():
-    with pytest.raises(UsageError, match="'mia_nn': seeds=2"):
-        make_attack("mia_nn", {"seeds": 2})
 
 
 @each_attack

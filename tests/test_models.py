@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from protocols import rand
+from protocols import moved, rand
 from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 
@@ -188,6 +188,7 @@ VARIANTS: list[tuple[str, tuple[int, ...], Any]] = [
     ("densenet", (1, 8, 8), {"growth": 4, "blocks": 2, "layers": 2, "bias": False}),
     *[("resnet20", (3, 7, 9), {"norm": norm, "shortcut": way}) for norm in NORMS for way in "AB"],
     ("resnet32", (1, 8, 8), {"head_bias": False}),
+    ("resnet50_fixup", (3, 9, 9), {"width": 4, "blocks": "1,2,1,1"}),
 ]
 each_variant = pytest.mark.parametrize(("model", "shape", "options"), VARIANTS)
 
@@ -197,15 +198,9 @@ def made(
 ) -> tuple[Net, Params]:
     """The network and initial float64 parameters, those that start at 0 moved a little."""
     spec = net_spec(model, shape, classes, options)
-    g = torch.Generator().manual_seed(0)
-    params = {
-        name: value.double() + 0.1 * torch.randn(value.shape, generator=g, dtype=torch.float64) * (value == 0)
-        for name, value in initial(spec, 0).items()
-    }
-    return build(spec), params
+    return build(spec), moved(initial(spec, 0), 0.1, zeros=True)
 
 
-# -- what channel scales ask of a network ----------------------------------------------------------------------------
 @each_variant
 def test_graph_is_traced_without_state_or_in_place_operations(model, shape, options):
     net, params = made(model, shape, options)

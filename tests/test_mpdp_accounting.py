@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import seeded
 from scipy import integrate, special, stats
 
 from ppbench.defenses.mpdp.accounting import (
@@ -40,10 +41,6 @@ EPSILONS = st.floats(1e-4, 50)
 DELTAS = st.floats(1e-12, 0.9)
 SIGMAS = st.floats(0.01, 100)
 few = settings(max_examples=40)
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def printed(value: float, text: str) -> bool:
@@ -118,7 +115,7 @@ def test_theta_of_the_complete_graph_has_its_closed_form_below_theorem_10(client
 def test_covariance_is_that_of_noise_drawn_from_the_laws():
     # A path of four clients; unconditional on R, whose own draw is fresh for every coordinate.
     edges, sigma_eta, sigma_delta, draws = [(0, 1), (1, 2), (2, 3)], 0.8, 1.3, 400_000
-    rng = generator(7)
+    rng = seeded(7)
     r = scale_alone((draws,), rng)
     noise = [r * uniform_noise(sigma_eta, (draws,), rng) for _ in range(4)]
     adjacency = torch.zeros(4, 4, dtype=torch.bool)
@@ -141,7 +138,7 @@ def test_theta_of_drawn_graphs_with_the_sigmas_of_the_complete_one():
     s, five = calibrate(3, DELTA, 100), calibrate(3, DELTA, 5)
     assert printed(exact_theta(complete(5), five.eta, five.delta), ".3455")
     assert printed(exact_theta(complete(100), s.eta, s.delta), ".353")
-    drawn = {n: [exact_theta(n_out(100, n, generator(i)), s.eta, s.delta) for i in range(40)] for n in (5, 20, 70)}
+    drawn = {n: [exact_theta(n_out(100, n, seeded(i)), s.eta, s.delta) for i in range(40)] for n in (5, 20, 70)}
     for n, value in ((5, 0.958), (20, 0.443), (70, 0.359)):  # each was one draw
         assert min(drawn[n]) <= value <= max(drawn[n])
     # Five neighbors spend more than twice the theta of the complete graph, in each graph drawn.
@@ -173,7 +170,7 @@ def test_n_out_inside_the_theorem_is_calibrated_at_a_third_of_delta():
     assert printed(s.eta, ".185") and printed(s.delta, "3.69") and s.violated == ()
     theorem11 = 1 / (100 * s.eta**2) + pairwise_factor(100, 70) / s.delta**2
     assert theorem11 == pytest.approx(theta_max(3, DELTA / 3))
-    assert all(exact_theta(n_out(100, 70, generator(i)), s.eta, s.delta) < theorem11 for i in range(3))
+    assert all(exact_theta(n_out(100, 70, seeded(i)), s.eta, s.delta) < theorem11 for i in range(3))
 
 
 def test_the_papers_settings_are_outside_its_theorem_and_get_the_complete_graphs_sigmas():
@@ -200,26 +197,26 @@ def test_more_privacy_takes_more_noise_and_the_budget_is_spent_exactly(epsilon, 
 @given(st.integers(2, 40), st.data())
 def test_n_out_graphs_are_symmetric_without_loops_and_of_degree_n_or_more(clients, data):
     n, seed = data.draw(st.integers(1, clients - 1)), data.draw(st.integers(0, 10_000))
-    graph = n_out(clients, n, generator(seed))
+    graph = n_out(clients, n, seeded(seed))
     assert graph.dtype == torch.bool and graph.shape == (clients, clients)
     assert torch.equal(graph, graph.T) and not bool(graph.diagonal().any())
     assert int(graph.sum(1).min()) >= n and int(graph.sum()) <= 2 * n * clients
-    assert torch.equal(graph, n_out(clients, n, generator(seed)))
+    assert torch.equal(graph, n_out(clients, n, seeded(seed)))
 
 
 def test_picks_are_uniform():
-    graphs = torch.stack([n_out(8, 3, generator(i)) for i in range(4000)]).double().mean(0)
+    graphs = torch.stack([n_out(8, 3, seeded(i)) for i in range(4000)]).double().mean(0)
     expected = 1 - (1 - 3 / 7) ** 2
     assert float((graphs[complete(8)] - expected).abs().max()) < 0.035  # 4.5 standard deviations
-    assert not torch.equal(n_out(8, 3, generator(0)), n_out(8, 3, generator(1)))
-    assert torch.equal(complete(4), n_out(4, 3, generator())) and int(complete(4).sum()) == 12
+    assert not torch.equal(n_out(8, 3, seeded(0)), n_out(8, 3, seeded(1)))
+    assert torch.equal(complete(4), n_out(4, 3, seeded())) and int(complete(4).sum()) == 12
 
 
 # -- what R gives away -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("epsilon, told", [(1, 0.0820), (3, 0.2336)])
 def test_who_knows_the_scale_tells_a_shift_as_often_as_its_support_alone_does(epsilon, told):
     """By Monte Carlo over R and noise, at epsilon = 0 as at any other: the densities are equal or one of them is 0."""
-    sigma, draws, rng = 1 / math.sqrt(theta_max(epsilon, DELTA)), 400_000, generator(11)
+    sigma, draws, rng = 1 / math.sqrt(theta_max(epsilon, DELTA)), 400_000, seeded(11)
     scale = scale_alone((draws,), rng)
     half = math.sqrt(2) * sigma * scale
     noise = scale * uniform_noise(sigma, (draws,), rng)
@@ -235,11 +232,6 @@ def distance(draws: torch.Tensor, law) -> float:
     return float(stats.kstest(draws.flatten().numpy(), law).statistic)
 
 
-def law_of_scale(x):
-    """Distribution function of |DN*(1)|: its square is Gamma(3/2, 1)."""
-    return special.gammainc(1.5, np.asarray(x) ** 2)
-
-
 def law_of_half(x: float) -> float:
     """Distribution function of |DN*(2)|, from the root of the Mellin transform (Gil-Pelaez on its logarithm)."""
 
@@ -252,7 +244,7 @@ def law_of_half(x: float) -> float:
 
 @pytest.mark.parametrize("m", [1, 2])
 def test_products_are_gaussian(m):
-    rng, sigma = generator(10 * m + 1), 1.7
+    rng, sigma = seeded(10 * m + 1), 1.7
     found = uniform_noise(sigma, (DRAWS,), rng)
     for draw in [scale_alone] if m == 1 else [scale_of_two] * 2:
         found = found * draw((DRAWS,), rng)
@@ -262,28 +254,28 @@ def test_products_are_gaussian(m):
 
 
 def test_noise_without_its_sign_or_with_the_wrong_law_is_seen_by_the_same_test():
-    rng = generator()
+    rng = seeded()
     r, eta = scale_alone((DRAWS,), rng), uniform_noise(1.0, (DRAWS,), rng)
     assert distance(r * eta.abs(), stats.norm.cdf) == pytest.approx(0.5, abs=0.01)
     assert distance(scale_of_two((DRAWS,), rng) * eta, stats.norm.cdf) > 0.01
 
 
 def test_scale_has_the_exact_law_and_its_moments():
-    r = scale_alone((DRAWS,), generator(1))
-    assert distance(r, law_of_scale) < 0.005
+    r = scale_alone((DRAWS,), seeded(1))
+    assert distance(r, lambda x: special.gammainc(1.5, x**2)) < 0.005  # the square is Gamma(3/2, 1)
     assert r.square().mean().item() == pytest.approx(SECOND_MOMENT, abs=0.01)
     assert (1 / r).mean().item() == pytest.approx(2 / math.sqrt(math.pi), rel=0.01)
 
 
 def test_half_scale_has_the_law_of_the_root_of_the_transform():
-    r = scale_of_two((DRAWS,), generator(2))
+    r = scale_of_two((DRAWS,), seeded(2))
     for x in (0.3, 0.6, 0.9, 1.1, 1.3, 1.6, 1.9):
         assert (r < x).double().mean().item() == pytest.approx(law_of_half(x), abs=0.004)
 
 
 @pytest.mark.parametrize("terms", [1, 30])
 def test_the_gaussian_rest_has_the_mean_and_variance_of_the_terms_left_out(terms):
-    log = scale_of_two((4 * DRAWS,), generator(8), terms).log()
+    log = scale_of_two((4 * DRAWS,), seeded(8), terms).log()
     assert log.mean().item() == pytest.approx(special.digamma(1.5) / 4, abs=0.0015)
     assert log.var().item() == pytest.approx(special.polygamma(1, 1.5) / 8, rel=0.01)
 
@@ -292,7 +284,7 @@ def test_the_gaussian_rest_has_the_mean_and_variance_of_the_terms_left_out(terms
 def test_extreme_draws_stay_inside_and_mirror_each_other(monkeypatch, sigma):
     extremes = torch.tensor([0.0, 0.5 - 2.0**-53, 0.5, 1 - 2.0**-53], dtype=torch.float64)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: extremes)
-    low, minus, plus, high = uniform_noise(sigma, (4,), generator()).tolist()
+    low, minus, plus, high = uniform_noise(sigma, (4,), seeded()).tolist()
     if sigma:
         assert -math.sqrt(2) * sigma < low < minus < 0 < plus < high < math.sqrt(2) * sigma
     assert low == -high and minus == -plus
@@ -306,7 +298,7 @@ def recovered_noise(defense: ModelPerturbation, rounds: int) -> tuple[torch.Tens
     """
     zero = {n: torch.zeros_like(v).double() for n, v in initial(PLAN.spec, 1).items()}
     nothing = Surrogates(zero, {n: v[None] for n, v in zero.items()}, zero)
-    empty, ones, means, rng = torch.zeros(1, dtype=torch.float64), [], [], generator()
+    empty, ones, means, rng = torch.zeros(1, dtype=torch.float64), [], [], seeded()
     alone = secagg.Keys(empty, empty, torch.zeros(4, 4, dtype=torch.bool), empty)
     for number in range(rounds):
         ctx = Context(PLAN, number, "real", SERVER, rng)
@@ -342,7 +334,7 @@ def test_naive_noise_has_another_variance_in_every_layer():
 
 
 def test_noise_of_the_hardened_variant_has_a_floor():
-    ctx = Context(PLAN, 1, "real", SERVER, generator())
+    ctx = Context(PLAN, 1, "real", SERVER, seeded())
     scales, free = (torch.cat([d.scales(ctx) for _ in range(200)]) for d in (MPDPH(floor=0.5), MPDP()))
     inverse = torch.from_numpy(expanded(PLAN.spec).laws.inverse).repeat(200)
     assert float(scales[~inverse].min()) == 0.5 and float(scales[inverse].max()) == 2.0

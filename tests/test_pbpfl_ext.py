@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from protocols import flat, relative, started, true_gradient
+from observations import watched
+from protocols import answers, flat, relative, started, true_gradient
 from scipy import stats
 
-from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves, tree_map
@@ -41,16 +41,12 @@ def federation(deal):
     return made
 
 
-def batches(run: Federation, probes: int = 1) -> dict[Slot, Data]:
-    return {
-        Slot(p, c): Data(shard.x[p * BATCH :][:BATCH], shard.y[p * BATCH :][:BATCH])
-        for p in range(probes)
-        for c, shard in run.shards.items()
-    }
+def batches(run: Federation) -> dict[Slot, Data]:
+    return {Slot(0, c): Data(shard.x[:BATCH], shard.y[:BATCH]) for c, shard in run.shards.items()}
 
 
-def uploads(transcript: Transcript, probe: int = 0) -> dict[int, Surrogates]:
-    return {e.sender: e.message for e in transcript.mail if e.probe == probe and isinstance(e.message, Surrogates)}
+def uploads(transcript: Transcript) -> dict[int, Surrogates]:
+    return answers(transcript, Surrogates)
 
 
 def bare(run: Federation, transcript: Transcript, client: int, data: Data) -> Surrogates:
@@ -165,8 +161,7 @@ def test_a_mask_shared_by_the_families_leaves_their_differences_bare(federation)
 @pytest.mark.parametrize("sizes", [SIZES, (50, 50, 50)])
 def test_evidence_is_about_whole_cohorts_and_exact(sizes, federation):
     run = federation(sizes=sizes)
-    victims = choose_victims(run.shards, "server/1", BATCH, 2 * BATCH * len(sizes), Seeds(0), sums=True)
-    view = run.probe(victims.data).view("server/1")
+    view, victims = watched(run, batch=BATCH, count=2 * BATCH * len(sizes))
     found = view.defense.evidence(view)
     assert [e.unit for e in found] == list(victims.units)
     assert all(len(e.unit) == len(sizes) and e.channel == "sum" for e in found)

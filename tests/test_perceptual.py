@@ -1,11 +1,8 @@
 """LPIPS and feature errors: where weights come from, what is refused, and figures on real images."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -43,16 +40,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alexnet(weights: Path) -> Network:
-    found = network(str(weights))
-    return found
+def alexnet(weights: Path) -> Network | None:
+    return network(str(weights))
 
 
 @pytest.fixture(autouse=True)
-def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(perceptual.VARIABLE, raising=False)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    yield
 
 
 def image(seed: int = 0, shape: tuple[int, ...] = (2, 3, 32, 32)) -> torch.Tensor:
@@ -187,14 +182,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"imagefolder:{root}"
 
 
-def small(pictures: str, out: Path, **more: object) -> ppbench.Evaluation:
-    return ppbench.evaluate(
-        **{
-            **dict(defense="ppdl", dataset=pictures, model="mlp", attacks=("analytic",), grid=(0.5,), stages=("init",)),
-            **dict(victims=2, clients=2, rounds=1, attack_batch=(1,), out=out, workers=1),
-            **more,
-        }
-    )
+def small(pictures: str, out: Path, **more: object):
+    options = dict(defense="ppdl", dataset=pictures, model="mlp", attacks=("analytic",), grid=(0.5,), stages=("init",))
+    sizes = dict(victims=2, clients=2, rounds=1, attack_batch=(1,), workers=1)
+    return ppbench.evaluate(**options, **sizes, out=out, **more)
 
 
 def test_an_evaluation_measures_images_and_names_the_network_not_the_file(pictures, weights, tmp_path):

@@ -1,7 +1,5 @@
 """Reference runs: trained in lockstep as alone, kept by content, taken up again after a kill, refused in a sentence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The searches: the Adam loop against torch's, the batched L-BFGS against scipy, rows that fail, budgets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.optimize
@@ -129,14 +127,8 @@ def rosenbrock(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run(function, starts: Tensor, budget: int = 1000, stop: float = 1e-12, **options):
-    victims = len(starts)
-    return minimize(
-        function,
-        starts,
-        budget=torch.full((victims,), budget),
-        stop=torch.full((victims,), stop, dtype=torch.float64),
-        settings=Settings(**options),
-    )
+    budgets, stops = torch.full((len(starts),), budget), torch.full((len(starts),), stop, dtype=torch.float64)
+    return minimize(function, starts, budget=budgets, stop=stops, settings=Settings(**options))
 
 
 @settings(max_examples=15)

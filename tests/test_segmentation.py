@@ -220,10 +220,10 @@ def scans(folder: Path, count: int = 10, size: int = 16) -> Path:
 
 def test_folders_of_images_and_masks(tmp_path):
     folder = scans(tmp_path / "lgg")
-    Image.fromarray(np.repeat((np.arange(16)[:, None, None] < 3) * np.uint8(1), 16, 1).repeat(3, 2)).save(
-        folder / "masks" / "2.bmp"
-    )
-    (folder / "masks" / "2.png").unlink()  # another suffix, RGB, ones instead of 255
+    ones = np.zeros((16, 16, 3), dtype=np.uint8)
+    ones[:3] = 1
+    Image.fromarray(ones).save(folder / "masks" / "2.bmp")  # another suffix, RGB, ones instead of 255
+    (folder / "masks" / "2.png").unlink()
     data = open_dataset(f"segmentation:{folder}", seed=0)
     assert (data.name, data.task, data.shape) == ("segmentation:lgg", "segmentation", (1, 16, 16))
     assert (len(data.train), len(data.test)) == (8, 2)
@@ -303,17 +303,10 @@ def learned(tmp_path_factory, shapes):
         (folder / kind).mkdir()
         for i, image in enumerate(images.numpy()):
             Image.fromarray(image).save(folder / kind / f"{i}.png")
-    options = {
-        "model": "unet",
-        "model_options": {"width": 4},
-        "clients": 2,
-        "batch_size": 4,
-        "schedule": "parallel",
-        "seed": 1,
-    }
     config = configure(
-        defense="none", dataset=f"segmentation:{folder}", loss="bce", attacks=("label_recovery",), **options
-    )
+        defense="none", dataset=f"segmentation:{folder}", model="unet", model_options={"width": 4}, loss="bce",
+        clients=2, batch_size=4, schedule="parallel", seed=1, attacks=("label_recovery",),
+    )  # fmt: skip
     experiment = resolve(config.model_copy(update={"rounds": 6, "lr": 5e-3}))
     utility = train(experiment, experiment.points[-1], tmp_path_factory.mktemp("cache"))[1].utility
     assert experiment.facts[1].loss == "bce"

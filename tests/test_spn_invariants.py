@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observations import watched
+from scipy.optimize import brentq
+from scipy.stats import norm
 
-from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError
-from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
@@ -66,8 +67,7 @@ def test_polarization_bounds_the_hamming_distance(v, code):
 def test_the_upload_holds_public_weights_only_and_secrets_stay(federate, plan):
     run = federate(SPN())
     before = [leaf.clone() for leaf in leaves(run.parties.clients)]
-    victims = choose_victims(run.shards, "server/1", 1, 4, Seeds(0))
-    for letter in run.probe(victims.data).mail:
+    for letter in watched(run)[0].mail:
         if isinstance(letter.message, Update):
             assert set(letter.message.params) == set(run.parties.server.params)
             assert letter.nbytes == 4 * plan.net.parameter_count
@@ -97,27 +97,11 @@ def test_the_server_takes_the_unweighted_mean(federate, plan):
 
 def test_plain_evidence_is_exact_for_none_and_not_for_spn(federate):
     for defense, exact in ((NoDefense(), True), (SPN(alpha2=0.5), False)):
-        run = federate(defense)
-        victims = choose_victims(run.shards, "server/1", 4, 16, Seeds(0))
-        view = run.probe(victims.data).view("server/1")
+        view, victims = watched(federate(defense), batch=4, count=16)
         for evidence in view.defense.evidence(view):
             truth = victims.truth(evidence.unit)
             residual = at_truth(evidence, truth.x[None], truth.y[None])
             assert (residual < 1e-10) == exact, (defense.name, residual)
-
-
-def test_a_client_rebuilds_the_others_mean_from_two_broadcasts(federate, plan, shards):
-    equal = {c: Data(d.x[:40].clone(), d.y[:40].clone()) for c, d in shards.items()}
-    run = federate(NoDefense())
-    run.shards = equal
-    run.start(initial(plan.spec, 1))
-    victims = choose_victims(run.shards, "client/1", 2, 6, Seeds(0))
-    view = run.probe(victims.data).view("client/1", own=victims.own)
-    (evidence,) = view.defense.evidence(view)
-    assert [slot.client for slot in evidence.unit] == [1, 2, 3]
-    truth = victims.truth(evidence.unit)
-    residual = at_truth(evidence, truth.x.unflatten(0, (3, 2)), truth.y.unflatten(0, (3, 2)))
-    assert residual < 1e-6  # the difference of two float32 models
 
 
 @pytest.mark.parametrize(("law", "factor"), [("gaussian", 1.0), ("laplace", math.sqrt(2))])
@@ -125,8 +109,7 @@ def test_dp_noise_has_the_stated_scale(federate, law, factor):
     victims = {}
     for defense in (NoDefense(), DP(0.05, law)):
         run = federate(defense)
-        chosen = choose_victims(run.shards, "server/1", 1, 4, Seeds(0))
-        view = run.probe(chosen.data).view("server/1")
+        view, _ = watched(run)
         victims[defense.name] = [Layout.of(e.observed).pack(e.observed) for e in view.defense.evidence(view)]
     noise = torch.cat(victims["dp"]) - torch.cat(victims["none"])
     assert float(noise.std()) == pytest.approx(0.05 * factor, rel=0.03)
@@ -166,9 +149,7 @@ def test_poisson_takes_each_example_with_the_stated_rate_and_pads_with_weight_ze
 def test_without_noise_and_with_a_wide_clip_dp_sgd_is_the_batch_gradient(federate, shards):
     found = []
     for defense in (NoDefense(), DPSGD(noise_multiplier=0.0, clip=1e6)):
-        run = federate(defense)
-        victims = choose_victims(run.shards, "server/1", 4, 16, Seeds(0))
-        view = run.probe(victims.data).view("server/1")
+        view, _ = watched(federate(defense), batch=4, count=16)
         found.append(view.defense.evidence(view)[0].observed)
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-4, atol=1e-6)
@@ -183,9 +164,6 @@ def test_epsilon_falls_with_noise_and_rises_with_rounds(plan):
 
 def test_epsilon_of_the_full_batch_gaussian_is_the_known_one(plan):
     """One full-batch step is a Gaussian mechanism: RDP may exceed its exact epsilon, not much and never less."""
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
     mu = 1 / 5.0
     exact = brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - 0.01, 0, 5)
     epsilon, delta = DPSGD(5.0).guarantee(replace(plan, local=Local("gradient", batch=100)), 100, 1)

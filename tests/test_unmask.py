@@ -1,7 +1,5 @@
 """Un-masking PBPFL's and MP-DP's iterates: exact identities, planted masks, and trained iterates (T9, U11)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -52,10 +50,8 @@ from ppbench.testing.scene import digits
 CLIENTS, EACH = 5, 60
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})
-MEMBERSHIP, EXTRACTION = (
-    [load("attacks", f"{kind}_{way}") for way in ("regression", "projection", "data_free", "upload")]
-    for kind in ("unmask", "extract")
-)
+WAYS = ("regression", "projection", "data_free", "upload")
+MEMBERSHIP, EXTRACTION = ([load("attacks", f"{kind}_{way}") for way in WAYS] for kind in ("unmask", "extract"))
 WORLDS: list[tuple[Defense, NetSpec]] = [
     (PBPFL(kappa=100.0), BIASED),
     (PBPFL(kappa=100.0, head_bias="clear"), BIASED),
@@ -299,9 +295,8 @@ def test_an_upload_tells_what_its_batch_tells(digits_split, iterates):
         masked, alpha = broadcast.outputs(view.data[0][1].x)
         slope = by_regression(masked, alpha, view.data[0][1].y.double(), broadcast.directions).coefficients
         squares = broadcast.directions.square().sum(1)
-        torch.testing.assert_close(
-            own.error / own.square / squares, slope, rtol=1e-9, atol=1e-9 * float(slope.abs().max())
-        )
+        size = float(slope.abs().max())
+        torch.testing.assert_close(own.error / own.square / squares, slope, rtol=1e-9, atol=1e-9 * size)
 
 
 def test_masked_clients_fall_back_on_their_own_data_and_then_on_the_columns(digits_split, iterates):
@@ -334,12 +329,8 @@ def test_a_single_output_is_unmasked_too(defense):
     g = seeded(7)
     x = torch.rand(400, 8, generator=g)
     data = Data(x, x[:, :3].sum(1, keepdim=True) - x[:, 3:4])
-    fed = start(
-        defense,
-        trained(plan_of(spec), Data(data.x[:300], data.y[:300]), 5e-3, 200),
-        Data(data.x[:300], data.y[:300]),
-        spec,
-    )
+    members = Data(data.x[:300], data.y[:300])
+    fed = start(defense, trained(plan_of(spec), members, 5e-3, 200), members, spec)
     view, true = seen(fed), fed.outputs(data.x[300:])
     _, raw = agreement(Query(), view, data.x[300:], true)
     _, error = agreement(ExtractRegression(), view, data.x[300:], true)
