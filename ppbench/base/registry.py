@@ -34,8 +34,11 @@ class Plugin:
 def plugins(group: Group) -> dict[str, Plugin]:
     """Return the plugins of `group` by name; a name that two distributions claim stays with ppbench and warns."""
     found: dict[str, Plugin] = {}
+    names: dict[int, str] = {}  # each `name` parses its distribution's metadata anew
     for entry in metadata.entry_points(group=f"ppbench.{group}"):
-        dist = entry.dist.name if entry.dist is not None else "?"
+        if id(entry.dist) not in names:
+            names[id(entry.dist)] = "?" if entry.dist is None else entry.dist.name
+        dist = names[id(entry.dist)]
         plugin = Plugin(group, entry.name, entry.value, dist, entry)
         other = found.get(entry.name)
         if other is None or (dist == "ppbench" and other.distribution != "ppbench"):
