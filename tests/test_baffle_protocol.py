@@ -251,14 +251,14 @@ def test_plans_that_do_not_fit_are_refused():
 
 # -- learning ----------------------------------------------------------------------------------------------------------
 def test_it_learns_less_than_backpropagation_and_more_with_more_directions(digits):
+    """Over ten seeds .13 to .33 with 5 directions, .51 to .69 with 100, .78 to .84 by backpropagation."""
     test = Data(digits.x[800:], digits.y[800:])
     found = {}
     for defense in (NoDefense(), Baffle(k=5), Baffle(k=100, scheme="twice")):
         run = federation(defense)
         assert run.run(40)
         found[getattr(defense, "k", 0)] = run.accuracy(test)
-    assert 0.1 < found[5] < found[100] < found[0]
-    assert found[100] > 0.5
+    assert found[5] + 0.2 < found[100] < found[0] - 0.05 and found[100] > 0.45
 
 
 def test_one_local_step_is_the_batch_level_round():
