@@ -77,6 +77,12 @@ def test_nobody_imports_through_the_links_at_the_top():
         assert not re.search(r"^\s*from (attacks|defenses)\b", path.read_text(), re.MULTILINE), path
 
 
+def test_nobody_but_the_guard_imports_torchvision_or_lpips():
+    loads = re.compile(r"^\s*(from|import) (torchvision|lpips)\b", re.MULTILINE)
+    assert loads.search("def f():\n    from torchvision.io import x") and loads.search("import lpips")
+    assert not [str(path) for path in SOURCES if loads.search(path.read_text())]
+
+
 def test_no_pickle_and_no_unsafe_load():
     for path in SOURCES:
         text = path.read_text()
