@@ -58,7 +58,17 @@ class Tab:
 
     def __exit__(self, *_):
         self.context.close()
+        self.check()
+
+    def check(self):
         assert not self.asked and not self.said, (self.asked, self.said)
+
+    def see_all(self):
+        """Scroll through the page, a frame a section: what is far away is built when it comes near."""
+        self.page.evaluate("""async () => { for (const part of document.querySelectorAll("section")) {
+            part.scrollIntoView();
+            await new Promise(done => requestAnimationFrame(() => setTimeout(done))); } }""")
+        self.page.wait_for_selector("#cells .tabulator-row")
 
 
 def records_of(make):
@@ -102,6 +112,20 @@ def page(fabricate, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def opened(browser, page):
+    with Tab(browser, page) as tab:
+        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
+        yield tab
+
+
+@pytest.fixture
+def tab(opened):
+    """A tab that several tests look at: none of them may take a row out of sight."""
+    yield opened
+    opened.check()
+
+
 TABLE = "#b1 .tabulator"
 
 
@@ -131,87 +155,80 @@ def test_tables_sort_and_filter(browser, page):
         assert shown(tab, 2) == ["85.0 %"]
 
 
-def test_figures_are_drawn_with_intervals_and_images_are_shown(browser, page):
-    with Tab(browser, page) as tab:
-        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
-        figure.scroll_into_view_if_needed()
-        assert figure.locator("svg").count() == 1 and figure.locator("svg use").count() >= 12, "marks and whiskers"
-        assert "alpha2" in "".join(figure.locator("svg text").all_text_contents())
-        roc = tab.page.locator(".board details figure.chart").last
-        roc.scroll_into_view_if_needed()
-        assert float(roc.locator("svg").bounding_box()["width"]) > 300
-        sprite = tab.page.locator("#defense-spn .sprite img").first
-        sprite.scroll_into_view_if_needed()
-        assert sprite.evaluate("async image => (await image.decode(), image.naturalWidth)") > 100
-        names = tab.page.locator("#defense-spn .sprite li").all_inner_texts()
-        assert [name.split("\n")[0].split()[0] for name in names[:3]] == ["originals", "dlg", "strong"]
+def test_figures_are_drawn_with_intervals_and_images_are_shown(tab):
+    figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
+    figure.scroll_into_view_if_needed()
+    assert figure.locator("svg").count() == 1 and figure.locator("svg use").count() >= 12, "marks and whiskers"
+    assert "alpha2" in "".join(figure.locator("svg text").all_text_contents())
+    roc = tab.page.locator(".board details figure.chart").last
+    roc.scroll_into_view_if_needed()
+    assert float(roc.locator("svg").bounding_box()["width"]) > 300
+    sprite = tab.page.locator("#defense-spn .sprite img").first
+    sprite.scroll_into_view_if_needed()
+    assert sprite.evaluate("async image => (await image.decode(), image.naturalWidth)") > 100
+    names = tab.page.locator("#defense-spn .sprite li").all_inner_texts()
+    assert [name.split("\n")[0].split()[0] for name in names[:3]] == ["originals", "dlg", "strong"]
 
 
-def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(browser, page):
+def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(tab):
     pointed = """mark => { const box = mark.getBoundingClientRect();
         const hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
         return hit.querySelector("title").textContent; }"""
     opacity = "line => getComputedStyle(line).opacity"
-    with Tab(browser, page) as tab:
-        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
-        figure.scroll_into_view_if_needed()
-        mark = figure.locator(".tip use").first
-        assert mark.evaluate(pointed) == "alpha2 = 0.01: accuracy 0.949 (0.933 to 0.962)"
-        mark.hover(force=True)
-        lines = figure.locator(".tip").all()
-        assert [line.evaluate(opacity) for line in lines] == ["1", *["0.15"] * (len(lines) - 1)] and len(lines) == 3
+    figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
+    figure.scroll_into_view_if_needed()
+    mark = figure.locator(".tip use").first
+    assert mark.evaluate(pointed) == "alpha2 = 0.01: accuracy 0.949 (0.933 to 0.962)"
+    mark.hover(force=True)
+    lines = figure.locator(".tip").all()
+    assert [line.evaluate(opacity) for line in lines] == ["1", *["0.15"] * (len(lines) - 1)] and len(lines) == 3
 
 
-def test_names_stay_text_everywhere(browser, page):
-    with Tab(browser, page) as tab:
-        for part in tab.page.locator("section").all():
-            part.scroll_into_view_if_needed()
-        tab.page.wait_for_selector("#cells .tabulator-row")
-        for place, least in ((f"{TABLE} .tabulator-row", 3), ("#cells .tabulator-row", 3), ("section.defense", 1)):
-            assert tab.page.locator(place, has_text=EVIL).count() >= least
-        assert tab.page.locator("img[src=x]").count() == 0
-        tab.page.locator("#b1 figure.chart", has_text="img").first.scroll_into_view_if_needed()
-        tab.page.locator("#b1 figure.chart .tip use").last.hover(force=True)
-        tab.page.wait_for_timeout(200)
-        assert tab.page.locator("img[src=x]").count() == 0, "a tooltip"
+def test_names_stay_text_everywhere(tab):
+    tab.see_all()
+    for place, least in ((f"{TABLE} .tabulator-row", 3), ("#cells .tabulator-row", 3), ("section.defense", 1)):
+        assert tab.page.locator(place, has_text=EVIL).count() >= least
+    assert tab.page.locator("img[src=x]").count() == 0
+    tab.page.locator("#b1 figure.chart", has_text="img").first.scroll_into_view_if_needed()
+    tab.page.locator("#b1 figure.chart .tip use").last.hover(force=True)
+    tab.page.wait_for_timeout(200)
+    assert tab.page.locator("img[src=x]").count() == 0, "a tooltip"
 
 
-def test_links_lead_to_a_defense_and_to_a_cell(browser, page, fabricate):
-    with Tab(browser, page) as tab:
-        tab.page.locator(f"{TABLE} a", has_text="spn").first.click()
-        assert tab.page.evaluate("location.hash") == "#defense-spn"
-        assert tab.page.locator("#defense-spn h3").is_visible()
-        assert "falls" in tab.page.locator("#defense-spn").inner_text()
-        tab.page.locator(f"{TABLE} .by a").first.click()
-        tab.page.wait_for_selector("#cells .tabulator-row.found")
-        cell = tab.page.evaluate("location.hash")[2:]
-        assert cell in {r.cell_id for r in records_of(fabricate)}
-        assert tab.page.locator("#cells .tabulator-row.found code").inner_text() == cell[:8]
+def test_links_lead_to_a_defense_and_to_a_cell(tab, fabricate):
+    tab.page.locator(f"{TABLE} a", has_text="spn").first.click()
+    assert tab.page.evaluate("location.hash") == "#defense-spn"
+    assert tab.page.locator("#defense-spn h3").is_visible()
+    assert "falls" in tab.page.locator("#defense-spn").inner_text()
+    tab.page.locator(f"{TABLE} .by a").first.click()
+    tab.page.wait_for_selector("#cells .tabulator-row.found")
+    cell = tab.page.evaluate("location.hash")[2:]
+    assert cell in {r.cell_id for r in records_of(fabricate)}
+    assert tab.page.locator("#cells .tabulator-row.found code").inner_text() == cell[:8]
 
 
-def test_the_keyboard_is_enough(browser, page):
-    with Tab(browser, page) as tab:
-        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
-        button = tab.page.locator(f"{TABLE} [role=columnheader] button", has_text="Accuracy").first
-        button.focus()
-        outline = "e => getComputedStyle(e).outlineStyle !== 'none' || getComputedStyle(e).boxShadow !== 'none'"
-        tab.page.keyboard.press("Tab")
-        tab.page.keyboard.press("Shift+Tab")
-        assert button.evaluate(outline), "a focus that nobody sees"
-        tab.page.keyboard.press("Enter")
-        drawn = [float(text.split()[0]) for text in shown(tab, 2) if text[0].isdigit()]
-        assert drawn == sorted(drawn) and len(drawn) > 4
-        every, unnamed = (
-            "[...document.querySelectorAll('input, button')]",
-            "e => !(e.ariaLabel || e.textContent.trim())",
-        )
-        assert tab.page.evaluate(f"{every}.filter({unnamed}).length") == 0
-        menu = tab.page.locator("details.menu summary").first
-        menu.focus()
-        tab.page.keyboard.press("Enter")
-        assert tab.page.locator("details.menu[open] a").first.is_visible()
-        tab.page.keyboard.press("Escape")
-        assert tab.page.locator("details.menu[open]").count() == 0
+def test_the_keyboard_is_enough(tab):
+    tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
+    button = tab.page.locator(f"{TABLE} [role=columnheader] button", has_text="Accuracy").first
+    button.focus()
+    outline = "e => getComputedStyle(e).outlineStyle !== 'none' || getComputedStyle(e).boxShadow !== 'none'"
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("Shift+Tab")
+    assert button.evaluate(outline), "a focus that nobody sees"
+    tab.page.keyboard.press("Enter")
+    drawn = [float(text.split()[0]) for text in shown(tab, 2) if text[0].isdigit()]
+    assert drawn == sorted(drawn) and len(drawn) > 4
+    every, unnamed = (
+        "[...document.querySelectorAll('input, button')]",
+        "e => !(e.ariaLabel || e.textContent.trim())",
+    )
+    assert tab.page.evaluate(f"{every}.filter({unnamed}).length") == 0
+    menu = tab.page.locator("details.menu summary").first
+    menu.focus()
+    tab.page.keyboard.press("Enter")
+    assert tab.page.locator("details.menu[open] a").first.is_visible()
+    tab.page.keyboard.press("Escape")
+    assert tab.page.locator("details.menu[open]").count() == 0
 
 
 def test_without_scripts_the_page_is_whole(browser, page):
@@ -224,25 +241,22 @@ def test_without_scripts_the_page_is_whole(browser, page):
 
 
 def test_a_phone_does_not_scroll_sideways(browser, page):
-    about = dict(viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True, device_scale_factor=2)
+    about = dict(viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True)
     with Tab(browser, page, **about) as tab:
-        for part in tab.page.locator("section").all():
-            part.scroll_into_view_if_needed()
-            tab.page.wait_for_timeout(30)
-        tab.page.wait_for_selector("#cells .tabulator-row")
+        tab.see_all()
         assert tab.page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [375, 375]
         assert float(tab.page.locator("#b1 figure.chart svg").first.bounding_box()["width"]) > 300
 
 
-def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(browser, page):
-    with Tab(browser, page, color_scheme="dark") as tab:
-        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
-        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn] svg").first
-        light = "rgb(230, 235, 241)"
-        assert figure.locator("text").first.evaluate("text => getComputedStyle(text).fill") == light
-        assert figure.locator(".tip path").first.evaluate("line => getComputedStyle(line).stroke") == light
-        tab.page.emulate_media(media="print")
-        assert tab.page.locator("#b1 .plain").is_visible() and not tab.page.locator(TABLE).is_visible()
-        assert tab.page.locator("#b1 figure.chart svg").first.is_visible()
-        assert not tab.page.locator("nav.top").is_visible()
-        assert len(tab.page.pdf()) > 10_000
+def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(tab):
+    tab.page.emulate_media(color_scheme="dark")
+    figure = tab.page.locator("#b1 figure.chart[data-chart^=spn] svg").first
+    light = "rgb(230, 235, 241)"
+    assert figure.locator("text").first.evaluate("text => getComputedStyle(text).fill") == light
+    assert figure.locator(".tip path").first.evaluate("line => getComputedStyle(line).stroke") == light
+    tab.page.emulate_media(media="print")
+    assert tab.page.locator("#b1 .plain").is_visible() and not tab.page.locator(TABLE).is_visible()
+    assert tab.page.locator("#b1 figure.chart svg").first.is_visible()
+    assert not tab.page.locator("nav.top").is_visible()
+    assert len(tab.page.pdf()) > 10_000
+    tab.page.emulate_media(media="screen", color_scheme="light")
