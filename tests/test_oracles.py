@@ -73,11 +73,8 @@ def test_the_servers_steps_are_those_of_torch(plan, shards, name):
 
 
 def test_each_example_is_clipped_by_itself_and_noise_is_added_to_their_sum(plan, digits):
-    defense, params, layout = (
-        DPSGD(noise_multiplier=1.5, clip=0.2),
-        initial(plan.spec, 0),
-        Layout.of(initial(plan.spec, 0)),
-    )
+    defense, params = DPSGD(noise_multiplier=1.5, clip=0.2), initial(plan.spec, 0)
+    layout = Layout.of(params)
     batch = Batch(digits.x[:6], digits.y[:6], torch.tensor([1.0, 1, 0, 1, 1, 1]))
     noise = {n: torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) for n, p in params.items()}
     total = 1.5 * 0.2 * layout.pack(noise)
@@ -108,11 +105,8 @@ def test_every_local_step_has_noise_of_its_own(plan, defense):
 
 @pytest.mark.parametrize("defense", [DP(0.1), DP(0.1, "laplace"), DPSGD(2.0, clip=0.3)])
 def test_attackers_are_told_noise_of_the_size_that_is_added(plan, digits, defense):
-    plan, params, layout = (
-        replace(plan, local=Local("gradient", batch=16)),
-        initial(plan.spec, 0),
-        Layout.of(initial(plan.spec, 0)),
-    )
+    plan, params = replace(plan, local=Local("gradient", batch=16)), initial(plan.spec, 0)
+    layout = Layout.of(params)
     batch = Batch(digits.x[:16], digits.y[:16], torch.ones(16))
     drawn = defense.draw(Context(plan, 1, "real", 0, torch.Generator().manual_seed(0)), params, 4)
     none = {n: torch.zeros_like(p) for n, p in params.items()}
@@ -291,16 +285,10 @@ class Noted(LabelRecovery):
 def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path):
     """But for the control values of a defense, which are compared on the same starts."""
     options: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "attack_batch": (1, 2)}
+    options |= {"stages": ("init", "final"), "threats": ("server/1", "eavesdropper/1")}
     SEEN.clear()
     with installed("attacks", Noted):
-        config = configure(
-            **options,
-            defense="none",
-            attacks=("noted",),
-            stages=("init", "final"),
-            threats=("server/1", "eavesdropper/1"),
-        )
-        experiment = resolve(config)
+        experiment = resolve(configure(**options, defense="none", attacks=("noted",)))
         for group in groups(experiment):
             run_group(experiment, group, tmp_path, [cell.id for cell in cells(experiment, group)])
     views = 2 * 2 * 2  # stages, threats, batches
