@@ -188,21 +188,16 @@ def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate, monkeypatch
     assert (claimed(outputs()), claimed(outputs(batch=2))) == ("CAP 0.70 (Table 5)", "")
 
 
-def test_figures_of_boards_that_are_gone_are_removed_and_other_files_stay(tmp_path, fabricate):
+def test_figures_of_boards_that_are_gone_leave_and_a_board_is_up_to_date_while_both_tables_are(tmp_path, fabricate):
     store = Store(tmp_path / "out")
     store.save(fabricate("none", None, "mia_loss", "membership", 0.9))
+    store.save(fabricate("none", None, "dlg", "reconstruction", 35.0))
     folder = store.out / "figures"
     folder.mkdir()
     for name in ("ppc-old.svg", "ppc-old.png", "notes.txt"):
         (folder / name).write_text("x")
     written = write_board(store)
     assert {path.name for path in folder.iterdir()} == {p.name for p in written if p.parent == folder} | {"notes.txt"}
-
-
-def test_a_board_is_up_to_date_while_both_tables_are(tmp_path, fabricate):
-    store = Store(tmp_path / "out")
-    store.save(fabricate("none", None, "dlg", "reconstruction", 35.0))
-    write_board(store)
     assert up_to_date(store)
     worst = store.out / "worst_case.csv"
     worst.write_text(worst.read_text().replace("35", "36"))
