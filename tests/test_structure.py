@@ -143,23 +143,17 @@ def stranger(fabricate):
     return record.model_copy(update={"cell_id": record.config.cell_id()})
 
 
-def test_scores_of_a_missing_question_are_kept_as_they_are(stranger, tmp_path):
-    store = Store(tmp_path)
-    store.save(stranger)
-    (again,) = store.load_all()
+def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_no_board(stranger, fabricate, tmp_path):
+    records, store = [stranger, fabricate("none", None, "label_recovery", "label", stage="init")], Store(tmp_path)
+    for record in records:
+        store.save(record)
+    (again,) = [record for record in store.load_all() if record.cell_id == stranger.cell_id]
     assert canonical(again) == canonical(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
     assert isinstance(question_for(again), Missing) and "attribute" in question_for(again).title
-
-
-def test_it_is_named_as_such_and_on_no_board(stranger, fabricate, tmp_path):
-    records = [stranger, fabricate("none", None, "label_recovery", "label", stage="init")]
     assert [b.setting.kind for b in boards(records, no_claims)] == ["reconstruction"]
     (sentence,) = missing(records)
     assert "'attribute'" in sentence and "not installed" in sentence
-    store = Store(tmp_path)
-    for record in records:
-        store.save(record)
     with pytest.warns(UserWarning, match="'attribute', which is not installed here"):
         write_board(store)
     assert "attribute" in (tmp_path / "leaderboard.html").read_text()
