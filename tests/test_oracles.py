@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +43,6 @@ from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.task import make_task
 from ppbench.run.train import figures_of, home_of
-from ppbench.testing.scene import installed
 
 OPTIMIZERS = {
     "plain": (Opt(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
@@ -144,29 +143,24 @@ def test_the_epsilon_on_record_is_of_the_weakest_client(federate, shards):
     assert figures_of(run, task, [(1, 0.5)], True, None).privacy.epsilon == max(each)
 
 
-@dataclass(frozen=True)
-class Tells(NoDefense):
-    """Notes what its masks would derive from."""
+def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, digits, monkeypatch):
+    told, whole = [], NoDefense.upload
 
-    name: ClassVar[str] = "tells"
-    told: ClassVar[list[tuple[str, int]]] = []
+    def upload(self, ctx, *given):  # notes what masks would derive from
+        told.append((ctx.session, ctx.round))
+        return whole(self, ctx, *given)
 
-    def upload(self, ctx, me, result):
-        self.told.append((ctx.session, ctx.round))
-        return super().upload(ctx, me, result)
-
-
-def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, digits):
-    run = federate(Tells())
-    assert run.run(1)
-    Tells.told.clear()
+    monkeypatch.setattr(NoDefense, "upload", upload)
+    run = federate(NoDefense())
+    assert run.run(1) and set(told) == {("real", 1)}
+    told.clear()
     before = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
     run.probe({Slot(probe, client): Data(digits.x[:2], digits.y[:2]) for probe in (0, 1) for client in range(4)})
     run.observe()
-    assert set(Tells.told) == {("probe-0", 2), ("probe-1", 2), ("observed", 2)}
+    assert set(told) == {("probe-0", 2), ("probe-1", 2), ("observed", 2)}
     after = leaves((run.parties.server, run.parties.clients))
     assert len(before) > 4 and all(map(torch.equal, before, after))
-    assert run.run(2) and Tells.told[-1] == ("real", 2)
+    assert run.run(2) and told[-1] == ("real", 2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -218,19 +212,15 @@ def test_trainings_of_two_seeds_never_share_a_place(tmp_path):
     assert len(homes) == sum(len(one.points) for one in asked)
 
 
-@dataclass(frozen=True)
-class Taught(LabelRecovery):
-    """Has learned from what clients hold."""
-
-    name: ClassVar[str] = "taught"
-
-    def check_held(self, held):
+def test_an_attack_that_learned_from_clients_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    def taught(self, held):
         raise UsageError(f"taught by {len(held)} clients")
 
-
-def test_an_attack_that_learned_from_clients_is_refused_before_anything_is_written(tmp_path):
-    with installed("attacks", Taught), pytest.raises(UsageError, match="taught by 2 clients"):
-        ppbench.evaluate(defense="none", attacks=("taught",), clients=2, train=40, rounds=1, out=tmp_path / "out")
+    monkeypatch.setattr(LabelRecovery, "check_held", taught)
+    with pytest.raises(UsageError, match="taught by 2 clients"):
+        ppbench.evaluate(
+            defense="none", attacks=("label_recovery",), clients=2, train=40, rounds=1, out=tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -268,29 +258,19 @@ def test_one_client_with_masks_of_another_session_spoils_everything(shards, digi
     assert min(float(g.abs().median()) for g in mixed.g.values()) > 1e3
 
 
-SEEN: list[tuple[tuple[Any, ...], int]] = []
-
-
-@dataclass(frozen=True)
-class Noted(LabelRecovery):
-    """Notes what it draws from."""
-
-    name: ClassVar[str] = "noted"
-
-    def run(self, view, challenges, generator):
-        SEEN.append(((view.defense, view.threat, challenges[0].batch), generator.initial_seed()))
-        return super().run(view, challenges, generator)
-
-
-def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path):
+def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path, monkeypatch):
     """But for the control values of a defense, which are compared on the same starts."""
     options: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "attack_batch": (1, 2)}
     options |= {"stages": ("init", "final"), "threats": ("server/1", "eavesdropper/1")}
-    SEEN.clear()
-    with installed("attacks", Noted):
-        experiment = resolve(configure(**options, defense="none", attacks=("noted",)))
-        for group in groups(experiment):
-            run_group(experiment, group, tmp_path, [cell.id for cell in cells(experiment, group)])
+    seen, whole = [], LabelRecovery.run
+
+    def run(self, view, challenges, generator):  # notes what it draws from
+        seen.append((view.threat, challenges[0].batch, generator.initial_seed()))
+        return whole(self, view, challenges, generator)
+
+    monkeypatch.setattr(LabelRecovery, "run", run)
+    experiment = resolve(configure(**options, defense="none", attacks=("label_recovery",)))
+    for group in groups(experiment):
+        run_group(experiment, group, tmp_path, [cell.id for cell in cells(experiment, group)])
     views = 2 * 2 * 2  # stages, threats, batches
-    assert len(SEEN) == 2 * views and len({draws for _, draws in SEEN}) == views
-    assert len({(where[1:], draws) for where, draws in SEEN}) == views
+    assert len(seen) == 2 * views and len({draws for *_, draws in seen}) == len(set(seen)) == views
