@@ -113,18 +113,13 @@ def test_an_archive_is_accepted_and_is_no_target(store, packed, tmp_path):
         accept(packed, tmp_path / "base.zip", "again")
 
 
-def offset(path, name):
-    """Return where the middle of a member's packed bytes lies."""
-    with zipfile.ZipFile(path) as opened:
-        member = opened.getinfo(name)
-    return member.header_offset + 30 + len(name) + member.compress_size // 2
-
-
 @pytest.mark.parametrize("end", [".json", ".safetensors", ".timing.json"])
 def test_a_flipped_byte_costs_its_member_alone(store, packed, tmp_path, end):
     cell = store.ids()[1]
+    with zipfile.ZipFile(packed) as opened:
+        member = opened.getinfo(f"records/{cell}{end}")
     data = bytearray(packed.read_bytes())
-    data[offset(packed, f"records/{cell}{end}")] ^= 0x10
+    data[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10  # amid its packed bytes
     packed.write_bytes(data)
     problems = verify(packed)
     assert len(problems) == 1 and f"{cell}{end}" in problems[0] and "damaged" in problems[0]

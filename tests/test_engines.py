@@ -239,12 +239,6 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(t
     assert {r.cell_id for r in found(tmp_path)} == {job.cells[0] for job in (*others, last.job)}
 
 
-@pytest.fixture
-def kill(script):
-    """benchmarks/kill_sweep.py, which does at length what the test below does."""
-    return script(Path(__file__).parents[1] / "benchmarks" / "kill_sweep.py")
-
-
 def undisturbed(suite, out):
     """Sweep in this process, in which nobody sleeps."""
     with pytest.MonkeyPatch.context() as patch:
@@ -253,8 +247,9 @@ def undisturbed(suite, out):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
-def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(kill, forked, tmp_path, monkeypatch):
+def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(script, forked, tmp_path, monkeypatch):
     """First a worker, of which the sweep takes no notice, then the sweep: no file that is finished changes."""
+    kill = script(Path(__file__).parents[1] / "benchmarks" / "kill_sweep.py")  # which does the same at length
     suite, log, out = tmp_path / "kill.toml", tmp_path / "log", tmp_path / "killed"
     suite.write_text(kill.SUITE.format(seeds="[0]", seconds="0.2", grid="[0.1]"))
     still = undisturbed(suite, tmp_path / "still")

@@ -224,13 +224,6 @@ def many(bench_page):
     return list(bench_page.synthetic(816, kinds=("label", "tracing")))
 
 
-@pytest.fixture(scope="module")
-def page(many):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawings, "BUDGET", 1)
-        return Page(many).html()
-
-
 def test_work_on_boards_is_linear_in_the_records(many, monkeypatch):
     """Counts what is done for a record, because seconds depend on the machine."""
     counts = []
@@ -272,7 +265,11 @@ def test_an_attack_knows_the_defense_through_what_it_follows(many, bench_page):
     assert follows not in knowing(many) and knowing(found) == {"mia_knowing"}
 
 
-def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_figures_as_there_is_place(page, many):
+def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_figures_as_there_is_place(
+    many, monkeypatch
+):
+    monkeypatch.setattr(drawings, "BUDGET", 1)
+    page = Page(many).html()
     (text,) = re.findall(r'<script type="application/json" id="cell-data">(.*?)</script>', page)
     data = json.loads(text)
     assert len(data["rows"]) == len(many) and [c["title"] for c in data["columns"]][:2] == ["Suite", "Defense"]

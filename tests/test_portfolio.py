@@ -84,7 +84,6 @@ class Told(Attack):
     name = "told"
     kind = "reconstruction"
     gain: float = 0.0
-    log: tuple[str, ...] = ()
 
     def variants(self):
         return [replace(self, gain=gain) for gain in (0.0, 0.5, 1.0, -1.0)]

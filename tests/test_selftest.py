@@ -68,20 +68,13 @@ def store(tmp_path, fabricate):
     return made
 
 
-@pytest.fixture
-def untrained(monkeypatch):
-    """Let every training and probe fail."""
-
+@pytest.mark.parametrize("share", [1.0, 0.0, None])
+def test_a_page_is_drawn_without_training(store, share, monkeypatch):
     def trained(*_, **__):
         raise AssertionError("a page was drawn by training")
 
     monkeypatch.setattr(module, "share_broken", trained)
     monkeypatch.setattr("ppbench.federation.engine.Federation.start", trained)
-
-
-@pytest.mark.usefixtures("untrained")
-@pytest.mark.parametrize("share", [1.0, 0.0, None])
-def test_a_page_is_drawn_without_training(store, share):
     if share is not None:
         save_soundness(store.out, outcome(share))
     write_board(store)
@@ -97,8 +90,8 @@ def test_an_outcome_that_is_damaged_is_named_and_the_rest_is_shown(store):
         (store.out / SELFTEST).write_text(text)
         with pytest.raises(UsageError, match=r"selftest\.json holds no outcome of a self-test; delete it"):
             soundness_of(store)
-        assert [SELFTEST in problem for problem in rebuild(store).problems] == [True]
-        assert SELFTEST in verify(store.out)[0] and not up_to_date(store)
+        assert SELFTEST in verify(store.out)[0]
+    assert [SELFTEST in problem for problem in rebuild(store).problems] == [True] and not up_to_date(store)
 
 
 def test_the_outcome_is_written_with_the_cells_and_read_ever_after(tmp_path, monkeypatch):
