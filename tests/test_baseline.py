@@ -44,17 +44,14 @@ def run(fabricate, tmp_path, monkeypatch):
     return make
 
 
-def names(folder):
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-
-
 def test_a_baseline_holds_the_records_and_why_and_no_images_and_each_move_what_changed(run, tmp_path):
     new, base = run("new", _1=10.0, _2=9.0), tmp_path / "base"
     line = accept(new, base, "  the first\none ")
     assert (line.reason, line.cells) == ("the first one", 4)
     assert line.moved.model_dump() == dict(added=4, removed=0, changed=0)
     ids = Store(new).ids()
-    assert names(base) == {"ppbench.json", HISTORY, "leaderboard.html", *(f"records/{i}.json" for i in ids)}
+    names = {str(path.relative_to(base)) for path in base.rglob("*") if path.is_file()}
+    assert names == {"ppbench.json", HISTORY, "leaderboard.html", *(f"records/{i}.json" for i in ids)}
     assert [r.model_dump() for r in Store(base).load_all()] == [r.model_dump() for r in Store(new).load_all()]
     assert verify(base, claimed) == [] and history(base) == [line]
     assert Store(base).images(Store(base).load_all()[0]) is None and Store(new).images(Store(new).load_all()[0])

@@ -36,7 +36,6 @@ from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import initial, net_spec
 from ppbench.nets.walk import channels
 from ppbench.questions.membership import score_members
-from ppbench.records.figure import best
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -189,13 +188,6 @@ def test_candidates_are_scored_by_the_answer_to_the_question_that_hid_them():
     assert [(found[i].half, found[i].score, found[i].decision) for i in range(4)] == [
         (0, 0.0, False), (0, 0.0, False), (1, 1.0, True), (1, 1.0, True)
     ]  # fmt: skip
-
-
-def test_the_strongest_of_several_is_no_oracle(fabricate):
-    found, oracle = (fabricate("dp", 0.1, "mia_loss", "membership", share=share) for share in (0.6, 0.9))
-    attack = oracle.config.attack.model_copy(update={"oracle": True, "id": "oracle"})
-    oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
-    assert best([found, oracle], "asr") is found and best([oracle], "asr") is None
 
 
 def test_secrets_are_those_of_the_step_that_is_looked_at(plan):

@@ -12,6 +12,7 @@ from ppbench.adversary.attack import Attack, Guess
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
+from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_point, record_distance, series_cap
 from ppbench.report.page.boards import boards
@@ -55,13 +56,14 @@ def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabri
     assert worst_case([], "psnr_median") is None
 
 
-def test_oracles_and_broken_cells_are_left_out_and_table_rows_go_by_their_error(fabricate):
+def test_the_strongest_of_several_is_no_oracle_and_no_broken_cell_and_table_rows_go_by_their_error(fabricate):
     sound = fabricate("spn", 0.1, "dlg", "reconstruction", 10.0)
     oracle = fabricate("spn", 0.1, "ig", "reconstruction", 50.0)
     attack = oracle.config.attack.model_copy(update={"oracle": True})
     oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
     broken = fabricate("spn", 0.1, "gifd", "reconstruction", 50.0, status="failed")
     assert worst_case([sound, oracle, broken], "psnr_median").leading is sound
+    assert best([sound, oracle], "psnr_median") is sound and best([oracle], "psnr_median") is None
     near = fabricate("dp", 0.1, "analytic", "reconstruction", 5.0, error=0.01, shape=(16,))
     far = fabricate("dp", 0.1, "dlg", "reconstruction", 45.0, error=0.4, shape=(16,))
     assert worst_case([far, near], "rmse_mean").leading is near, "table rows go by their error"
