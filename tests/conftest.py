@@ -292,6 +292,17 @@ def asked():
 
 
 @pytest.fixture(scope="session")
+def gained(asked):
+    """Return a maker of a record whose every victim gained decibels, each its own number."""
+
+    def make(record, gain):
+        victims = [v.model_copy(update={"psnr": v.psnr + gain * (1 + i / 100)}) for i, v in enumerate(record.victims)]
+        return asked(record, victims=victims)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def cell(fabricate, asked):
     """Return a maker of records that `ppbench compare` compares: of dp at sigma = .1, 24 victims, unless told."""
 

@@ -348,3 +348,17 @@ def test_folders_that_cannot_be_compared_are_refused(cell, tmp_path):
     path.write_text(path.read_text()[:100])
     with pytest.raises(UsageError, match=r"not a whole record.*ppbench verify"):
         compare(good, good)
+
+
+def test_too_few_victims_are_never_green_where_they_look_worse(cell, gained, versus):
+    base = cell(n=4)
+    found = versus([base], [gained(base, 9.0)])
+    row = next(row for row in found.rows if row.blind)
+    assert found.exit_code == 3 and not found.faults and row.status == "inconclusive" and row.needed is not None
+    assert "4 victims are too few" in found.verdict and f"it takes {row.needed}" in found.verdict
+    assert "too few victims for 2 rows" in report.told(row) and "undecidable" in report.markdown(found)
+    for n, code in ((row.needed - 1, 3), (row.needed, 1)):
+        base = cell(n=n)
+        assert versus([base], [gained(base, 9.0)]).exit_code == code, "as many as it says are enough, one less not"
+    better = versus([gained(cell(n=4), 9.0)], [cell(n=4)])
+    assert better.exit_code == 0 and any(row.blind for row in better.rows), "it does not look worse"
