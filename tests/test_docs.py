@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,9 +67,12 @@ def test_the_reference_of_the_command_line_is_the_programs():
     assert (ROOT / "docs" / "cli.md").read_text() == made, "docs/cli.md is old; run: python docs/make_cli.py"
 
 
+made = cache(typer.main.get_command)
+
+
 def parsed(words):
     """Parse words as the program does, without running anything; return what is wrong, "" if they are right."""
-    command = typer.main.get_command(app)
+    command = made(app)
     path, rest = "ppbench", words
     try:
         while hasattr(command, "commands") and rest and not rest[0].startswith("-"):

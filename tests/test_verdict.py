@@ -318,22 +318,22 @@ def printed(records):
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def everything(make):
-    records = masked(make)
+def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate):
+    records = masked(fabricate)
     for defense, stage in itertools.product(("none", "full_noise", "mpdp"), ("iterate", "final")):
         knows = defense == "mpdp"
         about = (1000.0, "epsilon") if knows else (None, "")
         more = dict(stage=stage, control=about[1])
-        records.append(make(defense, about[0], "query", "extraction", 0.1, error=98.7, **more))
-        records.append(make(defense, about[0], "extract_data_free", "extraction", 1.0, adaptive=knows, **more))
-        records.append(make(defense, about[0], "unmask_projection", "membership", 0.71, adaptive=knows, **more))
-    records += [images(make, d, v, 35.0, batch=8) for d, v in (("none", None), ("full_noise", None), ("pbpfl", 100.0))]
-    records.append(make("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1"))
-    return records
-
-
-def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate):
-    page = printed(everything(fabricate))
+        records.append(fabricate(defense, about[0], "query", "extraction", 0.1, error=98.7, **more))
+        records.append(fabricate(defense, about[0], "extract_data_free", "extraction", 1.0, adaptive=knows, **more))
+        records.append(fabricate(defense, about[0], "unmask_projection", "membership", 0.71, adaptive=knows, **more))
+    records += [
+        images(fabricate, d, v, 35.0, batch=8) for d, v in (("none", None), ("full_noise", None), ("pbpfl", 100.0))
+    ]
+    records.append(
+        fabricate("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1")
+    )
+    page = printed(records)
     assert max(map(len, page)) <= WIDTH <= 120
     text = "\n".join(page)
     for words in ("trained on", "delivered", "ASR", "AUC", "agrees", "unmask_regression", "kappa=100", "66-75%",
