@@ -108,17 +108,12 @@ def comparisons(path):
                 yield node.lineno
 
 
-def test_nobody_but_the_questions_asks_which_question_it_is():
+def test_nobody_but_the_questions_asks_which_question_it_is(tmp_path):
     files = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "questions"]
     assert not {str(p): found for p in files if (found := list(comparisons(p)))}
-
-
-@pytest.mark.parametrize(
-    "line", ['attack.kind == "label"', 'kind in ("membership",)', '"tracing" != kind', "isinstance(v, ImageScore | X)"]
-)
-def test_a_comparison_is_found(tmp_path, line):
-    (tmp_path / "module.py").write_text(f"x = {line}\n")
-    assert list(comparisons(tmp_path / "module.py")) == [1]
+    planted = 'attack.kind == "label"', 'kind in ("membership",)', '"tracing" != kind', "isinstance(v, ImageScore | X)"
+    (tmp_path / "module.py").write_text("\n".join(planted))
+    assert list(comparisons(tmp_path / "module.py")) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["reconstruction", "label", "membership", "tracing", "extraction"])
