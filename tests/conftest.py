@@ -248,6 +248,17 @@ def _config(
     )  # fmt: skip
 
 
+METRICS = {}
+
+
+def _metrics(record, delta):
+    """Return the metrics of a record's scores; those that many tests ask for are made once."""
+    key = record.model_dump_json(include={"victims"}), record.config.model.classes, record.config.seed, delta
+    if key not in METRICS:
+        METRICS[key] = aggregate(record.victims, classes=key[1], seed=key[2], delta=delta)
+    return list(METRICS[key])
+
+
 @pytest.fixture(scope="session")
 def fabricate():
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
@@ -277,9 +288,7 @@ def fabricate():
                 status=status, reason=None if status == "complete" else "it broke",
             )
         )  # fmt: skip
-        delta = None if scores is None else draft.privacy.delta
-        metrics = aggregate(draft.victims, classes=config.model.classes, seed=config.seed, delta=delta)
-        return draft.model_copy(update={"metrics": metrics})
+        return draft.model_copy(update={"metrics": _metrics(draft, None if scores is None else draft.privacy.delta)})
 
     return make
 
@@ -290,9 +299,18 @@ def asked():
 
     def make(record, **changes):
         new = record.model_copy(update={"asked": "a1b2", **changes})
-        about = new.config
-        metrics = aggregate(new.victims, classes=about.model.classes, seed=about.seed, delta=new.privacy.delta)
-        return new.model_copy(update={"metrics": metrics})
+        return new.model_copy(update={"metrics": _metrics(new, new.privacy.delta)})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def gained(asked):
+    """Return a maker of a record whose every victim gained decibels, each its own number."""
+
+    def make(record, gain):
+        victims = [v.model_copy(update={"psnr": v.psnr + gain * (1 + i / 100)}) for i, v in enumerate(record.victims)]
+        return asked(record, victims=victims)
 
     return make
 

@@ -72,7 +72,7 @@ def test_there_and_back_byte_for_byte(store, packed, tmp_path):
         assert other.testzip() is None and {n: other.read(n) for n in other.namelist()} == contents(store.out)
 
 
-def test_what_reads_a_folder_reads_its_archive(store, packed):
+def test_what_reads_a_folder_reads_its_archive_which_is_accepted_and_is_no_target(store, packed, tmp_path):
     read = Store(packed)
     assert read.ids() == store.ids() and read.load_all() == store.load_all() and read.has(store.ids()[0])
     one, other = (some.images(some.load_all()[0]) for some in (read, store))
@@ -81,6 +81,12 @@ def test_what_reads_a_folder_reads_its_archive(store, packed):
     assert verify(packed) == verify(store.out) == []
     with pytest.raises(UsageError, match="is an archive, which can only be read"):
         read.prepare()
+    line = accept(packed, tmp_path / "base", "from a colleague")
+    assert line.digest == records_digest(store.load_all()) and soundness_of(Store(tmp_path / "base"))
+    pack(tmp_path / "base", tmp_path / "base.zip")
+    assert verify(tmp_path / "base.zip") == [] and history(tmp_path / "base.zip") == [line]
+    with pytest.raises(UsageError, match="is an archive; a baseline that moves is a folder"):
+        accept(packed, tmp_path / "base.zip", "again")
 
 
 def test_the_commands_take_an_archive(store, tmp_path, monkeypatch):
@@ -104,27 +110,13 @@ def test_the_commands_take_an_archive(store, tmp_path, monkeypatch):
     assert "not empty" in run("leaderboard", "out.zip", "--out", "drawn")[1]
 
 
-def test_an_archive_is_accepted_and_is_no_target(store, packed, tmp_path):
-    line = accept(packed, tmp_path / "base", "from a colleague")
-    assert line.digest == records_digest(store.load_all()) and soundness_of(Store(tmp_path / "base"))
-    pack(tmp_path / "base", tmp_path / "base.zip")
-    assert verify(tmp_path / "base.zip") == [] and history(tmp_path / "base.zip") == [line]
-    with pytest.raises(UsageError, match="is an archive; a baseline that moves is a folder"):
-        accept(packed, tmp_path / "base.zip", "again")
-
-
-def offset(path, name):
-    """Return where the middle of a member's packed bytes lies."""
-    with zipfile.ZipFile(path) as opened:
-        member = opened.getinfo(name)
-    return member.header_offset + 30 + len(name) + member.compress_size // 2
-
-
 @pytest.mark.parametrize("end", [".json", ".safetensors", ".timing.json"])
 def test_a_flipped_byte_costs_its_member_alone(store, packed, tmp_path, end):
     cell = store.ids()[1]
+    with zipfile.ZipFile(packed) as opened:
+        member = opened.getinfo(f"records/{cell}{end}")
     data = bytearray(packed.read_bytes())
-    data[offset(packed, f"records/{cell}{end}")] ^= 0x10
+    data[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10  # amid its packed bytes
     packed.write_bytes(data)
     problems = verify(packed)
     assert len(problems) == 1 and f"{cell}{end}" in problems[0] and "damaged" in problems[0]

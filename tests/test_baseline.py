@@ -44,29 +44,21 @@ def run(fabricate, tmp_path, monkeypatch):
     return make
 
 
-def names(folder):
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-
-
-def test_a_baseline_holds_the_records_and_why_and_no_images(run, tmp_path):
-    new, base = run("new", _1=10.0), tmp_path / "base"
+def test_a_baseline_holds_the_records_and_why_and_no_images_and_each_move_what_changed(run, tmp_path):
+    new, base = run("new", _1=10.0, _2=9.0), tmp_path / "base"
     line = accept(new, base, "  the first\none ")
-    assert (line.reason, line.cells) == ("the first one", 3)
-    assert line.moved.model_dump() == dict(added=3, removed=0, changed=0)
+    assert (line.reason, line.cells) == ("the first one", 4)
+    assert line.moved.model_dump() == dict(added=4, removed=0, changed=0)
     ids = Store(new).ids()
-    assert names(base) == {"ppbench.json", HISTORY, "leaderboard.html", *(f"records/{i}.json" for i in ids)}
+    names = {str(path.relative_to(base)) for path in base.rglob("*") if path.is_file()}
+    assert names == {"ppbench.json", HISTORY, "leaderboard.html", *(f"records/{i}.json" for i in ids)}
     assert [r.model_dump() for r in Store(base).load_all()] == [r.model_dump() for r in Store(new).load_all()]
     assert verify(base, claimed) == [] and history(base) == [line]
     assert Store(base).images(Store(base).load_all()[0]) is None and Store(new).images(Store(new).load_all()[0])
     assert compare(base, new).exit_code == 0
-
-
-def test_each_move_is_kept_with_what_changed(run, tmp_path):
-    base = tmp_path / "base"
-    accept(run("one", _1=10.0, _2=9.0), base, "first")
     accept(run("two", _1=12.0, _3=9.0), base, "second")
     first, second = history(base)
-    assert (first.reason, second.reason) == ("first", "second")
+    assert first == line and second.reason == "second"
     assert second.moved.model_dump() == dict(added=1, removed=1, changed=1)
     values = [r.config.defense.control.value for r in Store(base).load_all() if r.config.defense.control]
     assert sorted(values) == [1.0, 3.0], "the old records leave together"

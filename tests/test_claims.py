@@ -255,16 +255,13 @@ def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(errors, co
     assert told(CAP, on_grid(fabricate, errors)) == f"cannot be told : {reason}"
 
 
-def test_a_cap_without_accuracies_or_without_a_papers_grid_tells_nothing(fabricate):
+def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_claimed_one_has(fabricate):
     bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
     assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"cannot be told : {reason}"
     strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
     (found,) = check({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
     assert (found.finding.verdict, found.finding.reason) == ("cannot be told", "the grid of the paper is not known")
-
-
-def test_every_claimed_cap_has_a_papers_grid_of_at_least_two_values():
     claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
     assert not [f.name for f in claiming if 0 in f.grids["paper"]]

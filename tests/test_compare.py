@@ -173,8 +173,9 @@ def test_the_version_of_a_defense_may_differ_but_not_within_a_folder(cell, versu
         join([cell()], [cell(), later])
 
 
-def test_what_is_left_over_meets_the_cell_that_differs_least(cell):
-    base = cell()
+def test_what_is_left_over_meets_the_cell_that_differs_least_and_no_oracle(cell):
+    base, oracle = cell(), configured(cell(), "attack", oracle=True)
+    assert join([oracle], []) == join([], [oracle]) == join([], [])
     near = configured(base, "attack", version="2")
     far = configured(configured(configured(base, "attack", version="3"), "model", id="x"), victims=7)
     left = {row.status: row for row in join([base], [far, near]).left}
@@ -215,11 +216,6 @@ def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, asked):
     rows = rows_of(join(lost, [*attacks, cell(seed=2)]))
     noted = {row.where.attack for row in rows if "seed 2 failed in BASELINE: not judged" in row.note}
     assert noted == {"dlg", "worst case of 2 attacks"}
-
-
-def test_oracles_are_left_out(cell):
-    oracle = configured(cell(), "attack", oracle=True)
-    assert join([oracle], []) == join([], [oracle]) == join([], [])
 
 
 def test_a_stronger_attack_that_is_only_in_new_is_no_regression_of_the_defense(cell, versus):
@@ -352,3 +348,17 @@ def test_folders_that_cannot_be_compared_are_refused(cell, tmp_path):
     path.write_text(path.read_text()[:100])
     with pytest.raises(UsageError, match=r"not a whole record.*ppbench verify"):
         compare(good, good)
+
+
+def test_too_few_victims_are_never_green_where_they_look_worse(cell, gained, versus):
+    base = cell(n=4)
+    found = versus([base], [gained(base, 9.0)])
+    row = next(row for row in found.rows if row.blind)
+    assert found.exit_code == 3 and not found.faults and row.status == "inconclusive" and row.needed is not None
+    assert "4 victims are too few" in found.verdict and f"it takes {row.needed}" in found.verdict
+    assert "too few victims for 2 rows" in report.told(row) and "undecidable" in report.markdown(found)
+    for n, code in ((row.needed - 1, 3), (row.needed, 1)):
+        base = cell(n=n)
+        assert versus([base], [gained(base, 9.0)]).exit_code == code, "as many as it says are enough, one less not"
+    better = versus([gained(cell(n=4), 9.0)], [cell(n=4)])
+    assert better.exit_code == 0 and any(row.blind for row in better.rows), "it does not look worse"

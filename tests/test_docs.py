@@ -6,16 +6,20 @@ import re
 import runpy
 import shlex
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import typer
 
+from ppbench.adversary.attack import Attack
 from ppbench.base.registry import plugins
 from ppbench.cli import app
+from ppbench.federation.contract import Defense
+from ppbench.federation.view import THREATS
 from ppbench.run.suite import SECTIONS, DefensePart, PresetPart, SuiteFile, load_suite
+from ppbench.testing import check_defense
 
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -63,9 +67,12 @@ def test_the_reference_of_the_command_line_is_the_programs():
     assert (ROOT / "docs" / "cli.md").read_text() == made, "docs/cli.md is old; run: python docs/make_cli.py"
 
 
+made = cache(typer.main.get_command)
+
+
 def parsed(words):
     """Parse words as the program does, without running anything; return what is wrong, "" if they are right."""
-    command = typer.main.get_command(app)
+    command = made(app)
     path, rest = "ppbench", words
     try:
         while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
@@ -79,18 +86,13 @@ def parsed(words):
         return f"{path}: {type(error).__name__}: {tell()}"
 
 
-def named_only(words):
-    """Return whether a line names a command (`ppbench compare`) without saying what to do with it."""
-    return all(re.fullmatch(r"[a-z]+", word) for word in words) and len(words) <= 2
-
-
 def test_every_command_that_people_are_told_to_type_is_one():
     every = commands()
     assert len(every) > 40 and len({place.partition(":")[0] for place, _ in every}) >= 6
     wrong = []
     for place, words in every:
-        problem = parsed(words)
-        if problem and not (named_only(words) and "MissingParameter" in problem):
+        problem, named = parsed(words), len(words) <= 2 and all(re.fullmatch(r"[a-z]+", word) for word in words)
+        if problem and not (named and "MissingParameter" in problem):  # `ppbench compare` is named, not typed
             wrong.append(f"{place}: ppbench {shlex.join(words)}: {problem}")
     assert not wrong, "\n".join(wrong)
 
@@ -120,17 +122,12 @@ def test_what_is_no_command_is_found_wherever_it_stands():
 
 
 def slugs(page):
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them; of equal headings, the first's."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    found = set()
-    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, re.MULTILINE):
-        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-        number = 0
-        while (name := f"{slug}-{number}" if number else slug) in found:
-            number += 1
-        found.add(name)
-    return found
+    headings = re.sub(
+        r"\[([^\]]*)\]\([^)]*\)", r"\1", "\n".join(re.findall(r"^#{1,6} +(.+?) *#*$", text, re.MULTILINE))
+    )
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings.lower().split("\n")}
 
 
 def found_in_text(pattern):
@@ -153,13 +150,7 @@ def test_every_link_leads_somewhere():
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_index_names_every_document():
-    index = (ROOT / "docs" / "README.md").read_text()
-    left = {page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index}
-    assert left <= {"README.md"}, f"docs/README.md does not name {left}"
-
-
-def test_files_that_are_named_are_there():
+def test_files_that_are_named_are_there_and_the_index_names_every_document():
     """A path in backticks in one of our folders is there; x.py stands for any, and readers make compare.md."""
     wrong, every = [], list(found_in_text(TOLD))
     for page, name in every:
@@ -168,6 +159,9 @@ def test_files_that_are_named_are_there():
         wrong += [] if there else [f"{page.relative_to(ROOT)}: {name}"]
     assert len(every) > 20
     assert not wrong, "\n".join(wrong)
+    index = (ROOT / "docs" / "README.md").read_text()
+    left = {page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index}
+    assert left <= {"README.md"}, f"docs/README.md does not name {left}"
 
 
 def test_every_toml_block_is_one_and_every_suite_loads(tmp_path):
@@ -192,23 +186,14 @@ def test_every_python_block_is_one_and_what_it_imports_is_there():
                 assert not missing, f"{page}:{line}: {node.module} has no {', '.join(missing)}"
 
 
-def test_the_plugins_of_the_tutorials_are_plugins():
+def test_the_plugins_of_the_tutorials_are_plugins(script, tmp_path):
     """The code that the tutorials print runs: the defense keeps what is asked of its form, the attack knows it."""
-    from ppbench.adversary.attack import Attack
-    from ppbench.federation.contract import Defense
-    from ppbench.testing import check_defense
-
-    spaces = []
-    for page, word in (("tutorial-defense.md", "class Rounding("), ("tutorial-attack.md", "class Unrounding(")):
-        text = next(text for name, _, text in blocks("python") if name == page and word in text)
-        made = ModuleType(f"printed_{page.partition('.')[0].replace('-', '_')}")
-        sys.modules[made.__name__] = made  # dataclasses look their module up
-        try:
-            exec(compile(text, page, "exec"), made.__dict__)
-        finally:
-            del sys.modules[made.__name__]
-        spaces.append(made.__dict__)
-    defense, attack = spaces[0]["Rounding"], spaces[1]["Unrounding"]
+    made = []
+    for page, name in (("tutorial-defense.md", "Rounding"), ("tutorial-attack.md", "Unrounding")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(next(text for file, _, text in blocks("python") if file == page and f"class {name}(" in text))
+        made.append(getattr(script(path), name))
+    defense, attack = made
     assert issubclass(defense, Defense) and issubclass(attack, Attack)
     assert attack().knows(defense.name)
     check_defense(defense, off={"step": 0.0}, only=("declares_itself", "one_seed_one_result", "off_level_equals_none"))
@@ -224,8 +209,6 @@ def test_every_key_of_a_suite_is_explained():
 
 
 def test_every_defense_and_threat_model_stands_in_the_table_of_views():
-    from ppbench.federation.view import THREATS
-
     text = (ROOT / "docs" / "threat-models.md").read_text()
     table = text[text.index("## What each sees of each defense") :]
     rows = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}

@@ -1,5 +1,8 @@
-"""The schedule over executors, and the one of this machine: order, workers that die, trainings that raise."""
+"""The schedule over executors, and the one of this machine: order, what dies, trainings that raise."""
 
+import os
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +21,8 @@ from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.jobs import Done, Job, WorkerDied, work
 from ppbench.run.schedule import missing, wanted
+from ppbench.run.suite import load_suite
+from ppbench.run.sweep import plan, sweep
 
 SMALL: dict[str, Any] = {
     **{"defense": "ppdl", "grid": (0.1,), "attacks": ("label_recovery", "planted_slow"), "attack_batch": (1, 3, 2)},
@@ -232,3 +237,48 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(t
     told = f"{type(ended[sore]).__name__}: {ended[sore]}"  # an exception that does not survive pickling
     assert told == "SoreError: planted in training (7)" and "in prepare" in str(getattr(ended[sore], "__cause__", ""))
     assert {r.cell_id for r in found(tmp_path)} == {job.cells[0] for job in (*others, last.job)}
+
+
+def undisturbed(suite, out):
+    """Sweep in this process, in which nobody sleeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", lambda seconds: None)
+        return sweep(suite, out=out, engine="inline")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
+def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(script, forked, tmp_path, monkeypatch):
+    """First a worker, of which the sweep takes no notice, then the sweep: no file that is finished changes."""
+    kill = script(Path(__file__).parents[1] / "benchmarks" / "kill_sweep.py")  # which does the same at length
+    suite, log, out = tmp_path / "kill.toml", tmp_path / "log", tmp_path / "killed"
+    suite.write_text(kill.SUITE.format(seeds="[0]", seconds="0.2", grid="[0.1]"))
+    still = undisturbed(suite, tmp_path / "still")
+    monkeypatch.setenv("PPBENCH_PLANTED_LOG", str(log))
+    watch = kill.Watch(out)
+    process = forked.Process(target=sweep, args=(suite,), kwargs={"out": out, "workers": 2})
+    process.start()
+
+    def until(goal):
+        while watch.count() < goal and process.is_alive():
+            time.sleep(0.02)
+
+    until(1)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    os.kill(int(workers.read_text().split()[0]), signal.SIGKILL)
+    until(watch.look() + 4)
+    assert process.is_alive()
+    orphans, patience = [Path("/proc", pid) for pid in workers.read_text().split()], time.monotonic() + 10
+    process.kill()
+    process.join()
+    while any(pid.exists() for pid in orphans) and time.monotonic() < patience:  # they die with it, a little later
+        time.sleep(0.02)
+    cells = len(still.records)
+    left = cells - watch.look()
+    assert 0 < left < cells, "killed too late, or too early, to prove anything"
+    last = undisturbed(suite, out)
+    watch.look()
+    assert last.computed == left and last.failed == () and not watch.changed
+    assert kill.compare(tmp_path / "still", out) == ()
+    begun, late = kill.starts_of(log, Store(out).load_all(), out)
+    assert late == 0 and begun > 0, "no cell is begun that is finished"
+    assert plan(load_suite(suite), out).todo == ()

@@ -41,7 +41,8 @@ def glances(records):
 OTHER = {"stage": "audit", "probe": "local", "attack.kind": "label"}
 
 
-def changed(value, path):
+def another(value, path):
+    """Return another value for the field of a configuration at a dotted path."""
     if path in OTHER:
         return OTHER[path]
     if isinstance(value, dict):
@@ -51,21 +52,13 @@ def changed(value, path):
     return not value if isinstance(value, bool) else value + type(value)(1)  # of a text: "1" behind it
 
 
-def leaves(model, prefix=""):
-    """Yield the dotted names of all fields of a configuration, those of models in it included."""
+def altered(model, prefix=""):
+    """Yield the dotted name of every field of a configuration, and the configuration with another value there."""
     for name in type(model).model_fields:
-        value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def altered(model, names, path):
-    """Return a copy of `model` with another value at the dotted `names`; path: from the configuration."""
-    name, _, rest = names.partition(".")
-    value = getattr(model, name)
-    return model.model_copy(update={name: altered(value, rest, path) if rest else changed(value, path)})
+        value, path = getattr(model, name), f"{prefix}{name}"
+        whole = not isinstance(value, BaseModel)
+        for where, other in [(path, another(value, path))] if whole else altered(value, f"{path}."):
+            yield where, model.model_copy(update={name: other})
 
 
 def test_every_field_of_a_configuration_is_in_the_key_or_listed_with_a_reason(fabricate):
@@ -75,15 +68,9 @@ def test_every_field_of_a_configuration_is_in_the_key_or_listed_with_a_reason(fa
         | {"audit": {"references": 2, "canaries": 80}}
         | {"attack": config.attack.model_dump() | {"follows": "ig", "parameters": {"budget": 100}}}
     )
-    silent = []
-    for path in leaves(full):
-        if key_of(altered(full, path, path)) == key_of(full):
-            silent.append(path)
+    silent = [path for path, other in altered(full) if key_of(other) == key_of(full)]
     assert sorted(silent) == sorted(NOT_DISTINGUISHING), "decide: is it in the key, or does it distinguish nothing?"
-
-
-def test_compare_takes_every_field_of_the_key_as_its_row_or_as_a_fact_or_says_why_not():
-    about = set(Where.__dataclass_fields__)
+    about = set(Where.__dataclass_fields__)  # compare takes every field as its row, as a fact, or says why not
     assert set(NAMES) - about == (set(FACTS) | set(NO_FACTS)) - about and not set(FACTS) & set(NO_FACTS)
 
 
@@ -107,6 +94,11 @@ def test_a_frame_makes_each_worst_case_once_and_stands_for_its_records(fabricate
 
 def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabricate):
     both = probes(fabricate)
+    rows = {t.about.rpartition(", ")[2]: [r for r in t.rows if r.value.entry.defense.id == "dp"] for t in glances(both)}
+    assert {probe: [row.verdict for row in some] for probe, some in rows.items()} == {
+        "probe gradient": ["hides images from plain attacks"],
+        "probe local": ["falls to dlg"],
+    }
     for records in (both, both[::-1]):
         found = {b.setting.probe: b for b in boards(records, no_claims)}
         worst = {
@@ -125,14 +117,6 @@ def test_one_probe_is_named_where_it_is_not_the_plain_one(fabricate):
     assert sentences("dp", [plain])[0].startswith("dp at") and sentences("dp", [local])[0].startswith("[probe local] ")
     rounds = fabricate("dp", 0.1, "dlg", "reconstruction", 9.0, control="sigma", probe_rounds=2)
     assert sentences("dp", [rounds])[0].startswith("[probe gradient, 2 rounds] ")
-
-
-def test_at_a_glance_judges_each_probe_for_itself(fabricate):
-    tables = glances(probes(fabricate))
-    verdicts = {
-        t.about.rpartition(", ")[2]: [r.verdict for r in t.rows if r.value.entry.defense.id == "dp"] for t in tables
-    }
-    assert verdicts == {"probe gradient": ["hides images from plain attacks"], "probe local": ["falls to dlg"]}
 
 
 def test_a_control_that_falls_under_one_probe_vouches_for_no_other(fabricate):
@@ -200,11 +184,7 @@ def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabric
     assert sides.worst.metric("psnr_median").value == 30.0 and sides.plain.metric("psnr_median").value == 19.5
     assert isinstance(outcome, Checked) and (outcome.finding.verdict, outcome.finding.to) == ("falls", "to 30.0 dB")
     assert len(outcome.finding.cells) == 3, "both attacks' cells and the undefended one"
-
-
-def test_a_worst_case_is_no_record_and_takes_no_false_name(fabricate):
-    records = split(fabricate)
-    worst = next(e for e in boards(records, no_claims)[0].entries if e.defense.id == "spn").worst
+    worst = entry.worst
     assert isinstance(worst, WorstCase) and not isinstance(worst, Record) and not hasattr(worst, "cell_id")
     assert worst.leading in records and worst.leading.config.cell_id() == worst.leading.cell_id
     assert worst.attacks == ("adaptive_spn", "dlg") and worst.knows and worst.name == "portfolio (adaptive_spn)"
@@ -218,17 +198,13 @@ def test_names_of_attacks_are_never_parsed(fabricate):
     assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == ["falls to portfolio (x)"]
 
 
-def test_a_cell_without_a_figure_is_undecided_and_never_hidden(fabricate):
-    failed = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", status="failed")
-    assert fate(None) == fate(failed) == "undecided"
-    assert together(["hidden", "falls", "undecided"]) == "falls" and together(["hidden", "hidden"]) == "hidden"
-
-
 @pytest.mark.parametrize("level", [9.0, 35.0])
 def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided(fabricate, level):
     controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
     known = fabricate("dp", 0.1, "dlg", "reconstruction", level, control="sigma", adaptive=True)
     failed = fabricate("dp", 0.5, "dlg", "reconstruction", control="sigma", status="failed")
+    assert fate(None) == fate(failed) == "undecided"
+    assert together(["hidden", "falls", "undecided"]) == "falls" and together(["hidden", "hidden"]) == "hidden"
     records = [*controls, known, failed]
     told = [s for s in sentences("dp", records) if "sigma=0.5" in s]
     assert len(told) == 1 and "whether pixels are hidden is undecided, no attack on it gave a figure" in told[0]

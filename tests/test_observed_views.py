@@ -1,7 +1,8 @@
 """What each party sees in every kind of transcript, and what it must not: others' data, keys, the server's secrets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -28,18 +29,25 @@ MASKED = [name for name in OURS if load("defenses", name).masked]
 KINDS = ("probe", "observe", "release")
 
 
-def trained(defense: Defense, deal: Any) -> Federation:
+@pytest.fixture(scope="module")
+def told(deal: Any) -> Callable[..., tuple[Federation, Transcript]]:
+    """Return a maker of a defense's federation, two rounds on, and of a transcript; what was made is kept."""
     spec, adam = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16,12", "bias": False}), Opt("adam", 1e-3)
-    own = Plan(spec, 4, Local("gradient", batch=24, opt=adam), loss="squared", server_opt=adam)
-    run = started(defense, own, deal([24] * 4))
-    assert run.run(2)
-    return run
+    plan = Plan(spec, 4, Local("gradient", batch=24, opt=adam), loss="squared", server_opt=adam)
 
+    @cache
+    def trained(defense: Defense) -> Federation:
+        run = started(defense, plan, deal([24] * 4))
+        assert run.run(2)
+        return run
 
-def transcript_of(run: Federation, kind: str) -> Transcript:
-    if kind == "probe":
-        return run.probe(choose_victims(run.shards, "client/1", 2, 8, Seeds(0)).data)
-    return run.observe() if kind == "observe" else run.release()
+    @cache
+    def make(defense: Defense, kind: str = "observe") -> tuple[Federation, Transcript]:
+        run = trained(defense)
+        victims = choose_victims(run.shards, "client/1", 2, 8, Seeds(0)).data
+        return run, run.probe(victims) if kind == "probe" else getattr(run, kind)()
+
+    return make
 
 
 def secrets_of_server(run: Federation, transcript: Transcript) -> Iterator[Tensor]:
@@ -70,9 +78,8 @@ def secrets_of(run: Federation, transcript: Transcript, threat: str) -> list[Ten
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threat", ["server/1", "client/1", "eavesdropper/1"])
-def test_nobody_sees_what_others_keep(name, kind, threat, deal):
-    run = trained(load("defenses", name)(), deal)
-    transcript = transcript_of(run, kind)
+def test_nobody_sees_what_others_keep(name, kind, threat, told):
+    run, transcript = told(load("defenses", name)(), kind)
     view = transcript.view(threat, own=((-1, run.shards[0]),) if kind != "probe" else ())
     assert leaves([e.message for e in view.mail]), "the view is empty: the test proves nothing"
     assert leaks((view, view.defense.evidence(view)), secrets_of(run, transcript, threat)) == []
@@ -111,17 +118,15 @@ LEAKS += [(SendsTrueHead, "eavesdropper/1"), (SendsImage, "server/1"), (SendsIma
 
 
 @pytest.mark.parametrize(("leaky", "threat"), LEAKS, ids=repr)
-def test_what_is_planted_in_a_training_round_is_found(leaky, threat, deal):
-    run = trained(leaky(), deal)
-    transcript = run.observe()
+def test_what_is_planted_in_a_training_round_is_found(leaky, threat, told):
+    run, transcript = told(leaky())
     view = transcript.view(threat, own=((-1, run.shards[0]),))
     assert leaks(view, secrets_of(run, transcript, threat))
 
 
-def test_a_server_sees_no_secret_of_another_round(deal):
+def test_a_server_sees_no_secret_of_another_round(told):
     """Its own states in a view are those of the observed round, and of no client."""
-    run = trained(PBPFL(), deal)
-    transcript = run.observe()
+    run, transcript = told(PBPFL())
     states = transcript.view("server/1").states
     assert {s.party for s in states} == {SERVER} and {(s.probe, s.round) for s in states} == {(-1, run.round + 1)}
     assert transcript.view("eavesdropper/1").states == ()

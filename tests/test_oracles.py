@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,14 +36,12 @@ from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import initial, net_spec
 from ppbench.nets.walk import channels
 from ppbench.questions.membership import score_members
-from ppbench.records.figure import best
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.task import make_task
 from ppbench.run.train import figures_of, home_of
-from ppbench.testing.scene import installed
 
 OPTIMIZERS = {
     "plain": (Opt(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
@@ -73,11 +71,8 @@ def test_the_servers_steps_are_those_of_torch(plan, shards, name):
 
 
 def test_each_example_is_clipped_by_itself_and_noise_is_added_to_their_sum(plan, digits):
-    defense, params, layout = (
-        DPSGD(noise_multiplier=1.5, clip=0.2),
-        initial(plan.spec, 0),
-        Layout.of(initial(plan.spec, 0)),
-    )
+    defense, params = DPSGD(noise_multiplier=1.5, clip=0.2), initial(plan.spec, 0)
+    layout = Layout.of(params)
     batch = Batch(digits.x[:6], digits.y[:6], torch.tensor([1.0, 1, 0, 1, 1, 1]))
     noise = {n: torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) for n, p in params.items()}
     total = 1.5 * 0.2 * layout.pack(noise)
@@ -108,11 +103,8 @@ def test_every_local_step_has_noise_of_its_own(plan, defense):
 
 @pytest.mark.parametrize("defense", [DP(0.1), DP(0.1, "laplace"), DPSGD(2.0, clip=0.3)])
 def test_attackers_are_told_noise_of_the_size_that_is_added(plan, digits, defense):
-    plan, params, layout = (
-        replace(plan, local=Local("gradient", batch=16)),
-        initial(plan.spec, 0),
-        Layout.of(initial(plan.spec, 0)),
-    )
+    plan, params = replace(plan, local=Local("gradient", batch=16)), initial(plan.spec, 0)
+    layout = Layout.of(params)
     batch = Batch(digits.x[:16], digits.y[:16], torch.ones(16))
     drawn = defense.draw(Context(plan, 1, "real", 0, torch.Generator().manual_seed(0)), params, 4)
     none = {n: torch.zeros_like(p) for n, p in params.items()}
@@ -150,29 +142,24 @@ def test_the_epsilon_on_record_is_of_the_weakest_client(federate, shards):
     assert figures_of(run, task, [(1, 0.5)], True, None).privacy.epsilon == max(each)
 
 
-@dataclass(frozen=True)
-class Tells(NoDefense):
-    """Notes what its masks would derive from."""
+def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, digits, monkeypatch):
+    told, whole = [], NoDefense.upload
 
-    name: ClassVar[str] = "tells"
-    told: ClassVar[list[tuple[str, int]]] = []
+    def upload(self, ctx, *given):  # notes what masks would derive from
+        told.append((ctx.session, ctx.round))
+        return whole(self, ctx, *given)
 
-    def upload(self, ctx, me, result):
-        self.told.append((ctx.session, ctx.round))
-        return super().upload(ctx, me, result)
-
-
-def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, digits):
-    run = federate(Tells())
-    assert run.run(1)
-    Tells.told.clear()
+    monkeypatch.setattr(NoDefense, "upload", upload)
+    run = federate(NoDefense())
+    assert run.run(1) and set(told) == {("real", 1)}
+    told.clear()
     before = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
     run.probe({Slot(probe, client): Data(digits.x[:2], digits.y[:2]) for probe in (0, 1) for client in range(4)})
     run.observe()
-    assert set(Tells.told) == {("probe-0", 2), ("probe-1", 2), ("observed", 2)}
+    assert set(told) == {("probe-0", 2), ("probe-1", 2), ("observed", 2)}
     after = leaves((run.parties.server, run.parties.clients))
     assert len(before) > 4 and all(map(torch.equal, before, after))
-    assert run.run(2) and Tells.told[-1] == ("real", 2)
+    assert run.run(2) and told[-1] == ("real", 2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -203,13 +190,6 @@ def test_candidates_are_scored_by_the_answer_to_the_question_that_hid_them():
     ]  # fmt: skip
 
 
-def test_the_strongest_of_several_is_no_oracle(fabricate):
-    found, oracle = (fabricate("dp", 0.1, "mia_loss", "membership", share=share) for share in (0.6, 0.9))
-    attack = oracle.config.attack.model_copy(update={"oracle": True, "id": "oracle"})
-    oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
-    assert best([found, oracle], "asr") is found and best([oracle], "asr") is None
-
-
 def test_secrets_are_those_of_the_step_that_is_looked_at(plan):
     marks = [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]  # probe, round, step
     states = tuple(StateRecord(*mark, SERVER, str(mark)) for mark in marks)
@@ -224,19 +204,15 @@ def test_trainings_of_two_seeds_never_share_a_place(tmp_path):
     assert len(homes) == sum(len(one.points) for one in asked)
 
 
-@dataclass(frozen=True)
-class Taught(LabelRecovery):
-    """Has learned from what clients hold."""
-
-    name: ClassVar[str] = "taught"
-
-    def check_held(self, held):
+def test_an_attack_that_learned_from_clients_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    def taught(self, held):
         raise UsageError(f"taught by {len(held)} clients")
 
-
-def test_an_attack_that_learned_from_clients_is_refused_before_anything_is_written(tmp_path):
-    with installed("attacks", Taught), pytest.raises(UsageError, match="taught by 2 clients"):
-        ppbench.evaluate(defense="none", attacks=("taught",), clients=2, train=40, rounds=1, out=tmp_path / "out")
+    monkeypatch.setattr(LabelRecovery, "check_held", taught)
+    with pytest.raises(UsageError, match="taught by 2 clients"):
+        ppbench.evaluate(
+            defense="none", attacks=("label_recovery",), clients=2, train=40, rounds=1, out=tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -274,35 +250,19 @@ def test_one_client_with_masks_of_another_session_spoils_everything(shards, digi
     assert min(float(g.abs().median()) for g in mixed.g.values()) > 1e3
 
 
-SEEN: list[tuple[tuple[Any, ...], int]] = []
-
-
-@dataclass(frozen=True)
-class Noted(LabelRecovery):
-    """Notes what it draws from."""
-
-    name: ClassVar[str] = "noted"
-
-    def run(self, view, challenges, generator):
-        SEEN.append(((view.defense, view.threat, challenges[0].batch), generator.initial_seed()))
-        return super().run(view, challenges, generator)
-
-
-def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path):
+def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path, monkeypatch):
     """But for the control values of a defense, which are compared on the same starts."""
     options: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "attack_batch": (1, 2)}
-    SEEN.clear()
-    with installed("attacks", Noted):
-        config = configure(
-            **options,
-            defense="none",
-            attacks=("noted",),
-            stages=("init", "final"),
-            threats=("server/1", "eavesdropper/1"),
-        )
-        experiment = resolve(config)
-        for group in groups(experiment):
-            run_group(experiment, group, tmp_path, [cell.id for cell in cells(experiment, group)])
+    options |= {"stages": ("init", "final"), "threats": ("server/1", "eavesdropper/1")}
+    seen, whole = [], LabelRecovery.run
+
+    def run(self, view, challenges, generator):  # notes what it draws from
+        seen.append((view.threat, challenges[0].batch, generator.initial_seed()))
+        return whole(self, view, challenges, generator)
+
+    monkeypatch.setattr(LabelRecovery, "run", run)
+    experiment = resolve(configure(**options, defense="none", attacks=("label_recovery",)))
+    for group in groups(experiment):
+        run_group(experiment, group, tmp_path, [cell.id for cell in cells(experiment, group)])
     views = 2 * 2 * 2  # stages, threats, batches
-    assert len(SEEN) == 2 * views and len({draws for _, draws in SEEN}) == views
-    assert len({(where[1:], draws) for where, draws in SEEN}) == views
+    assert len(seen) == 2 * views and len({draws for *_, draws in seen}) == len(set(seen)) == views

@@ -198,7 +198,7 @@ def cost_board(page):
     return [Reader(f"<tr{row}").text for row in body.split("<tr")[1:]]
 
 
-def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricate):
+def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricate, tmp_path):
     none = costly(fabricate("none", None, "dlg", "reconstruction", 35.0, bytes_up=46_552.0), 465_540)
     mine = costly(fabricate("pbpfl", 10.0, "dlg", "reconstruction", bytes_up=15_419.0), 93_108)
     bare = fabricate("spn", 1.0, "dlg", "reconstruction", control="alpha2")
@@ -214,14 +214,10 @@ def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricat
     few, other = sorted(cost_board(Page([mine, three], times=lambda _: lasting(pairs=1)).html()), key=len)[::-1]
     assert "n/a" in few and "12.30 1 pair no epsilon" in few and "mlp, 10 clients, 20 rounds, seed 0" in few
     assert "3 clients" in other
-
-
-def test_the_page_takes_times_from_its_folder_and_the_table_none(fabricate, tmp_path):
-    record = fabricate("pbpfl", 10.0, "dlg", "reconstruction")
-    page = Page([record], times=partial(time_of, tmp_path))
-    without, table = page.html(), csv_text([record])
-    save_time(tmp_path, training_of(record), lasting())
-    assert "12.30" in page.html() and "12.30" not in without and csv_text([record]) == table
+    page, table = Page([mine], times=partial(time_of, tmp_path)), csv_text([mine])
+    assert "12.30" not in page.html()
+    save_time(tmp_path, training_of(mine), lasting())
+    assert "12.30" in page.html() and csv_text([mine]) == table, "the page takes times from its folder, the table none"
 
 
 def points(ratios):

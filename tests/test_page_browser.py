@@ -1,6 +1,7 @@
 """The page in a real browser: tables, figures, images, hash links, keyboard, phone, print, no scripts, no requests."""
 
 import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,9 +15,7 @@ from ppbench.report.page.evaluations import Said
 from ppbench.report.page.html import Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 EVIL = "<img src=x onerror=alert(1)>"
 WAIT_MS = 20_000
@@ -30,35 +29,36 @@ def browser():
         opened.close()
 
 
-class Tab:
-    """A tab that counts what a page must not do: requests, messages on the console, dialogs."""
+@contextmanager
+def shown(browser, board, **options):
+    """Yield a tab, and what it did that a page must not do: requests, messages on the console, dialogs."""
+    context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
+    page, heard = context.new_page(), []
 
-    def __init__(self, browser, path, **options):
-        self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
-        self.context.route("**/*", self._ask)
-        self.page, self.path = self.context.new_page(), path
-        self.page.set_default_timeout(WAIT_MS)
-        self.asked = []
-        self.said = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
-
-    def _ask(self, route):
-        url = route.request.url
-        if url.partition("#")[0] == self.path.as_uri():
+    def ask(route):
+        if route.request.url.partition("#")[0] == board.as_uri():
             route.continue_()
-            return
-        self.asked.append(url)
-        route.abort()
+        else:
+            heard.append(route.request.url)
+            route.abort()
 
-    def __enter__(self):
-        self.page.goto(self.path.as_uri())
-        return self
+    context.route("**/*", ask)
+    page.set_default_timeout(WAIT_MS)
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("dialog", lambda dialog: (heard.append("dialog"), dialog.dismiss()))
+    page.goto(board.as_uri())
+    yield page, heard
+    context.close()
+    assert not heard, heard
 
-    def __exit__(self, *_):
-        self.context.close()
-        assert not self.asked and not self.said, (self.asked, self.said)
+
+def see_all(page):
+    """Scroll through the page, a frame a section: what is far away is built when it comes near."""
+    page.evaluate("""async () => { for (const part of document.querySelectorAll("section")) {
+        part.scrollIntoView();
+        await new Promise(done => requestAnimationFrame(() => setTimeout(done))); } }""")
+    page.wait_for_selector("#cells .tabulator-row")
 
 
 def records_of(make):
@@ -86,17 +86,14 @@ def images_of(record):
 
 
 @pytest.fixture(scope="module")
-def page(fabricate, tmp_path_factory):
+def board(fabricate, tmp_path_factory):
     claim = Claim("accuracy", 0.9, "digits", "mlp", None, EVIL, setting=EVIL, note=EVIL)
     finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
     text = Page(
-        records_of(fabricate),
-        reliability=[EVIL],
-        claims=lambda _: EVIL,
-        images=images_of,
+        records_of(fabricate), reliability=[EVIL], claims=lambda _: EVIL, images=images_of,
         said=[Said("spn", "", "spn hides nothing."), Said(EVIL, EVIL, EVIL)],
         outcomes=[Checked("spn", claim, EVIL, finding), Unchecked(EVIL, claim, EVIL)],
-    ).html()
+    ).html()  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "leaderboard.html"
     path.write_text(text, encoding="utf-8")
     return path
@@ -105,144 +102,145 @@ def page(fabricate, tmp_path_factory):
 TABLE = "#b1 .tabulator"
 
 
-def shown(tab, column):
+@pytest.fixture(scope="module")
+def opened(browser, board):
+    with shown(browser, board) as (page, heard):
+        page.wait_for_selector(f"{TABLE} .tabulator-row")
+        yield page, heard
+
+
+@pytest.fixture
+def page(opened):
+    """A tab that several tests look at: none of them may take a row out of sight."""
+    yield opened[0]
+    assert not opened[1], opened[1]
+
+
+def drawn(page, column):
     """Return a column of the first board as drawn; for figures the first word."""
     script = "([t, c]) => [...document.querySelectorAll(`${t} .tabulator-row`)].map(r => r.querySelector(`[tabulator-field=c${c}]`).innerText.trim())"  # noqa: E501
-    return [text.split("\n")[0] for text in tab.page.evaluate(script, [TABLE, column])]
+    return [text.split("\n")[0] for text in page.evaluate(script, [TABLE, column])]
 
 
-def test_tables_sort_and_filter(browser, page):
-    with Tab(browser, page) as tab:
-        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
-        assert not tab.page.is_visible("#b1 .plain")
-        head = tab.page.locator(f"{TABLE} [role=columnheader][tabulator-field=c6] button")
+def test_tables_sort_and_filter(browser, board):
+    with shown(browser, board) as (page, _):
+        page.wait_for_selector(f"{TABLE} .tabulator-row")
+        assert not page.is_visible("#b1 .plain")
+        head = page.locator(f"{TABLE} [role=columnheader][tabulator-field=c6] button")
         for sign, order in ((1, "ascending"), (-1, "descending")):
             head.click()
-            drawn = [sign * float(text.split()[0]) for text in shown(tab, 6) if text[0].isdigit()]
-            assert len(drawn) >= 6 and drawn == sorted(drawn)
-            assert tab.page.get_attribute(f"{TABLE} [tabulator-field=c6][role=columnheader]", "aria-sort") == order
-        tab.page.get_by_label("Filter Defense").first.press_sequentially("SPN")
-        playwright.expect(tab.page.locator(f"{TABLE} .tabulator-row")).to_have_count(3, timeout=WAIT_MS)
-        assert set(shown(tab, 1)) == {"spn"}
-        assert "3 of" in tab.page.locator("#b1 output").inner_text()
+            figures = [sign * float(text.split()[0]) for text in drawn(page, 6) if text[0].isdigit()]
+            assert len(figures) >= 6 and figures == sorted(figures)
+            assert page.get_attribute(f"{TABLE} [tabulator-field=c6][role=columnheader]", "aria-sort") == order
+        page.get_by_label("Filter Defense").first.press_sequentially("SPN")
+        playwright.expect(page.locator(f"{TABLE} .tabulator-row")).to_have_count(3, timeout=WAIT_MS)
+        assert set(drawn(page, 1)) == {"spn"}
+        assert "3 of" in page.locator("#b1 output").inner_text()
         # A figure's filter compares: of spn's accuracies .949, .94 and .85 one lies below .9.
-        tab.page.get_by_label("Filter Accuracy").first.press_sequentially("<0.9")
-        playwright.expect(tab.page.locator(f"{TABLE} .tabulator-row")).to_have_count(1, timeout=WAIT_MS)
-        assert shown(tab, 2) == ["85.0 %"]
+        page.get_by_label("Filter Accuracy").first.press_sequentially("<0.9")
+        playwright.expect(page.locator(f"{TABLE} .tabulator-row")).to_have_count(1, timeout=WAIT_MS)
+        assert drawn(page, 2) == ["85.0 %"]
 
 
-def test_figures_are_drawn_with_intervals_and_images_are_shown(browser, page):
-    with Tab(browser, page) as tab:
-        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
-        figure.scroll_into_view_if_needed()
-        assert figure.locator("svg").count() == 1 and figure.locator("svg use").count() >= 12, "marks and whiskers"
-        assert "alpha2" in "".join(figure.locator("svg text").all_text_contents())
-        roc = tab.page.locator(".board details figure.chart").last
-        roc.scroll_into_view_if_needed()
-        assert float(roc.locator("svg").bounding_box()["width"]) > 300
-        sprite = tab.page.locator("#defense-spn .sprite img").first
-        sprite.scroll_into_view_if_needed()
-        assert sprite.evaluate("async image => (await image.decode(), image.naturalWidth)") > 100
-        names = tab.page.locator("#defense-spn .sprite li").all_inner_texts()
-        assert [name.split("\n")[0].split()[0] for name in names[:3]] == ["originals", "dlg", "strong"]
+def test_figures_are_drawn_with_intervals_and_images_are_shown(page):
+    figure = page.locator("#b1 figure.chart[data-chart^=spn]").first
+    figure.scroll_into_view_if_needed()
+    assert figure.locator("svg").count() == 1 and figure.locator("svg use").count() >= 12, "marks and whiskers"
+    assert "alpha2" in "".join(figure.locator("svg text").all_text_contents())
+    roc = page.locator(".board details figure.chart").last
+    roc.scroll_into_view_if_needed()
+    assert float(roc.locator("svg").bounding_box()["width"]) > 300
+    sprite = page.locator("#defense-spn .sprite img").first
+    sprite.scroll_into_view_if_needed()
+    assert sprite.evaluate("async image => (await image.decode(), image.naturalWidth)") > 100
+    names = page.locator("#defense-spn .sprite li").all_inner_texts()
+    assert [name.split("\n")[0].split()[0] for name in names[:3]] == ["originals", "dlg", "strong"]
 
 
-def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(browser, page):
+def test_pointing_at_a_mark_tells_its_values_and_fades_the_other_lines(page):
     pointed = """mark => { const box = mark.getBoundingClientRect();
         const hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
         return hit.querySelector("title").textContent; }"""
     opacity = "line => getComputedStyle(line).opacity"
-    with Tab(browser, page) as tab:
-        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn]").first
-        figure.scroll_into_view_if_needed()
-        mark = figure.locator(".tip use").first
-        assert mark.evaluate(pointed) == "alpha2 = 0.01: accuracy 0.949 (0.933 to 0.962)"
-        mark.hover(force=True)
-        lines = figure.locator(".tip").all()
-        assert [line.evaluate(opacity) for line in lines] == ["1", *["0.15"] * (len(lines) - 1)] and len(lines) == 3
+    figure = page.locator("#b1 figure.chart[data-chart^=spn]").first
+    figure.scroll_into_view_if_needed()
+    mark = figure.locator(".tip use").first
+    assert mark.evaluate(pointed) == "alpha2 = 0.01: accuracy 0.949 (0.933 to 0.962)"
+    mark.hover(force=True)
+    lines = figure.locator(".tip").all()
+    assert [line.evaluate(opacity) for line in lines] == ["1", *["0.15"] * (len(lines) - 1)] and len(lines) == 3
 
 
-def test_names_stay_text_everywhere(browser, page):
-    with Tab(browser, page) as tab:
-        for part in tab.page.locator("section").all():
-            part.scroll_into_view_if_needed()
-        tab.page.wait_for_selector("#cells .tabulator-row")
-        for place, least in ((f"{TABLE} .tabulator-row", 3), ("#cells .tabulator-row", 3), ("section.defense", 1)):
-            assert tab.page.locator(place, has_text=EVIL).count() >= least
-        assert tab.page.locator("img[src=x]").count() == 0
-        tab.page.locator("#b1 figure.chart", has_text="img").first.scroll_into_view_if_needed()
-        tab.page.locator("#b1 figure.chart .tip use").last.hover(force=True)
-        tab.page.wait_for_timeout(200)
-        assert tab.page.locator("img[src=x]").count() == 0, "a tooltip"
+def test_names_stay_text_everywhere(page):
+    see_all(page)
+    for place, least in ((f"{TABLE} .tabulator-row", 3), ("#cells .tabulator-row", 3), ("section.defense", 1)):
+        assert page.locator(place, has_text=EVIL).count() >= least
+    assert page.locator("img[src=x]").count() == 0
+    page.locator("#b1 figure.chart", has_text="img").first.scroll_into_view_if_needed()
+    page.locator("#b1 figure.chart .tip use").last.hover(force=True)
+    page.wait_for_timeout(200)
+    assert page.locator("img[src=x]").count() == 0, "a tooltip"
 
 
-def test_links_lead_to_a_defense_and_to_a_cell(browser, page, fabricate):
-    with Tab(browser, page) as tab:
-        tab.page.locator(f"{TABLE} a", has_text="spn").first.click()
-        assert tab.page.evaluate("location.hash") == "#defense-spn"
-        assert tab.page.locator("#defense-spn h3").is_visible()
-        assert "falls" in tab.page.locator("#defense-spn").inner_text()
-        tab.page.locator(f"{TABLE} .by a").first.click()
-        tab.page.wait_for_selector("#cells .tabulator-row.found")
-        cell = tab.page.evaluate("location.hash")[2:]
-        assert cell in {r.cell_id for r in records_of(fabricate)}
-        assert tab.page.locator("#cells .tabulator-row.found code").inner_text() == cell[:8]
+def test_links_lead_to_a_defense_and_to_a_cell(page, fabricate):
+    page.locator(f"{TABLE} a", has_text="spn").first.click()
+    assert page.evaluate("location.hash") == "#defense-spn"
+    assert page.locator("#defense-spn h3").is_visible()
+    assert "falls" in page.locator("#defense-spn").inner_text()
+    page.locator(f"{TABLE} .by a").first.click()
+    page.wait_for_selector("#cells .tabulator-row.found")
+    cell = page.evaluate("location.hash")[2:]
+    assert cell in {r.cell_id for r in records_of(fabricate)}
+    assert page.locator("#cells .tabulator-row.found code").inner_text() == cell[:8]
 
 
-def test_the_keyboard_is_enough(browser, page):
-    with Tab(browser, page) as tab:
-        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
-        button = tab.page.locator(f"{TABLE} [role=columnheader] button", has_text="Accuracy").first
-        button.focus()
-        outline = "e => getComputedStyle(e).outlineStyle !== 'none' || getComputedStyle(e).boxShadow !== 'none'"
-        tab.page.keyboard.press("Tab")
-        tab.page.keyboard.press("Shift+Tab")
-        assert button.evaluate(outline), "a focus that nobody sees"
-        tab.page.keyboard.press("Enter")
-        drawn = [float(text.split()[0]) for text in shown(tab, 2) if text[0].isdigit()]
-        assert drawn == sorted(drawn) and len(drawn) > 4
-        every, unnamed = (
-            "[...document.querySelectorAll('input, button')]",
-            "e => !(e.ariaLabel || e.textContent.trim())",
-        )
-        assert tab.page.evaluate(f"{every}.filter({unnamed}).length") == 0
-        menu = tab.page.locator("details.menu summary").first
-        menu.focus()
-        tab.page.keyboard.press("Enter")
-        assert tab.page.locator("details.menu[open] a").first.is_visible()
-        tab.page.keyboard.press("Escape")
-        assert tab.page.locator("details.menu[open]").count() == 0
+def test_the_keyboard_is_enough(page):
+    page.wait_for_selector(f"{TABLE} .tabulator-row")
+    button = page.locator(f"{TABLE} [role=columnheader] button", has_text="Accuracy").first
+    button.focus()
+    outline = "e => getComputedStyle(e).outlineStyle !== 'none' || getComputedStyle(e).boxShadow !== 'none'"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
+    assert button.evaluate(outline), "a focus that nobody sees"
+    page.keyboard.press("Enter")
+    figures = [float(text.split()[0]) for text in drawn(page, 2) if text[0].isdigit()]
+    assert figures == sorted(figures) and len(figures) > 4
+    unnamed = "every => every.filter(e => !(e.ariaLabel || e.textContent.trim())).length"
+    assert page.locator("input, button").evaluate_all(unnamed) == 0
+    menu = page.locator("details.menu summary").first
+    menu.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details.menu[open] a").first.is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("details.menu[open]").count() == 0
 
 
-def test_without_scripts_the_page_is_whole(browser, page):
-    with Tab(browser, page, java_script_enabled=False) as tab:
-        assert tab.page.locator("#b1 table.data tbody tr").count() >= 8
-        assert tab.page.locator("#b1 table.data").is_visible() and tab.page.locator("#b1 figure svg").first.is_visible()
-        assert tab.page.locator("#cells table tbody tr").count() >= 16
-        assert tab.page.locator("#defense-spn .sprite img").first.is_visible()
-        assert "{" not in tab.page.locator("#b1").inner_text(), "data blocks are not text"
+def test_without_scripts_the_page_is_whole(browser, board):
+    with shown(browser, board, java_script_enabled=False) as (page, _):
+        assert page.locator("#b1 table.data tbody tr").count() >= 8
+        assert page.locator("#b1 table.data").is_visible() and page.locator("#b1 figure svg").first.is_visible()
+        assert page.locator("#cells table tbody tr").count() >= 16
+        assert page.locator("#defense-spn .sprite img").first.is_visible()
+        assert "{" not in page.locator("#b1").inner_text(), "data blocks are not text"
 
 
-def test_a_phone_does_not_scroll_sideways(browser, page):
-    about = dict(viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True, device_scale_factor=2)
-    with Tab(browser, page, **about) as tab:
-        for part in tab.page.locator("section").all():
-            part.scroll_into_view_if_needed()
-            tab.page.wait_for_timeout(30)
-        tab.page.wait_for_selector("#cells .tabulator-row")
-        assert tab.page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [375, 375]
-        assert float(tab.page.locator("#b1 figure.chart svg").first.bounding_box()["width"]) > 300
+def test_a_phone_does_not_scroll_sideways(browser, board):
+    about = dict(viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True)
+    with shown(browser, board, **about) as (page, _):
+        see_all(page)
+        assert page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [375, 375]
+        assert float(page.locator("#b1 figure.chart svg").first.bounding_box()["width"]) > 300
 
 
-def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(browser, page):
-    with Tab(browser, page, color_scheme="dark") as tab:
-        tab.page.wait_for_selector(f"{TABLE} .tabulator-row")
-        figure = tab.page.locator("#b1 figure.chart[data-chart^=spn] svg").first
-        light = "rgb(230, 235, 241)"
-        assert figure.locator("text").first.evaluate("text => getComputedStyle(text).fill") == light
-        assert figure.locator(".tip path").first.evaluate("line => getComputedStyle(line).stroke") == light
-        tab.page.emulate_media(media="print")
-        assert tab.page.locator("#b1 .plain").is_visible() and not tab.page.locator(TABLE).is_visible()
-        assert tab.page.locator("#b1 figure.chart svg").first.is_visible()
-        assert not tab.page.locator("nav.top").is_visible()
-        assert len(tab.page.pdf()) > 10_000
+def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(page):
+    page.emulate_media(color_scheme="dark")
+    figure = page.locator("#b1 figure.chart[data-chart^=spn] svg").first
+    light = "rgb(230, 235, 241)"
+    assert figure.locator("text").first.evaluate("text => getComputedStyle(text).fill") == light
+    assert figure.locator(".tip path").first.evaluate("line => getComputedStyle(line).stroke") == light
+    page.emulate_media(media="print")
+    assert page.locator("#b1 .plain").is_visible() and not page.locator(TABLE).is_visible()
+    assert page.locator("#b1 figure.chart svg").first.is_visible()
+    assert not page.locator("nav.top").is_visible()
+    assert len(page.pdf()) > 10_000
+    page.emulate_media(media="screen", color_scheme="light")

@@ -12,6 +12,7 @@ from ppbench.adversary.attack import Attack, Guess
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
+from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_point, record_distance, series_cap
 from ppbench.report.page.boards import boards
@@ -55,13 +56,14 @@ def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabri
     assert worst_case([], "psnr_median") is None
 
 
-def test_oracles_and_broken_cells_are_left_out_and_table_rows_go_by_their_error(fabricate):
+def test_the_strongest_of_several_is_no_oracle_and_no_broken_cell_and_table_rows_go_by_their_error(fabricate):
     sound = fabricate("spn", 0.1, "dlg", "reconstruction", 10.0)
     oracle = fabricate("spn", 0.1, "ig", "reconstruction", 50.0)
     attack = oracle.config.attack.model_copy(update={"oracle": True})
     oracle = oracle.model_copy(update={"config": oracle.config.model_copy(update={"attack": attack})})
     broken = fabricate("spn", 0.1, "gifd", "reconstruction", 50.0, status="failed")
     assert worst_case([sound, oracle, broken], "psnr_median").leading is sound
+    assert best([sound, oracle], "psnr_median") is sound and best([oracle], "psnr_median") is None
     near = fabricate("dp", 0.1, "analytic", "reconstruction", 5.0, error=0.01, shape=(16,))
     far = fabricate("dp", 0.1, "dlg", "reconstruction", 45.0, error=0.4, shape=(16,))
     assert worst_case([far, near], "rmse_mean").leading is near, "table rows go by their error"
@@ -84,7 +86,6 @@ class Told(Attack):
     name = "told"
     kind = "reconstruction"
     gain: float = 0.0
-    log: tuple[str, ...] = ()
 
     def variants(self):
         return [replace(self, gain=gain) for gain in (0.0, 0.5, 1.0, -1.0)]
@@ -101,19 +102,20 @@ GROUP = Group(0, "init", "server/1", 2, False)
 
 @pytest.fixture
 def prepared():
+    """Return a task, a federation of it and the rehearsal before an attack, which moves nothing."""
     task = make_task(configure(defense="none", clients=3, train=60))
     federation = Federation(NoDefense(), task.plan, task.shards, task.seeds)
     federation.start(task.params)
-    return task, federation
+    before = [leaf.clone() for leaf in federation.parties.server.params.values()]
+    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
+    assert all(map(torch.equal, before, federation.parties.server.params.values()))
+    return task, trial
 
 
 def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared):
-    task, federation = prepared
-    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
+    task, trial = prepared
     ANSWERS.update({unit: trial.victims.truth(unit).x for unit in trial.victims.units})
-    with pytest.warns(
-        UserWarning, match="variant of attack 'told' failed on tuning victims: ZeroDivisionError: planted"
-    ):
+    with pytest.warns(UserWarning, match="attack 'told' failed on tuning victims: ZeroDivisionError: planted"):
         attack, choice = tuned(Told(), trial, task, ("told",))
     assert attack == Told(gain=1.0) and choice.chosen == 2
     assert choice.variants == [{"gain": g} for g in (0.0, 0.5, 1.0, -1.0)]
@@ -122,15 +124,12 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared):
 
 
 def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared):
-    task, federation = prepared
-    before = [leaf.clone() for leaf in federation.parties.server.params.values()]
-    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
+    task, trial = prepared
     slots = [slot for unit in trial.victims.units for slot in unit]
     assert all(slot.probe >= FIRST for slot in slots) and len(slots) == 2
     held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
     mine = torch.cat([trial.victims.truth(unit).x for unit in trial.victims.units])
     assert not held & {row.numpy().tobytes() for row in mine}
-    assert all(torch.equal(a, b) for a, b in zip(before, federation.parties.server.params.values(), strict=True))
 
 
 def test_public_examples_are_held_by_no_client_and_known_to_every_view():
@@ -196,10 +195,13 @@ def record(fabricate):
     return made
 
 
-def test_the_papers_equation():
+def test_the_papers_equation_and_accuracies_corrected_for_chance():
     assert cap_value([0.5, 0.5], [1, 0]) == 0.25
+    assert corrected_accuracy(0.1, 0.1, 0.7) == 0 and corrected_accuracy(0.8, 0.1, 0.7) == 1
     with pytest.raises(ValueError, match="CAP needs"):
         cap_value([], [])
+    with pytest.raises(ValueError, match="not above chance"):
+        corrected_accuracy(0.1, 0.1, 0.1)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9), st.randoms())
@@ -209,12 +211,6 @@ def test_cap_with_a_bounded_distance_is_bounded_by_the_mean_accuracy(pairs, rand
     assert 0 <= value <= math.fsum(accuracy) / len(pairs) + 1e-12
     random.shuffle(pairs)
     assert cap_value(*zip(*pairs, strict=True)) == pytest.approx(value)
-
-
-def test_corrected_accuracy_gives_nothing_for_chance_and_all_for_no_loss():
-    assert corrected_accuracy(0.1, 0.1, 0.7) == 0 and corrected_accuracy(0.8, 0.1, 0.7) == 1
-    with pytest.raises(ValueError, match="not above chance"):
-        corrected_accuracy(0.1, 0.1, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +228,6 @@ def test_distances_by_kind(record, kind, figure, name, expected):
     found = record_distance(record(kind=kind, figure=figure))
     assert found.name == name and found.value == pytest.approx(expected)
     assert found.low <= found.value <= found.high
-
-
-def test_a_null_metric_has_no_distance(record):
-    null = Metric(name="asr", value=None, method="none", n=0, higher_is_safer=False, reason="r")
-    assert distance_of(null, "mia/1") is None
-    assert ppc_point(record(figure=None)) is None
 
 
 def test_cap_of_a_series_with_its_bracket_and_correction(record):
@@ -258,7 +248,9 @@ def test_a_diverged_setting_is_worth_nothing_and_a_failed_one_refuses_the_cap(re
         assert series_cap(no_grid, 0.7).value is None
 
 
-def test_ppc_point_carries_the_ratio_where_it_is_known(record):
+def test_ppc_point_carries_the_ratio_where_it_is_known_and_there_is_none_without_a_distance(record):
+    null = Metric(name="asr", value=None, method="none", n=0, higher_is_safer=False, reason="r")
+    assert distance_of(null, "mia/1") is None and ppc_point(record(figure=None)) is None
     assert ppc_point(record(ratio=9.0)).x() == pytest.approx(1)
     assert ppc_point(record()).x() is None
     assert ppc_point(record(status="failed")) is None and ppc_point(record(accuracy=None)) is None

@@ -74,14 +74,11 @@ def records(store: Store) -> dict[str, bytes]:
 
 
 # -- without a cluster -----------------------------------------------------------------------------------------------
-def test_without_ray_one_sentence_says_what_to_install(monkeypatch):
+def test_without_ray_one_sentence_says_what_to_install_and_no_other_engine_has_an_address(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as caught:
         make_executor("ray", 2, lambda rounds: None)
     assert str(caught.value) == "Engine 'ray' needs the package ray; install ppbench[ray]."
-
-
-def test_an_address_is_for_ray_only():
     with pytest.raises(UsageError, match="has no address"):
         make_executor("local", 2, lambda rounds: None, address="auto")
 

@@ -34,7 +34,7 @@ def store(tmp_path):
     return Store(tmp_path / "out")
 
 
-def test_a_record_comes_back_as_it_was(store, record):
+def test_a_record_comes_back_as_it_was_and_a_failed_cell_is_not_finished(store, record):
     assert store.ids() == [] and store.load_all() == [] and not store.out.exists(), "looking writes nothing"
     guess = torch.rand(5, 1, 8, 8)
     guess[0] = torch.nan
@@ -45,6 +45,9 @@ def test_a_record_comes_back_as_it_was(store, record):
     ends = (".json", ".timing.json", ".safetensors")
     assert {p.name for p in again.folder.iterdir()} == {f"{kept.cell_id}{end}" for end in ends}
     assert json.loads((again.out / MARKER).read_text())["schema"] == "ppbench.results/1"
+    failed = store.save(record(seed=7, status="failed"))
+    assert store.has(failed.cell_id) and not store.finished(failed.cell_id) and not store.finished("0" * 32)
+    assert store.images(failed) is None
 
 
 def test_records_of_before_load_and_give_the_same_metrics(store, record):
@@ -70,12 +73,6 @@ def test_equal_records_give_equal_bytes(tmp_path, record):
         name = f"{kept.cell_id}{end}"
         assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
     assert canonical(Record.model_validate_json(canonical(kept))) == canonical(kept)
-
-
-def test_a_failed_cell_is_kept_but_not_finished(store, record):
-    kept = store.save(record(status="failed"))
-    assert store.has(kept.cell_id) and not store.finished(kept.cell_id) and not store.finished("0" * 32)
-    assert store.images(kept) is None
 
 
 def test_someone_elses_folder_is_refused_and_left_alone(tmp_path):
@@ -169,17 +166,13 @@ def test_leftovers_of_killed_runs_are_ignored_and_swept_only_if_ours(store, reco
     (store.out / f"{MARKER}~{host}.{dead.pid}.tmp").write_text("{")
     store = Store(store.out)  # killed while it wrote the marker: still an empty folder of ours
     kept, name = store.save(record()), f"{'0' * 32}.json"
-    mine, alive, elsewhere, foreign = (
-        store.folder / f"{name}~{host}.{dead.pid}.tmp",
-        store.folder / f"{name}~{host}.{os.getpid()}.tmp",
-        store.folder / f"{name}~other-host.{dead.pid}.tmp",
-        store.folder / "notes.tmp",
-    )
-    for path in (mine, alive, elsewhere, foreign):
+    owners = f"~{host}.{os.getpid()}", f"~other-host.{dead.pid}", f"~{host}.{dead.pid}"
+    *others, mine = [store.folder / name for name in ("notes.tmp", *(f"{name}{owner}.tmp" for owner in owners))]
+    for path in (*others, mine):
         path.write_text("{")
     assert store.load_all() == [kept]
     store.prepare()
-    assert not mine.exists() and alive.exists() and elsewhere.exists() and foreign.exists()
+    assert not mine.exists() and all(path.exists() for path in others)
     assert not list(store.out.glob(f"{MARKER}~*"))
 
 

@@ -1,8 +1,7 @@
 """The batteries of `ppbench.testing`: defenses and attacks with one planted fault each, which must be named."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -41,27 +40,6 @@ Parcel = make_dataclass("Parcel", ["params"])  # a message that was not register
 @dataclass(frozen=True)
 class Nameless(Defense):
     """Has no name."""
-
-
-@dataclass(frozen=True)
-class Listed(Defense):
-    """A parameter that no record can hold."""
-
-    scales: tuple[float, ...] = (1.0, 2.0)
-    name: ClassVar[str] = "listed"
-
-
-@dataclass(frozen=True)
-class Picky(Defense):
-    """Refuses a value of its own grid."""
-
-    sigma: float = 0.1
-    name: ClassVar[str] = "picky"
-    control: ClassVar[str] = "sigma"
-    grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (0.1, -1.0)}
-
-    def check(self, plan):
-        self.require(self.sigma > 0, "sigma", "> 0")
 
 
 def replying(answer):
@@ -114,6 +92,10 @@ def widen(self, ctx, server, update):
     return Server(after.params | {"extra": torch.zeros(1)}, after.opt, after.counts, after.own)
 
 
+Listed = spoilt("Listed", scales=(1.0, 2.0), __annotations__={"scales": tuple[float, ...]})  # no record can hold it
+Picky = spoilt(  # refuses a value of its own grid
+    "Picky", DP, grids={"quick": (0.1, -1.0)}, check=lambda self, plan: self.require(self.sigma > 0, "sigma", "> 0")
+)
 InPlace = spoilt("InPlace", init_client=lambda self, ctx, params: torch.zeros(1), upload=divided)
 Silent = spoilt("Silent", round=greeting, reply=silence)
 TellsItsHead = spoilt("TellsItsHead", SPN, upload=lambda self, ctx, me, result: With(result, me.head))
@@ -153,9 +135,9 @@ UpAndDown = spoilt(  # most noise in the middle of its grid
 
 FAULTS = [
     (Nameless(), "declares_itself", "has no name"),
-    (Listed(), "declares_itself", "scales is a tuple"),
+    (Listed, "declares_itself", "scales is a tuple"),
     (spoilt("Gridless", control="strength"), "declares_itself", "'strength' is none of its fields"),
-    (Picky(), "declares_itself", "refuses a value of its own grid"),
+    (Picky, "declares_itself", "refuses a value of its own grid"),
     (GlobalNoise, "one_seed_one_result", "two runs of one seed differ"),
     (GlobalNoise, "one_seed_one_result", "global generator has moved"),
     (SeedFixed, "one_seed_one_result", "two seeds give the same weights"),
@@ -193,13 +175,10 @@ def test_every_property_has_a_fault_that_it_finds():
     assert found == set(DEFENSE_PROPERTIES) - same_code
 
 
-def test_all_failures_are_told_together():
+def test_all_failures_are_told_together_and_one_that_is_meant_can_be_left_out_with_its_reason():
     with pytest.raises(AssertionError) as caught:
         check_defense(TellsItsData, only=("one_seed_one_result", "secrets_from_the_server", "secrets_from_a_listener"))
     assert str(caught.value).count("\n- ") == 2 and "breaks 2 of 3" in str(caught.value)
-
-
-def test_a_fault_that_is_meant_can_be_left_out_with_its_reason():
     found = check_defense(Nameless, only=("declares_itself",), skip={"declares_itself": "it is a test"})
     assert found == (Finding("declares_itself", "not asked", "it is a test"),)
 

@@ -36,17 +36,14 @@ def said(records, start, defense="pbpfl"):
     return found[0]
 
 
-def test_the_two_halves_of_the_truth_are_in_one_sentence_with_figures_and_intervals(fabricate):
-    assert said(masked(fabricate), "What clients train on").endswith(
-        "hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4]) "
-        "but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
-    )
+HIDES = "hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4])"
+FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
 
 
 @pytest.mark.parametrize(
     ("plain", "knowing", "none", "opening", "closing"),
     [
-        (0.5, 0.71, 0.71, "hides members from who takes", ") but not from one who un-masks it (unmask_regression"),
+        (0.5, 0.71, 0.71, HIDES, FALLS),
         (0.5, 0.5, 0.71, "hides members from who takes", ") and from one who un-masks it, as far as tried here ("),
         (0.5, None, 0.71, "hides members from who takes", "; no attack that un-masks it was tried."),
         (0.7, 0.71, 0.71, "does not hide members, even from who takes", "; it does not hide them from one who"),
@@ -115,17 +112,17 @@ def outputs(make, plain, knowing, **more):
     return found
 
 
-def test_the_sentence_on_outputs_has_agreement_and_error(fabricate):
-    assert said(outputs(fabricate, 0.1, 1.0), "What clients train on") == (
-        "What clients train on hides the true model's decisions from who takes it as it is (query: agrees with it on "
-        "10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98]) but not from one who un-masks it "
-        "(unmask_regression: agrees with it on 100.0% [98.2, 100.0] of queries, relative error 1.2% [1.2, 1.2])."
-    )
+DROWNED = "(query: agrees with it on 10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98])"
+READ = "(unmask_regression: agrees with it on 100.0% [98.2, 100.0] of queries, relative error 1.2% [1.2, 1.2])."
+HIDDEN = (
+    f"hides the true model's decisions from who takes it as it is {DROWNED} but not from one who un-masks it {READ}"
+)
 
 
 @pytest.mark.parametrize(
     ("plain", "knowing", "opening", "closing"),
     [
+        (0.1, 1.0, HIDDEN, ""),
         (0.1, 0.7, "hides the true model's decisions from who", "but only in part from one who un-masks it"),
         (0.1, 0.1, "hides the true model's decisions from who", "and from one who un-masks it, as far as tried here"),
         (0.1, 0.28, "hides the true model's decisions from who", "; whether from one who un-masks it is undecided"),
@@ -321,22 +318,22 @@ def printed(records):
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def everything(make):
-    records = masked(make)
+def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate):
+    records = masked(fabricate)
     for defense, stage in itertools.product(("none", "full_noise", "mpdp"), ("iterate", "final")):
         knows = defense == "mpdp"
         about = (1000.0, "epsilon") if knows else (None, "")
         more = dict(stage=stage, control=about[1])
-        records.append(make(defense, about[0], "query", "extraction", 0.1, error=98.7, **more))
-        records.append(make(defense, about[0], "extract_data_free", "extraction", 1.0, adaptive=knows, **more))
-        records.append(make(defense, about[0], "unmask_projection", "membership", 0.71, adaptive=knows, **more))
-    records += [images(make, d, v, 35.0, batch=8) for d, v in (("none", None), ("full_noise", None), ("pbpfl", 100.0))]
-    records.append(make("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1"))
-    return records
-
-
-def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate):
-    page = printed(everything(fabricate))
+        records.append(fabricate(defense, about[0], "query", "extraction", 0.1, error=98.7, **more))
+        records.append(fabricate(defense, about[0], "extract_data_free", "extraction", 1.0, adaptive=knows, **more))
+        records.append(fabricate(defense, about[0], "unmask_projection", "membership", 0.71, adaptive=knows, **more))
+    records += [
+        images(fabricate, d, v, 35.0, batch=8) for d, v in (("none", None), ("full_noise", None), ("pbpfl", 100.0))
+    ]
+    records.append(
+        fabricate("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1")
+    )
+    page = printed(records)
     assert max(map(len, page)) <= WIDTH <= 120
     text = "\n".join(page)
     for words in ("trained on", "delivered", "ASR", "AUC", "agrees", "unmask_regression", "kappa=100", "66-75%",

@@ -197,15 +197,11 @@ def test_a_changed_table_of_worst_cases_is_found(store):
     assert not any("worst_case" in problem for problem in found), "it would repeat what is wrong with the record"
 
 
-def test_results_of_a_newer_ppbench_are_not_called_foreign(store):
-    marker = store.out / "ppbench.json"
-    marker.write_text(json.dumps({"schema": "ppbench.results/2", "version": "3.0"}))
-    with pytest.raises(UsageError, match=r"install ppbench>=3\.0"):
-        verify(store.out)
-
-
-def test_strays_are_named_and_a_folder_without_results_is_refused(store, tmp_path):
+def test_strays_are_named_and_a_folder_without_results_or_of_a_newer_ppbench_is_refused(store, tmp_path):
     (store.folder / "mine.json").write_text("{}")
     assert any("mine.json" in problem for problem in verify(store.out))
     with pytest.raises(UsageError, match="no ppbench results"):
         verify(tmp_path / "nowhere")
+    (store.out / "ppbench.json").write_text(json.dumps({"schema": "ppbench.results/2", "version": "3.0"}))
+    with pytest.raises(UsageError, match=r"install ppbench>=3\.0"):
+        verify(store.out)

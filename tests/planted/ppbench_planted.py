@@ -21,41 +21,46 @@ from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)
-class Slow(Attack):
-    """Sleeps, then says that every label is 0; with PPBENCH_PLANTED_LOG set, that file tells when."""
+class Zeros(Attack):
+    """Says that every label is 0; with PPBENCH_PLANTED_LOG set, that file tells when."""
 
-    name: ClassVar[str] = "planted_slow"
     kind: ClassVar[Kind] = "label"
     standard: ClassVar[bool] = False
-
-    seconds: float = 0.2
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         _log("start", view, challenges[0].batch, generator)
-        time.sleep(self.seconds)
+        self.act(view, challenges[0].batch)
         _log("end", view, challenges[0].batch, generator)
         return [Guess(y=torch.zeros(len(c.unit) * c.batch, dtype=torch.int64)) for c in challenges]
 
+    def act(self, view: View, batch: int) -> None:
+        """Do what is planted."""
+
 
 @dataclass(frozen=True)
-class Deadly(Attack):
-    """Kills its own process, as a kernel does that runs out of memory; only on batches of `batch` of `defense`, if set.
+class Slow(Zeros):
+    """Sleeps first."""
 
-    Elsewhere it says that every label is 0.
-    """
+    name: ClassVar[str] = "planted_slow"
+
+    seconds: float = 0.2
+
+    def act(self, view: View, batch: int) -> None:
+        time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class Deadly(Zeros):
+    """Kills its process, as a kernel does that runs out of memory; only on batches of `batch` of `defense`, if set."""
 
     name: ClassVar[str] = "planted_deadly"
-    kind: ClassVar[Kind] = "label"
-    standard: ClassVar[bool] = False
 
     batch: int = 1
     defense: str = ""
 
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        _log("start", view, challenges[0].batch, generator)
-        if challenges[0].batch == self.batch and self.defense in ("", view.defense.name):
+    def act(self, view: View, batch: int) -> None:
+        if batch == self.batch and self.defense in ("", view.defense.name):
             os.kill(os.getpid(), signal.SIGKILL)
-        return [Guess(y=torch.zeros(len(c.unit) * c.batch, dtype=torch.int64)) for c in challenges]
 
 
 class SoreError(Exception):
