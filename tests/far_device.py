@@ -8,9 +8,10 @@ torch, there in 2.13: tests that use it skip where it is missing. Sparse tensors
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _BRACKETS = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "
 """Functions whose list of indices may lie on the CPU."""
 _ALIKE = frozenset({"stack", "cat", "equal", "_local_scalar_dense"})
 """Functions that take no number from another device, not even one without axes."""
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype})
 _KEPT: list[torch.library.Library] = []
 """What is registered, for as long as the process runs."""
 
@@ -54,24 +56,43 @@ class FarTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name, kwargs, known = func.overloadpacket.__name__, dict(kwargs or {}), dict[int, FarTensor]()
+        rule, kwargs, known = _rule(func), dict(kwargs or {}), dict[int, FarTensor]()
         device = kwargs.get("device")
         if device is not None:
             kwargs["device"] = "cpu"
-        if name.endswith("_") and name != "copy_" and not isinstance(args[0], FarTensor):
-            _refuse(f"Expected all tensors to be on the same device, but {name} changes one on {args[0].device}")
-        free = {"copy_": (0, 1)}.get(name, (1,) if name in _BRACKETS else ())
+        if rule.changes and not isinstance(args[0], FarTensor):
+            _refuse(f"Expected all tensors to be on the same device, but {rule.name} changes one on {args[0].device}")
         out = func(
-            *(_near(value, name, known, place in free) for place, value in enumerate(args)),
-            **{key: _near(value, name, known) for key, value in kwargs.items()},
+            *[_near(value, rule.name, known, place in rule.free) for place, value in enumerate(args)],
+            **{key: _near(value, rule.name, known) for key, value in kwargs.items()},
         )
-        if torch.Tag.inplace_view in func.tags:  # `squeeze_` and its kin: the tensor without storage changes form too
+        if rule.reforms:  # `squeeze_` and its kin: the tensor without storage changes form too
             return return_and_correct_aliasing(func, args, kwargs, args[0])
-        if name == "copy_":
+        if rule.name == "copy_":
             return args[0]
-        if any(wrapper.shape != wrapper.near.shape for wrapper in known.values()):
-            raise NotImplementedError(f"{name} changes the form of a tensor on {NAME}; register it as `eye` is")
+        if rule.writes and any(wrapper.shape != wrapper.near.shape for wrapper in known.values()):
+            raise NotImplementedError(f"{rule.name} changes the form of a tensor on {NAME}; register it as `eye` is")
         return out if device is not None and torch.device(device).type == "cpu" else _far(out, known)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What is known of a function. free: places of arguments that may lie on the CPU; changes: its first argument;
+    reforms: that one's form; writes: on any argument."""
+
+    name: str
+    free: tuple[int, ...]
+    changes: bool
+    reforms: bool
+    writes: bool
+
+
+@cache
+def _rule(func: Any) -> _Rule:
+    name = func.overloadpacket.__name__
+    free = {"copy_": (0, 1)}.get(name, (1,) if name in _BRACKETS else ())
+    changes = name.endswith("_") and name != "copy_"
+    return _Rule(name, free, changes, torch.Tag.inplace_view in func.tags, func._schema.is_mutable)
 
 
 def _near(value: Any, name: str, known: dict[int, FarTensor], free: bool = False) -> Any:
@@ -84,6 +105,8 @@ def _near(value: Any, name: str, known: dict[int, FarTensor], free: bool = False
     if kind is FarTensor:
         known[id(value.near)] = value
         return value.near
+    if kind in _PLAIN:
+        return value
     if kind is list or kind is tuple:
         return kind(_near(part, name, known, free) for part in value)
     if isinstance(value, torch.Generator) and value.device.type != NAME:
@@ -168,8 +191,8 @@ def refused(ask: Callable[[], object]) -> str | None:
     return None
 
 
-def main() -> None:
-    """Print what is refused, what is let through, and how many refusals were kept."""
+def itself() -> dict[str, Any]:
+    """Return what is refused, what is let through, and how many refusals were kept; these are forgotten."""
     there = install()
     x, near = torch.rand(4, 3).to(there), torch.rand(4, 3)
     index, draws, eye = torch.tensor([2, 0]), torch.Generator().manual_seed(0), torch.eye(3)
@@ -198,8 +221,6 @@ def main() -> None:
         "sparse": torch.equal(eye.to_sparse().to(there).to_dense().cpu(), eye),
         "slopes": torch.func.vmap(torch.func.grad(lambda row: (row**2).sum()))(x).device == there,
     }
-    print(json.dumps({"refused": answers, "let through": right, "kept": len(REFUSED)}))
-
-
-if __name__ == "__main__":
-    main()
+    kept = len(REFUSED)
+    REFUSED.clear()
+    return {"refused": answers, "let through": right, "kept": kept}

@@ -1,6 +1,7 @@
 """Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER pairs|whole DEFENSE...` prints JSON.
 
-Two lists: what became of every cell, and what was refused for lying on the wrong device, caught or not.
+What the device says of itself, what became of every cell, and what was refused for lying on the wrong device, caught or
+not.
 """
 
 import json
@@ -12,7 +13,7 @@ import far_device
 import torch
 
 from ppbench.adversary.attack import Attack
-from ppbench.base.registry import load_all, plugins
+from ppbench.base.registry import load_all
 from ppbench.records.store import Store
 from ppbench.run import cost
 from ppbench.run.cells import cells, groups
@@ -27,6 +28,10 @@ FOLLOWED = None, "dlg"
 
 SEARCHED = "analytic", "dlg"
 """Reconstructions that every defense meets."""
+APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "adaptive_spn": ("mp_dp_naive",)}
+"""Searches that make something else of what these defenses send."""
+STEPPED = "adaptive_spn", "fedavg_inversion", "ig_layers", "label_recovery"
+"""What reaches every line that local training alone does."""
 LITTLE = {"budget": 2, "joint_budget": 2, "inversion_budget": 2, "sign_budget": 2, "restarts": 1, "steps": 1}
 """Parameters of attacks that say how long they search, or learn."""
 
@@ -56,14 +61,15 @@ def met(defense: str, attack: Attack, threat: str) -> bool:
     """Return whether a cell is run where not the whole is asked for.
 
     What is built for the defense is, under every threat; what reads labels or records under all but collusion, SEARCHED
-    at the server. Other searches make the same of any evidence: each meets AUDITED and every fourth defense.
+    at the server. Other searches make the same of any evidence: each meets AUDITED, and what it takes APART.
     """
     if attack.knows(defense):
         return True
     if attack.kind != "reconstruction":
         return threat != "collusion/1"
-    turn = sorted(plugins("attacks")).index(attack.name) + sorted(plugins("defenses")).index(defense)
-    return threat == "server/1" and (defense == AUDITED or attack.name in SEARCHED or turn % 4 == 0)
+    return threat == "server/1" and (
+        defense == AUDITED or attack.name in SEARCHED or defense in APART.get(attack.name, ())
+    )
 
 
 def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -> Iterator[dict[str, object]]:
@@ -91,14 +97,14 @@ def main(folder: str, battery: str, *defenses: str) -> None:
     torch.set_num_threads(1)
     cost.BUDGET_S = cost.ENOUGH_S = 0.0  # one timed pair: how long a client takes is in no record
     far_device.install()
-    asked = [(defense, small(defense)) for defense in defenses]
+    asked, whole, home = [(defense, small(defense)) for defense in defenses], battery == "whole", Path(folder)
+    itself = far_device.itself()
     if AUDITED in defenses:  # what is asked of local training alone; searches that try labels and hypotheses first
         more = {**settings(), "ig_layers.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
-        asked.append((AUDITED, small(AUDITED, settings=more, **local)))
-    whole, home = battery == "whole", Path(folder)
+        asked.append((AUDITED, small(AUDITED, settings=more, **local, **({} if whole else {"attacks": STEPPED}))))
     rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]
-    print(json.dumps({"cells": rows, "refused": far_device.REFUSED}))
+    print(json.dumps({"itself": itself, "cells": rows, "refused": far_device.REFUSED}))
 
 
 if __name__ == "__main__":

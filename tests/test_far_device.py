@@ -33,36 +33,29 @@ def expected(defense: str) -> set[str]:
     return named | general | {"dlg"} | ({"analytic"} if defense == "baffle" else set())
 
 
-def needed() -> None:
-    """Skip where this torch has no backends of Python's."""
+@pytest.fixture(scope="module")
+def told(tmp_path_factory, pytestconfig):
+    """Return what is told by a process of its own: a backend is taken up before the first backward pass or never."""
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no backends of Python's")
-
-
-def spoken(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own: a backend is taken up before the first backward pass or never."""
-    known = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=known, cwd=HERE)
-
-
-def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else():
-    needed()
-    ran = spoken("far_device.py")
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    found = json.loads(ran.stdout)
-    assert [name for name, message in found["refused"].items() if message is None] == []
-    assert found["refused"]["generator"] == "Expected a 'far' device type for generator but found 'cpu'"
-    assert [name for name, right in found["let through"].items() if not right] == []
-    assert found["kept"] == len(found["refused"]) - 1  # numpy is refused by torch itself
-
-
-def test_every_attack_that_applies_ends_with_everything_on_one_device(tmp_path, pytestconfig):
-    needed()
-    assert set(ATTACKS) == set().union(*map(expected, DEFENSES)), "every attack must end somewhere"
-    battery = pytestconfig.getoption("--battery")
-    ran = spoken("far_evaluation.py", str(tmp_path), battery, *DEFENSES, PPBENCH_CACHE=str(tmp_path / "cache"))
+    home, battery = tmp_path_factory.mktemp("far"), pytestconfig.getoption("--battery")
+    known = {**os.environ, "OMP_NUM_THREADS": "1", "PPBENCH_CACHE": str(home / "cache")}
+    command = [sys.executable, "far_evaluation.py", str(home), battery, *DEFENSES]
+    ran = subprocess.run(command, capture_output=True, text=True, env=known, cwd=HERE)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    told = json.loads(ran.stdout.splitlines()[-1])
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else(told):
+    itself = told["itself"]
+    assert [name for name, message in itself["refused"].items() if message is None] == []
+    assert itself["refused"]["generator"] == "Expected a 'far' device type for generator but found 'cpu'"
+    assert [name for name, right in itself["let through"].items() if not right] == []
+    assert itself["kept"] == len(itself["refused"]) - 1  # numpy is refused by torch itself
+
+
+def test_every_attack_that_applies_ends_with_everything_on_one_device(told):
+    assert set(ATTACKS) == set().union(*map(expected, DEFENSES)), "every attack must end somewhere"
     assert told["refused"] == []
     seen = [cell for cell in told["cells"] if not any(word in (cell["reason"] or "") for word in BLIND)]
     assert [cell for cell in seen if cell["status"] != "complete"] == []

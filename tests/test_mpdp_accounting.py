@@ -310,10 +310,10 @@ def recovered_noise(defense: ModelPerturbation, rounds: int) -> tuple[torch.Tens
 
 
 def test_recovered_noise_is_gaussian_coordinate_by_coordinate_and_its_mean_has_a_kth_of_the_variance():
-    """U5 with 2,000 draws of R; Theorem 5 with K-S; S4: the mean's tails are heavier than a Gaussian's."""
+    """U5 with 800 draws of R; Theorem 5 with K-S; S4: the mean's tails are heavier than a Gaussian's."""
     defense = MPDP(gamma="scalar", bound=1.5)
     std = 1.5 * defense.sigmas(PLAN).eta
-    one, mean = recovered_noise(defense, 2000)
+    one, mean = recovered_noise(defense, 800)
     assert 0.95 < float(mean.square().mean()) * PLAN.clients / std**2 < 1.05
     for column in (0, 5, 14, 20, 22, 26):  # first layer, hidden layer, head
         assert stats.kstest(one[:, column].numpy(), "norm", args=(0, std)).pvalue > 1e-3
@@ -325,7 +325,7 @@ def test_recovered_noise_is_gaussian_coordinate_by_coordinate_and_its_mean_has_a
 
 def test_naive_noise_has_another_variance_in_every_layer():
     defense = MPDPNaive(gamma="scalar")
-    one, mean = recovered_noise(defense, 1000)
+    one, mean = recovered_noise(defense, 600)
     layers = [v / defense.sigma() ** 2 for v in one.square().split([12, 9, 6], dim=1)]
     # E r^2 = 7/4 and E r^-2 = 1 for U(.5, 2): rows, rows over columns, columns.
     for found, expected in zip(layers, (1.75, 1.75, 1.0), strict=True):

@@ -26,8 +26,8 @@ from ppbench.federation.plan import Data, Noise, Plan
 VICTIMS = 4
 EXACT = 54.0
 """PSNR in dB at which an image is wrong by half a grey level of eight bits: what is nearer counts as that."""
-OBLIVIOUS = (IDLG(budget=200), IG(budget=200))
-PORTFOLIO = (OBLIVIOUS[1], IGLayers(budget=500), Likelihood(budget=250))
+OBLIVIOUS = (IDLG(budget=200), IG(budget=150))
+PORTFOLIO = (OBLIVIOUS[1], IGLayers(budget=250), Likelihood(budget=100))
 
 
 @dataclass(frozen=True)
