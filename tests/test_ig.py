@@ -109,8 +109,8 @@ def pairs(digits: Data) -> Seen:
 
 def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen):
     """Sigmoid networks: cosines differ by less than 1e-4 between a grey image and the truth."""
-    fading, _ = reached(seen, IG(budget=200))
-    fixed, _ = reached(seen, IG(budget=200, tv=1e-3, fading=False))
+    fading, _ = reached(seen, IG(budget=120))
+    fixed, _ = reached(seen, IG(budget=120, tv=1e-3, fading=False))
     assert median(fading) > 60
     assert median(fixed) < 20
 
@@ -129,7 +129,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert all(count % 3 == 0 for count in counts)
 
 
-@pytest.mark.parametrize("attack", [IG(), GradInversion(budget=300, tries=2), IGLayers(budget=300)], ids=type)
+@pytest.mark.parametrize("attack", [IG(budget=100), GradInversion(budget=200, tries=2), IGLayers(budget=150)], ids=type)
 def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
     found, guesses = reached(pairs, attack)
@@ -222,7 +222,7 @@ def test_under_noise_the_likelihood_beats_the_oblivious(law, digits):
     flat = torch.cat([v.flatten() for e in plain_evidence(view) for v in e.observed.values()])
     scale = 0.01 * float(flat.square().mean().sqrt()) / (math.sqrt(2) if law == "laplace" else 1)
     seen = server_sees(digits, DP(scale, law), count=4)
-    aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=300), IG()))
+    aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=200), IG(budget=200)))
     assert aware > oblivious + 5
     assert aware > 20
 
