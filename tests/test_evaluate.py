@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.isolate import isolated
-from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
-from ppbench.base.seeds import Seeds
-from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.report.controls import check_controls
+from ppbench.report.page.board import claimed
 from ppbench.report.verify import verify
+from ppbench.run import choice
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
@@ -64,18 +61,14 @@ def test_the_cells_are_those_asked_for(first):
 
 
 def test_every_metric_has_n_and_an_interval_or_a_reason(first):
-    for record in first.records:
-        assert record.metrics
-        for metric in record.metrics:
-            assert metric.n > 0
-            assert metric.value is not None or metric.reason
-            if metric.value is not None and metric.low is not None:
-                assert metric.low <= metric.value <= metric.high
+    assert all(record.metrics for record in first.records)
+    for metric in (metric for record in first.records for metric in record.metrics):
+        assert metric.n > 0 and (metric.value is not None or metric.reason)
+        if metric.value is not None and metric.low is not None:
+            assert metric.low <= metric.value <= metric.high
 
 
-def test_each_record_verifies_and_tampering_is_found(first, tmp_path):
-    from ppbench.report.page.board import claimed
-
+def test_each_record_verifies_and_tampering_is_found(first):
     assert verify(first.out, claimed) == []
     target = next(p for p in sorted((first.out / "records").glob("*.json")) if ".timing" not in p.name)
     before = target.read_text()
@@ -124,15 +117,13 @@ def test_weak_attacks_make_the_evaluation_unreliable(tmp_path):
 
 
 def test_an_attack_that_breaks_pure_noise_raises_the_alarm(first):
-    records = [
-        r for r in first.records if r.config.defense.id == "full_noise" and r.config.attack.id == "label_recovery"
-    ]
+    labels = [r for r in first.records if r.config.attack.id == "label_recovery"]
 
     def known_by(record):
         victims = [v.model_copy(update={"label": True, "probe": p}) for p in range(9) for v in record.victims]
         return record.model_copy(update={"victims": victims})
 
-    known = [known_by(r) for r in records]
+    known = [known_by(r) for r in labels if r.config.defense.id == "full_noise"]
     check = {c.control: c for c in check_controls(known)}["full_noise"]
     assert check.ok is False and "label_recovery" in check.sentence
 
@@ -149,8 +140,6 @@ class Crashing(Attack):
 
 
 def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, monkeypatch):
-    import ppbench.run.choice as choice
-
     real = choice.load
     monkeypatch.setattr(choice, "load", lambda group, name: Crashing if name == "crashing" else real(group, name))
     small = {**SMALL, "attacks": ("crashing", "label_recovery"), "stages": ("init",)}
@@ -163,23 +152,18 @@ def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, mon
 
 
 def test_a_diverging_training_is_a_result(tmp_path):
-    options = {**SMALL, "optimizer": "sgd", "lr": 1e38}
-    found = evaluate(**options, out=tmp_path / "out", workers=1)
-    final = [r for r in found.records if r.config.stage == "final" and r.config.defense.id == "spn"]
-    assert {r.status for r in final} == {"diverged"}
+    found = evaluate(**SMALL | {"optimizer": "sgd", "lr": 1e38}, out=tmp_path / "out", workers=1)
+    mine = [r for r in found.records if r.config.defense.id == "spn"]
+    assert {(r.config.stage, r.status) for r in mine} == {("final", "diverged"), ("init", "complete")}
+    final = [r for r in mine if r.config.stage == "final"]
     assert all(r.utility.accuracy is None and "not finite" in (r.reason or "") for r in final)
-    init = [r for r in found.records if r.config.stage == "init" and r.config.defense.id == "spn"]
-    assert {r.status for r in init} == {"complete"}
     assert any("diverged" in sentence for sentence in found.verdict) or not found.verdict[0].startswith("spn at")
-
-
-MASKED = {k: v for k, v in SMALL.items() if k not in ("defense", "grid")}
 
 
 def test_a_probe_out_of_range_is_a_result(tmp_path):
     """Training need not leave the range of masked uploads for a probe to do so: random weights come first."""
-    options = MASKED | {"stages": ("init",), "grid": (1e30,)}
-    found = evaluate(defense="pbpfl_ext", **options, out=tmp_path / "out", workers=1)
+    options = SMALL | {"defense": "pbpfl_ext", "stages": ("init",), "grid": (1e30,)}
+    found = evaluate(**options, out=tmp_path / "out", workers=1)
     status = {r.config.defense.id: (r.status, r.reason) for r in found.records}
     assert status["none"] == ("complete", None)
     assert status["pbpfl_ext"][0] == "diverged" and "fixed point" in status["pbpfl_ext"][1]
@@ -189,9 +173,8 @@ def test_a_probe_out_of_range_is_a_result(tmp_path):
 def test_errors_that_are_not_finite_are_a_diverged_training(tmp_path):
     """Weights within float32 can give outputs whose squares are in no range."""
     loud = {"optimizer": "sgd", "lr": 1e20, "rounds": 1, "model": "densenet", "stages": ("init", "final")}
-    options = MASKED | {"grid": (3.0,)} | loud
-    options["model_options"] = {"bias": False, "growth": 2, "layers": 3}
-    found = evaluate(defense="mpdp", **options, out=tmp_path / "out", workers=1)
+    loud["model_options"] = {"bias": False, "growth": 2, "layers": 3}
+    found = evaluate(**SMALL | loud | {"defense": "mpdp", "grid": (3.0,)}, out=tmp_path / "out", workers=1)
     mine = [r for r in found.records if r.config.defense.id == "mpdp"]
     assert {r.status for r in mine if r.config.stage == "final"} == {"diverged"}
     assert all(r.utility.accuracy is None and r.utility.mse is None for r in mine)
@@ -267,13 +250,3 @@ def test_client_and_eavesdropper_see_what_they_see(tmp_path):
     assert [(v.client, v.index) for v in server.victims] == [(v.client, v.index) for v in listener.victims]
     assert len(client.victims) == 4, "two other clients in two probes"
     assert {v.client for v in client.victims} == {1, 2}
-
-
-def test_an_attack_in_a_fresh_process_makes_the_same_guess(federate, tmp_path):
-    victims = choose_victims((run := federate(NoDefense())).shards, "server/1", 2, 6, Seeds(0))
-    attack, view = load("attacks", "dlg")(budget=20), run.probe(victims.data).view("server/1")
-    here = attack.run(view, victims.challenges(), torch.Generator().manual_seed(7))
-    there = isolated(attack, view, victims.challenges(), 7, tmp_path)
-    assert len(here) == len(there) == 3
-    for a, b in zip(here, there, strict=True):
-        assert torch.equal(a.x, b.x) and torch.equal(a.y, b.y) and a.confidence == b.confidence
