@@ -96,9 +96,8 @@ def apart(pytestconfig: pytest.Config) -> Iterator[None]:
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
         print(command[-1], file=worker.stdin, flush=True)
-        return SimpleNamespace(
-            returncode=int(worker.stdout.readline() != "done\n"), stderr="see what was written above"
-        )
+        done = worker.stdout.readline() == "done\n"
+        return SimpleNamespace(returncode=int(not done), stderr="see what was written above")
 
     with (
         Popen([sys.executable, "-c", WORKER], stdin=PIPE, stdout=PIPE, text=True) as worker,
@@ -170,10 +169,8 @@ def test_values_out_of_range_are_refused_by_name(name):
 
 
 def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent():
-    duel, public = (
-        Duel(ATTACKS["ggl"](), NoDefense(), DECIBELS["ggl"]),
-        Data(digits().x[600:1000], digits().y[600:1000]),
-    )
+    duel = Duel(ATTACKS["ggl"](), NoDefense(), DECIBELS["ggl"])
+    public = Data(digits().x[600:1000], digits().y[600:1000])
     decoder = duel.attack.prior(replace(duel.probe(1).view, public=public)).decoder
     draws = seeded(4)
 

@@ -226,9 +226,7 @@ def test_the_interval_of_the_median_is_by_order_statistics(count, bounds):
 
 
 # -- beside the records ----------------------------------------------------------------------------------------------
-TIME = ClientTime(
-    ratio=12.0, low=11.0, high=13.0, pairs=9, seconds=1.2, undefended_seconds=0.1, machine="x86_64", threads=1
-)
+TIME = ClientTime(ratio=12, low=11, high=13, pairs=9, seconds=1.2, undefended_seconds=0.1, machine="x", threads=1)
 
 
 def test_times_are_found_by_the_training_that_a_record_is_from(fabricate, tmp_path):
@@ -273,9 +271,8 @@ def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate):
     assert (of.up, of.down, of.memory) == (0.25, 1.0, 0.2)
     assert found[none.cell_id].up == found[none.cell_id].memory == 1.0
     assert found[lone.cell_id].up is None
-    assert (
-        ratios(Cost(bytes_up=1, bytes_down=1, bytes_setup=0), Cost(bytes_up=0, bytes_down=2, bytes_setup=0)).up is None
-    )
+    some, silent = (Cost(bytes_up=up, bytes_down=1, bytes_setup=0) for up in (1, 0))
+    assert ratios(some, silent).up is None
 
 
 def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):
@@ -284,8 +281,7 @@ def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):
     more = spent(fabricate("pbpfl", 2.0, "dlg", "reconstruction", bytes_up=400.0), memory_peak=20)
     said = cost_sentence("pbpfl", [none, mine], lambda record: TIME)
     assert said == "costs: up 0.31 of none's bytes, down 1.00; memory 0.20 of none's; time 12x (11-13x)"
-    assert cost_sentence("pbpfl", [none, mine, more]) == (
-        "costs: up 0.31-0.40 of none's bytes, down 1.00; memory 0.20 of none's"
-    )
+    both = cost_sentence("pbpfl", [none, mine, more])
+    assert both == "costs: up 0.31-0.40 of none's bytes, down 1.00; memory 0.20 of none's"
     assert cost_sentence("pbpfl", [none, spent(mine, memory_peak=None)]).endswith("down 1.00")
     assert cost_sentence("pbpfl", [mine]) == cost_sentence("spn", [none, mine]) == ""
