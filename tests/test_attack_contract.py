@@ -8,10 +8,9 @@ audit are asked below: one of an undefended federation that learns its few recor
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,6 @@ from ppbench.base.registry import load, plugins
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.federation.view import THREATS
-from ppbench.records.schema import Record
 from ppbench.run import evaluation
 from ppbench.run.choice import make_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, asked_of, duels
@@ -208,17 +206,16 @@ ASKED: dict[str, Any] = {
     **{"attacks": tuple(AUDITS), "stages": ("audit",), "references": 8, "canaries": 30, "candidates": 40},
     **{"threats": ("server/1", "client/1")},
 }
-Found = Mapping[tuple[str, str, str], Record]
 
 
-def audited(out: Path, **changes: object) -> tuple[Record, ...]:
+def audited(out, **changes):
     """Return the records of an evaluation in this process that draws no page."""
     with patch.object(evaluation, "write_board"):
         return evaluation.evaluate(**{**ASKED, **changes}, out=out, workers=1).records
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory):
     """Return the records by defense, attack and threat."""
     records = audited(tmp_path_factory.mktemp("audit") / "out")
     return {(r.config.defense.id, r.config.attack.id, r.config.threat_model.id): r for r in records}

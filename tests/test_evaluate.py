@@ -3,20 +3,18 @@
 import re
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ppbench.adversary.attack import Attack
+from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.report.controls import check_controls
 from ppbench.report.page.board import claimed
 from ppbench.report.verify import verify
-from ppbench.run import choice
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
@@ -119,30 +117,20 @@ def test_weak_attacks_make_the_evaluation_unreliable(tmp_path):
 def test_an_attack_that_breaks_pure_noise_raises_the_alarm(first):
     labels = [r for r in first.records if r.config.attack.id == "label_recovery"]
 
-    def known_by(record):
+    known = []
+    for record in (r for r in labels if r.config.defense.id == "full_noise"):
         victims = [v.model_copy(update={"label": True, "probe": p}) for p in range(9) for v in record.victims]
-        return record.model_copy(update={"victims": victims})
-
-    known = [known_by(r) for r in labels if r.config.defense.id == "full_noise"]
+        known.append(record.model_copy(update={"victims": victims}))
     check = {c.control: c for c in check_controls(known)}["full_noise"]
     assert check.ok is False and "label_recovery" in check.sentence
 
 
-@dataclass(frozen=True)
-class Crashing(Attack):
-    """Raises on everything."""
-
-    name = "crashing"
-    kind = "reconstruction"
-
+def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, monkeypatch):
     def run(self, view, challenges, generator):
         raise ZeroDivisionError("planted")
 
-
-def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, monkeypatch):
-    real = choice.load
-    monkeypatch.setattr(choice, "load", lambda group, name: Crashing if name == "crashing" else real(group, name))
-    small = {**SMALL, "attacks": ("crashing", "label_recovery"), "stages": ("init",)}
+    monkeypatch.setattr(IG, "run", run)
+    small = {**SMALL, "attacks": ("ig", "label_recovery"), "stages": ("init",)}
     found = evaluate(**small, out=tmp_path / "out", workers=1)
     failed = [r for r in found.records if r.status == "failed"]
     assert len(failed) == 3 and all("ZeroDivisionError: planted" in (r.reason or "") for r in failed)
@@ -182,14 +170,9 @@ def test_errors_that_are_not_finite_are_a_diverged_training(tmp_path):
 
 
 def test_a_single_test_example_has_an_error_and_no_interval():
-    class One:
-        """A federation whose model answers 1 and 3."""
-
-        def outputs(self, x):
-            return torch.tensor([[1.0, 3.0]], dtype=torch.float64).expand(len(x), 2)
-
     def square(n):
-        return mean_square(One(), SimpleNamespace(test=Data(torch.zeros(n, 4), torch.zeros(n, 2))))
+        answers = SimpleNamespace(outputs=lambda x: torch.tensor([[1.0, 3.0]]).double().expand(len(x), 2))
+        return mean_square(answers, SimpleNamespace(test=Data(torch.zeros(n, 4), torch.zeros(n, 2))))
 
     assert square(1) == (5.0, None, None)
     assert square(3) == (5.0, 5.0, 5.0)
@@ -229,8 +212,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(change, sentence, tmp_
     with pytest.raises(UsageError) as caught:
         evaluate(**{**TINY, **change}, out=tmp_path / "out")
     text = str(caught.value)
-    assert sentence in text, text
-    assert "\n" not in text
+    assert sentence in text and "\n" not in text, text
     assert not (tmp_path / "out").exists()
 
 

@@ -30,10 +30,6 @@ MODULES = ("sign_sgd", "row_ratio", "column_guess")
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
-def about(name):
-    return tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Return a folder in which the examples lie as pip would leave them; `tests/wheel_test.sh` has pip do it."""
@@ -41,7 +37,7 @@ def site(tmp_path_factory):
     for name in PACKAGES:
         source, built = EXAMPLES / name / "src", shutil.ignore_patterns("*.egg-info")
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=built)
-        told = about(name)
+        told = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
         info = folder / f"{told['name'].replace('-', '_')}-{told['version']}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n")
