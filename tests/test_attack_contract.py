@@ -125,8 +125,7 @@ def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question
 def test_every_kind_has_attacks_and_their_declarations_hold():
     assert {attack.kind for attack in ATTACKS.values()} == set(ATTACK_PROPERTIES)
     for name, attack in ATTACKS.items():
-        assert attack.name == name
-        assert attack.reference
+        assert attack.name == name and attack.reference
         assert set(attack.threats) <= set(THREATS)
         assert (attack.targets or set()) <= set(plugins("defenses"))
         assert attack.adaptive or attack.targets is None or attack.kind == "extraction"

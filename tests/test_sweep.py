@@ -289,11 +289,9 @@ def test_a_worker_resolves_what_it_is_sent_once(made, tmp_path):
     assert ids == [job.cells for job in jobs], "and means the same there"
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [({"defense": "dq"}, "no defense named 'dq'"), ({"attacks": ("adaptive_ppdl",)}, "built for")],
-)
-def test_what_needs_no_data_is_refused_before_any_are_read(change, sentence, made):
-    with pytest.raises(UsageError, match=sentence):
-        resolve(configure(**{**SMALL, **change}))
+def test_what_needs_no_data_is_refused_before_any_are_read(made):
+    wrong = {"no defense named 'dq'": {"defense": "dq"}, "built for": {"attacks": ("adaptive_ppdl",)}}
+    for sentence, change in wrong.items():
+        with pytest.raises(UsageError, match=sentence):
+            resolve(configure(**SMALL | change))
     assert made["partition"] == 0
