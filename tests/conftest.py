@@ -158,9 +158,7 @@ def deal(digits):
     def make(sizes, dtype=torch.float32):
         ends = [sum(sizes[: client + 1]) for client in range(len(sizes))]
         parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        return {
-            c: Data(digits.x[p].to(dtype, copy=True), digits.y[p].to(dtype, copy=True)) for c, p in enumerate(parts)
-        }
+        return {c: Data(*(t[p].to(dtype, copy=True) for t in (digits.x, digits.y))) for c, p in enumerate(parts)}
 
     return make
 

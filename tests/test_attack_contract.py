@@ -8,10 +8,9 @@ audit are asked below: one of an undefended federation that learns its few recor
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,6 @@ from ppbench.base.registry import load, plugins
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.federation.view import THREATS
-from ppbench.records.schema import Record
 from ppbench.run import evaluation
 from ppbench.run.choice import make_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, asked_of, duels
@@ -96,9 +94,8 @@ def apart(pytestconfig: pytest.Config) -> Iterator[None]:
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
         print(command[-1], file=worker.stdin, flush=True)
-        return SimpleNamespace(
-            returncode=int(worker.stdout.readline() != "done\n"), stderr="see what was written above"
-        )
+        done = worker.stdout.readline() == "done\n"
+        return SimpleNamespace(returncode=int(not done), stderr="see what was written above")
 
     with (
         Popen([sys.executable, "-c", WORKER], stdin=PIPE, stdout=PIPE, text=True) as worker,
@@ -128,8 +125,7 @@ def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question
 def test_every_kind_has_attacks_and_their_declarations_hold():
     assert {attack.kind for attack in ATTACKS.values()} == set(ATTACK_PROPERTIES)
     for name, attack in ATTACKS.items():
-        assert attack.name == name
-        assert attack.reference
+        assert attack.name == name and attack.reference
         assert set(attack.threats) <= set(THREATS)
         assert (attack.targets or set()) <= set(plugins("defenses"))
         assert attack.adaptive or attack.targets is None or attack.kind == "extraction"
@@ -170,10 +166,8 @@ def test_values_out_of_range_are_refused_by_name(name):
 
 
 def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent():
-    duel, public = (
-        Duel(ATTACKS["ggl"](), NoDefense(), DECIBELS["ggl"]),
-        Data(digits().x[600:1000], digits().y[600:1000]),
-    )
+    duel = Duel(ATTACKS["ggl"](), NoDefense(), DECIBELS["ggl"])
+    public = Data(digits().x[600:1000], digits().y[600:1000])
     decoder = duel.attack.prior(replace(duel.probe(1).view, public=public)).decoder
     draws = seeded(4)
 
@@ -211,17 +205,16 @@ ASKED: dict[str, Any] = {
     **{"attacks": tuple(AUDITS), "stages": ("audit",), "references": 8, "canaries": 30, "candidates": 40},
     **{"threats": ("server/1", "client/1")},
 }
-Found = Mapping[tuple[str, str, str], Record]
 
 
-def audited(out: Path, **changes: object) -> tuple[Record, ...]:
+def audited(out, **changes):
     """Return the records of an evaluation in this process that draws no page."""
     with patch.object(evaluation, "write_board"):
         return evaluation.evaluate(**{**ASKED, **changes}, out=out, workers=1).records
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory):
     """Return the records by defense, attack and threat."""
     records = audited(tmp_path_factory.mktemp("audit") / "out")
     return {(r.config.defense.id, r.config.attack.id, r.config.threat_model.id): r for r in records}

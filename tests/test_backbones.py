@@ -51,8 +51,7 @@ def test_it_has_fifty_layers_scalar_biases_and_a_multiplier_a_block():
     blocks = [m for m in model.modules() if isinstance(m, FixupBottleneck)]
     shifts = [m for m in model.modules() if isinstance(m, Shift)]
     assert (len(layers), len(blocks), len(shifts)) == (50, 16, 6 * 16 + 2)
-    assert all(shift.bias.numel() == 1 for shift in shifts)
-    assert all(block.scale.numel() == 1 for block in blocks)
+    assert {scalar.numel() for scalar in (*(s.bias for s in shifts), *(b.scale for b in blocks))} == {1}
 
 
 def test_initial_law():
@@ -144,13 +143,14 @@ def images(*lead: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.rand(*lead, *CIFAR, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
-def test_only_the_head_is_a_parameter():
+def test_only_the_head_is_a_parameter_and_no_channel_can_be_scaled():
     net = build(net_spec("frozen_backbone", (1, 8, 8), 10))  # a ResNet-18
     assert net.names == ("head.weight", "head.bias") == tuple(initial(net.spec, 0))
     assert (net.parameter_count, net.feature_count, net.head_bias, net.pixelwise) == (5_130, 512, True, False)
-    assert len(net.frozen) > 100
-    assert all(not value.is_meta for value in net.frozen.values())
+    assert len(net.frozen) > 100 and not any(value.is_meta for value in net.frozen.values())
     assert all(parameter.is_meta for parameter in net.module.parameters())
+    with pytest.raises(UsageError):
+        channels(spec())
 
 
 def test_features_are_those_of_the_original_network(original, saved):
@@ -238,12 +238,7 @@ BACKBONE = {"backbone": FROZEN}
         ("frozen_backbone", CIFAR, {"backbone": "resnet"}, "none of torchvision.models"),
         ("frozen_backbone", CIFAR, {"backbone": "squeezenet1_0"}, "does not end in a linear layer"),
         ("frozen_backbone", CIFAR, {"backbone": "vit_b_16"}, "cannot take images of 32x32"),
-        (
-            "frozen_backbone",
-            CIFAR,
-            BACKBONE | {"weights": "/nowhere/w.pth"},
-            "there is no file of weights /nowhere/w.pth",
-        ),
+        ("frozen_backbone", CIFAR, BACKBONE | {"weights": "/no/w.pth"}, "there is no file of weights /no/w.pth"),
         ("frozen_backbone", CIFAR, BACKBONE | {"backbone_seed": -1}, "backbone_seed must be a whole number"),
         ("frozen_backbone", (4, 32, 32), BACKBONE, "1 or 3 channels"),
         ("frozen_backbone", (43,), BACKBONE, "takes images"),
@@ -255,11 +250,6 @@ def test_bad_options_are_refused(model, shape, options, words):
     assert "\n" not in str(caught.value)
 
 
-def test_channels_of_a_frozen_network_are_not_scaled():
-    with pytest.raises(UsageError):
-        channels(spec())
-
-
 class Trap:
     """What unpickling would run."""
 
@@ -267,7 +257,7 @@ class Trap:
         return exec, ("raise SystemExit('code was run')",)
 
 
-def test_files_that_hold_something_else_are_refused(saved, tmp_path):
+def test_files_that_hold_something_else_are_refused_and_the_last_layer_may_be_left_out(original, saved, tmp_path):
     (tmp_path / "noise.safetensors").write_bytes(b"no tensors here")
     torch.save({"conv1.0.weight": Trap()}, tmp_path / "code.pth")
     torch.save([1, 2], tmp_path / "list.pth")
@@ -277,9 +267,6 @@ def test_files_that_hold_something_else_are_refused(saved, tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match="are not those of this backbone"):
         build(spec(weights=saved("w.pth"), backbone="resnet18"))
-
-
-def test_a_state_without_its_last_layer_will_do(original, tmp_path):
     state = {name: value for name, value in original.state_dict().items() if not name.startswith("fc.")}
     save_file(state, tmp_path / "w.safetensors")
-    assert build(spec(weights=str(tmp_path / "w.safetensors"))).feature_count == 1024
+    assert build(spec(weights=str(tmp_path / "w.safetensors"))).feature_count == 1024, "the last layer is not needed"

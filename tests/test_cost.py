@@ -3,21 +3,18 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from ppbench.base.errors import Overflow, UsageError
-from ppbench.base.tree import Tree, leaves
-from ppbench.federation.contract import Context, Defense, Job
-from ppbench.federation.engine import Federation
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.base.tree import leaves
+from ppbench.federation.contract import Defense
+from ppbench.federation.plan import Local
 from ppbench.nets.net import initial, net_spec
-from ppbench.records.schema import Cost, Record
+from ppbench.records.schema import Cost
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
 from ppbench.run import cost
@@ -29,8 +26,6 @@ from ppbench.testing.scene import same
 
 CPU = torch.device("cpu")
 MEGA = 2**20
-Federate = Callable[..., Federation]
-Make = Callable[..., Record]
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,8 @@ class Hoarder(Defense):
 
     name: ClassVar[str] = "hoarder"
 
-    def compute(self, plan: Plan, job: Job) -> Tree:
-        held: list[Tensor] = []
+    def compute(self, plan, job):
+        held = []
         for _ in range(self.megabytes):
             held = [*held, torch.zeros(MEGA // 4)] if self.at_once else [torch.zeros(MEGA // 4)]
         return {name: value * 0 + sum(h[0] for h in held) for name, value in job.start.items()}
@@ -56,27 +51,17 @@ class Counted(Defense):
     name: ClassVar[str] = "counted"
     did: ClassVar[list[str]] = []
 
-    def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
+    def prepare(self, *given):
         self.did.append("prepare")
-        return super().prepare(ctx, me, message, data)
+        return super().prepare(*given)
 
-    def compute(self, plan: Plan, job: Job) -> Tree:
+    def compute(self, *given):
         self.did.append("compute")
-        return super().compute(plan, job)
+        return super().compute(*given)
 
-    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
+    def upload(self, *given):
         self.did.append("upload")
-        return super().upload(ctx, me, result)
-
-
-@dataclass(frozen=True)
-class Outlier(Defense):
-    """Cannot represent what it would send."""
-
-    name: ClassVar[str] = "outlier"
-
-    def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        raise Overflow("too large")
+        return super().upload(*given)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -179,8 +164,12 @@ def test_of_two_steps_a_round_both_are_replayed(federate):
     client.act()
 
 
-def test_a_round_that_cannot_be_sent_costs_nothing_that_can_be_told(federate, plan):
-    assert cost.client_cost(federate(Outlier()), initial(plan.spec, 1)) == cost.ClientCost(None, None)
+def test_a_round_that_cannot_be_sent_costs_nothing_that_can_be_told(federate, plan, monkeypatch):
+    def upload(self, *given):
+        raise Overflow("too large")
+
+    monkeypatch.setattr(Counted, "upload", upload)
+    assert cost.client_cost(federate(Counted()), initial(plan.spec, 1)) == cost.ClientCost(None, None)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -226,9 +215,7 @@ def test_the_interval_of_the_median_is_by_order_statistics(count, bounds):
 
 
 # -- beside the records ----------------------------------------------------------------------------------------------
-TIME = ClientTime(
-    ratio=12.0, low=11.0, high=13.0, pairs=9, seconds=1.2, undefended_seconds=0.1, machine="x86_64", threads=1
-)
+TIME = ClientTime(ratio=12, low=11, high=13, pairs=9, seconds=1.2, undefended_seconds=0.1, machine="x", threads=1)
 
 
 def test_times_are_found_by_the_training_that_a_record_is_from(fabricate, tmp_path):
@@ -259,7 +246,7 @@ def test_times_that_cannot_be_kept_are_one_sentence(tmp_path):
 
 
 # -- ratios ----------------------------------------------------------------------------------------------------------
-def spent(record: Record, **figures: object) -> Record:
+def spent(record, **figures):
     return record.model_copy(update={"cost": record.cost.model_copy(update=figures)})
 
 
@@ -273,9 +260,8 @@ def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate):
     assert (of.up, of.down, of.memory) == (0.25, 1.0, 0.2)
     assert found[none.cell_id].up == found[none.cell_id].memory == 1.0
     assert found[lone.cell_id].up is None
-    assert (
-        ratios(Cost(bytes_up=1, bytes_down=1, bytes_setup=0), Cost(bytes_up=0, bytes_down=2, bytes_setup=0)).up is None
-    )
+    some, silent = (Cost(bytes_up=up, bytes_down=1, bytes_setup=0) for up in (1, 0))
+    assert ratios(some, silent).up is None
 
 
 def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):
@@ -284,8 +270,7 @@ def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):
     more = spent(fabricate("pbpfl", 2.0, "dlg", "reconstruction", bytes_up=400.0), memory_peak=20)
     said = cost_sentence("pbpfl", [none, mine], lambda record: TIME)
     assert said == "costs: up 0.31 of none's bytes, down 1.00; memory 0.20 of none's; time 12x (11-13x)"
-    assert cost_sentence("pbpfl", [none, mine, more]) == (
-        "costs: up 0.31-0.40 of none's bytes, down 1.00; memory 0.20 of none's"
-    )
+    both = cost_sentence("pbpfl", [none, mine, more])
+    assert both == "costs: up 0.31-0.40 of none's bytes, down 1.00; memory 0.20 of none's"
     assert cost_sentence("pbpfl", [none, spent(mine, memory_peak=None)]).endswith("down 1.00")
     assert cost_sentence("pbpfl", [mine]) == cost_sentence("spn", [none, mine]) == ""

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from ppbench import cli
 from ppbench.base import registry
-from ppbench.base.registry import plugins
+from ppbench.cli import app
 from ppbench.run import evaluation
 from ppbench.run.suite import load_suite
 from ppbench.testing import check_attack, check_defense
@@ -30,19 +30,14 @@ MODULES = ("sign_sgd", "row_ratio", "column_guess")
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
-def about(name):
-    return tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Return a folder in which the examples lie as pip would leave them; `tests/wheel_test.sh` has pip do it."""
     folder = tmp_path_factory.mktemp("site")
     for name in PACKAGES:
-        shutil.copytree(
-            EXAMPLES / name / "src", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.egg-info")
-        )
-        told = about(name)
+        source, built = EXAMPLES / name / "src", shutil.ignore_patterns("*.egg-info")
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=built)
+        told = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
         info = folder / f"{told['name'].replace('-', '_')}-{told['version']}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n")
@@ -63,17 +58,9 @@ def installed(site, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def ppbench(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["ppbench", *words])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert not stop.value.code
-
-
 @pytest.mark.usefixtures("installed")
-def test_installed_examples_are_listed_with_their_package(monkeypatch, capsys):
-    ppbench(monkeypatch, "list")
-    listed = capsys.readouterr().out
+def test_installed_examples_are_listed_with_their_package():
+    listed = CliRunner().invoke(app, ["list"]).stdout
     assert "sign_sgd         [ppbench-sign-sgd] Uploads one sign a parameter" in listed
     assert "row_ratio        [ppbench-row-ratio] Row i of dL/dW over dL/db_i" in listed
     assert "attribute        [ppbench-column-guess] Which value has one column" in listed
@@ -81,13 +68,14 @@ def test_installed_examples_are_listed_with_their_package(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_defense_is_evaluated_with_an_installed_attack(monkeypatch, capsys, tmp_path):
+def test_an_installed_defense_is_evaluated_with_an_installed_attack(monkeypatch, tmp_path):
     words = "--model mlp --grid 5 --clients 2 --rounds 1 --victims 4 --attack-batch 1 --stage init --workers 1"
     monkeypatch.setattr(evaluation, "write_board", lambda store: [])  # `tests/wheel_test.sh` draws it
-    out = ("--attack", "row_ratio", "--out", str(tmp_path / "out"))
-    ppbench(monkeypatch, "evaluate", "--defense", "sign_sgd", *words.split(), *out)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "The best attack (row_ratio) breaks the undefended model: 100% of images above 20 dB." in told
+    words = ["evaluate", "--defense", "sign_sgd", "--attack", "row_ratio", *words.split()]
+    told = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
+    assert told.exit_code == 0 and " ".join(told.stdout.split()).count(
+        "The best attack (row_ratio) breaks the undefended model: 100% of images above 20 dB."
+    )
 
 
 def test_a_question_touches_no_file_of_ours():
@@ -100,7 +88,7 @@ def test_a_question_touches_no_file_of_ours():
 def test_the_contracts_are_kept_without_being_installed(monkeypatch):
     for name in PACKAGES:
         monkeypatch.syspath_prepend(EXAMPLES / name / "src")
-    assert "sign_sgd" not in plugins("defenses") and "row_ratio" not in plugins("attacks")
+    assert "sign_sgd" not in registry.plugins("defenses") and "row_ratio" not in registry.plugins("attacks")
     found = check_defense(importlib.import_module("sign_sgd").SignSGD)
     assert [one.property for one in found] == list(DEFENSE_PROPERTIES)
     check_attack(importlib.import_module("row_ratio").RowRatio, decibels=60)
@@ -115,22 +103,19 @@ def test_the_examples_suite_is_one(tmp_path):
 
 
 WORKFLOW = yaml.safe_load((EXAMPLES / "ci/github-workflow.yml").read_text())
-
-
-def steps():
-    return [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 
 
 def test_the_workflow_sweeps_verifies_compares_and_accepts():
     """That these commands exist is asked of every document and workflow, in test_docs."""
-    lines = [shlex.split(line) for step in steps() for line in step.get("run", "").splitlines()]
+    lines = [shlex.split(line) for step in STEPS for line in step.get("run", "").splitlines()]
     told = [words[1] for words in lines if words[:1] == ["ppbench"]]
     assert told == ["sweep", "verify", "compare", "baseline"]
 
 
 def named(name):
     """Return the one step of the workflow with this name."""
-    (step,) = [step for step in steps() if step.get("name") == name]
+    (step,) = [step for step in STEPS if step.get("name") == name]
     return step
 
 
@@ -143,17 +128,17 @@ def runs(step, event, *, baseline):
 
 
 def test_the_workflow_keeps_results_of_the_same_code_only_and_always_keeps_the_page():
-    (cache,) = [step for step in steps() if "actions/cache@" in step.get("uses", "")]
+    (cache,) = [step for step in STEPS if "actions/cache@" in step.get("uses", "")]
     (key,) = re.findall(r"hashFiles\((.*?)\)", cache["with"]["key"])
     assert re.findall(r"'(.*?)'", key) == ["src/**", "pyproject.toml", "requirements*.txt", "installed.txt"]
     assert "restore-keys" not in cache["with"]
-    (kept,) = [step for step in steps() if "upload-artifact@" in step.get("uses", "")]
+    (kept,) = [step for step in STEPS if "upload-artifact@" in step.get("uses", "")]
     assert kept["if"] == "always()" and "results/*.html" in kept["with"]["path"]
     assert WORKFLOW["permissions"] == {"contents": "read"}
 
 
 def test_installed_versions_are_written_after_the_installation_and_before_the_key_is_made(tmp_path):
-    names = [step.get("name", step.get("uses")) for step in steps()]
+    names = [step.get("name", step.get("uses")) for step in STEPS]
     order = ["Install ppbench and the defense", "Versions of Python and of all packages", "Results of the same code"]
     assert [name for name in names if name in order] == order and names.index("Sweep") > names.index(order[-1])
     script = str(named(order[1])["run"]).replace("python -", f"{shlex.quote(sys.executable)} -")
@@ -174,27 +159,27 @@ def test_installed_versions_are_written_after_the_installation_and_before_the_ke
     ],
 )
 def test_a_pull_request_is_compared_or_fails_and_main_makes_the_first_baseline(event, baseline, told):
-    conditional = [step for step in steps() if "if" in step and step["if"] != "always()"]
+    conditional = [step for step in STEPS if "if" in step and step["if"] != "always()"]
     assert [step["name"] for step in conditional if runs(step, event, baseline=baseline)] == told
 
 
 def test_a_missing_baseline_fails_the_pull_request_before_anything_is_computed(tmp_path):
-    names = [step.get("name") for step in steps()]
+    names = [step.get("name") for step in STEPS]
     step = named("A pull request has a baseline")
     assert names.index(step["name"]) < names.index("Sweep")
     done = subprocess.run(["bash", "-e", "-c", step["run"]], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1 and done.stdout.startswith("::error::baseline/ppbench.json is missing; ")
-    assert not [step for step in steps() if "continue-on-error" in step]
+    assert not [step for step in STEPS if "continue-on-error" in step]
 
 
 def test_no_text_of_a_user_becomes_shell_code_and_actions_are_named_with_their_version():
-    assert not [step for step in steps() if "${{" in step.get("run", "")]
-    uses = [step["uses"] for step in steps() if "uses" in step]
+    assert not [step for step in STEPS if "${{" in step.get("run", "")]
+    uses = [step["uses"] for step in STEPS if "uses" in step]
     assert uses and all("@v" in name for name in uses)
 
 
 # -- `benchmarks/gpu.sh`: it refuses a machine without a GPU in one sentence, and keeps its time on any ---------------
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture(scope="module")
@@ -228,10 +213,9 @@ def test_the_page_counts_cells_and_the_archive_holds_records_without_caches(gpu,
     (out / "suite" / "records").mkdir(parents=True)
     (out / "suite" / "cache").mkdir()
     (out / "suite" / "cache" / "state.safetensors").write_bytes(b"0")
-    for place, (status, reason) in enumerate(
-        [("complete", None), ("failed", "two devices"), ("failed", "two devices")]
-    ):
-        (out / "suite" / "records" / f"{place}.json").write_text(json.dumps({"status": status, "reason": reason}))
+    records = [{"status": "complete", "reason": None}, *[{"status": "failed", "reason": "two devices"}] * 2]
+    for place, record in enumerate(records):
+        (out / "suite" / "records" / f"{place}.json").write_text(json.dumps(record))
     (out / "bench_a.json").write_text(json.dumps({"benchmarks": [{"name": "t", "extra_info": {"ratio": 2.5}}]}))
     (out / "bench_b.json").write_text("")
     text = gpu.page({}, [], out)

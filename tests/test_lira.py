@@ -31,7 +31,6 @@ SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 BASE, COUNT, RUNS = 80, 160, 16
 ATTACKS: list[type[AuditAttack]] = [LiRA, OfflineLiRA, RMIA, OfflineRMIA]
 each_attack = pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
-each_loss = pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class Audit:
 
     def ask(self, attack: AuditAttack, runs: int = RUNS, view: View | None = None, seed: int = 0) -> Guess:
         (guess,) = attack.run(view or self.view, [self.challenge(runs)], seeded(seed))
-        assert guess.score.dtype == torch.float64
-        assert guess.score.shape == guess.decision.shape == (COUNT,)
+        assert guess.score.dtype == torch.float64 and guess.score.shape == guess.decision.shape == (COUNT,)
         assert bool(guess.score.isfinite().all())
         return guess
 
@@ -113,7 +111,7 @@ CANARIES, AVERAGE = slice(COUNT // 2, COUNT), slice(0, COUNT // 2)
 
 # -- leaks and nulls -------------------------------------------------------------------------------------------------
 @each_attack
-@each_loss
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
 def test_planted_leak_canaries_learned_by_heart_are_found(attack, loss, audits):
     a = audits[loss]
     guess = a.ask(attack())
@@ -223,8 +221,7 @@ def test_offline_must_be_one_sided():
     one = roc_auc_score(member, one_sided(target, signal, keep, 4.0))
     outside = World.of(signal, ~keep)
     both = ((target - outside.mean).square() / outside.variance(outside.pooled, 4.0))[0]
-    assert one > roc_auc_score(member, both) + 0.1
-    assert one > 0.7
+    assert one > max(roc_auc_score(member, both) + 0.1, 0.7)
 
 
 # -- augmentations ---------------------------------------------------------------------------------------------------
@@ -232,8 +229,7 @@ def test_augmentations_count_by_what_references_show_of_them():
     _, signal, keep, _ = planted(2, 16, 500, shift=2.0)
     noise = torch.randn(signal.shape, generator=seeded(3), dtype=torch.float64)
     found = strengths(torch.cat([signal, noise], 1), keep)
-    assert float(found[0]) > 0.95
-    assert float(found.sum()) == pytest.approx(1)
+    assert float(found[0]) > 0.95 and float(found.sum()) == pytest.approx(1)
     twins = strengths(torch.cat([signal, signal * 3 + 1], 1), keep)
     assert twins.tolist() == pytest.approx([0.5, 0.5])
     assert strengths(torch.zeros(4, 3, 5).double(), keep[:4, :5]).tolist() == pytest.approx([1 / 3] * 3)

@@ -113,28 +113,18 @@ def replaced(path: Path, old: str, new: str) -> None:
 def entered(tree: Path, words: list[str], line: str) -> None:
     """Add a line of entry point under the group that a row names."""
     group = only(words, r"ppbench\.\w+")
-    replaced(
-        tree / only(words, r"pyproject\.toml"),
-        f'[project.entry-points."{group}"]\n',
-        f'[project.entry-points."{group}"]\n{line}\n',
-    )
+    head = f'[project.entry-points."{group}"]\n'
+    replaced(tree / only(words, r"pyproject\.toml"), head, f"{head}{line}\n")
 
 
 def add_defense(tree: Path) -> None:
     (file,), more = recipe("a defense")
     target = tree / file.replace("x.py", "sign_sgd.py")
     shutil.copy(EXAMPLES / "my_defense/src/sign_sgd/__init__.py", target)
-    replaced(
-        target,
-        "    paper: ClassVar",
-        '    claimed: ClassVar[tuple[Claim, ...]] = paper("bernstein2018").claims("sign_sgd")\n    paper: ClassVar',
-    )
-    replaced(
-        target,
-        "from ppbench import Defense\n",
-        "from ppbench import Defense\nfrom ppbench.defenses.claims import paper\n"
-        "from ppbench.federation.contract import Claim\n",
-    )
+    claimed = '    claimed: ClassVar[tuple[Claim, ...]] = paper("bernstein2018").claims("sign_sgd")\n'
+    imports = "from ppbench.defenses.claims import paper\nfrom ppbench.federation.contract import Claim\n"
+    replaced(target, "    paper: ClassVar", f"{claimed}    paper: ClassVar")
+    replaced(target, "from ppbench import Defense\n", f"from ppbench import Defense\n{imports}")
     entered(tree, more, 'sign_sgd = "ppbench.defenses.sign_sgd:SignSGD"')
     (tree / only(more, r".*claims/x\.toml").replace("x.toml", "bernstein2018.toml")).write_text(CLAIMS)
 
@@ -162,11 +152,8 @@ def add_metric(tree: Path) -> None:
     assert f"def {only(more, 'metrics')}(" in question.read_text()
     head = "from ppbench.questions.base import"
     replaced(question, head, f"from ppbench.metrics.missed import missed\n{head}")
-    replaced(
-        question,
-        '\n        return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False)]\n',
-        REPORTED,
-    )
+    alone = '\n        return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False)]\n'
+    replaced(question, alone, REPORTED)
 
 
 def add_column(tree: Path) -> None:
@@ -191,9 +178,8 @@ def add_chart(tree: Path) -> None:
     drawn = "tuple(drawings.chart(curve) for curve in curves(board, about(board.setting)))"
     replaced(page, drawn, f'(*{drawn}, drawings.chart(Counts("planted", len(board.entries))))')
     named = "    for ppc in ppcs(board, known):\n        yield f"
-    replaced(
-        folder, named, f'    yield f"planted {{board.setting.kind}}", Counts("planted", len(board.entries))\n{named}'
-    )
+    own = '    yield f"planted {board.setting.kind}", Counts("planted", len(board.entries))\n'
+    replaced(folder, named, own + named)
 
 
 ADDED = (add_defense, add_attack, add_question, add_metric, add_column, add_chart)
@@ -202,11 +188,9 @@ ADDED = (add_defense, add_attack, add_question, add_metric, add_column, add_char
 def described(tree: Path) -> None:
     """Write what an installer writes: which entry points pyproject.toml names."""
     project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
-    lines = [
-        line
-        for group, entries in project["entry-points"].items()
-        for line in (f"[{group}]", *map(" = ".join, entries.items()))
-    ]
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *map(" = ".join, entries.items())]
     (tree / "ppbench.egg-info").mkdir()
     (tree / "ppbench.egg-info/entry_points.txt").write_text("\n".join(lines))
     (tree / "ppbench.egg-info/PKG-INFO").write_text("Metadata-Version: 2.1\nName: ppbench\nVersion: 0.0\n")

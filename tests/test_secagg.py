@@ -1,6 +1,7 @@
 """Keys of pairs: masks, streams, fixed point, set-up; keys shared with the server: a defense that shuffles by them."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -86,14 +87,10 @@ def test_both_ends_of_a_pair_derive_equal_words_and_no_other_pair_does():
 
 def test_session_round_and_purpose_each_change_the_stream_and_nothing_else_does():
     keys, _ = agreed(complete(3))
-    settings_ = [
-        (session, round_, purpose)
-        for session in ("real", "probe-0", "probe-1", "probe-10", "observed")
-        for round_ in (1, 2, 10, 11)
-        for purpose in ("g", "sigma", "beta")
-    ]
-    words = [secagg.stream(keys[0], context(0, r, s), 1, p, 16) for s, r, p in settings_]
-    assert len({tuple(w.tolist()) for w in words}) == len(settings_)
+    sessions, rounds = ("real", "probe-0", "probe-1", "probe-10", "observed"), (1, 2, 10, 11)
+    asked = list(product(sessions, rounds, ("g", "sigma", "beta")))
+    words = [secagg.stream(keys[0], context(0, r, s), 1, p, 16) for s, r, p in asked]
+    assert len({tuple(w.tolist()) for w in words}) == len(asked)
     single = torch.stack(words).flatten()
     assert len(set(single.tolist())) == single.numel(), "not one word comes twice"
     again = secagg.stream(keys[0], context(0, 1, "real"), 1, "g", 32)
@@ -194,16 +191,14 @@ def test_a_public_key_that_forces_a_known_secret_is_refused_by_its_owner(key):
     assert secagg.agree(keys[0], 0, replace(bad, graph=apart)).shared.shape == (3, 32)
 
 
-def answered(answers: dict[int, object]) -> None:
-    server = Server({}, (), torch.zeros(3, dtype=torch.int64), ())
-    coroutine = secagg.setup(context(-1), server, range(3), complete(3))
-    next(coroutine)
-    coroutine.send(answers)  # type: ignore[arg-type]
-
-
 def test_a_set_up_without_everybodys_key_is_refused_by_name():
+    def answered(answers):
+        coroutine = secagg.setup(context(-1), Server({}, (), torch.zeros(3).long(), ()), range(3), complete(3))
+        next(coroutine)
+        coroutine.send(answers)
+
     good = {c: secagg.announce(secagg.new_private(context(c)), 5) for c in range(3)}
-    answered(dict(good))
+    answered(good)
     with pytest.raises(ProtocolError, match=r"^Client 1 did not answer set-up"):
         answered({c: good[c] for c in (0, 2)})
     with pytest.raises(ProtocolError, match=r"^Client 2 answered set-up with Hello, not Announce\.$"):
@@ -294,14 +289,10 @@ def test_what_the_server_undoes_trains_to_the_undefended_model_bit_for_bit(feder
     assert not isinstance(defense, ShuffledAndCounted) or run.parties.server.own.rounds == rounds
 
 
-def test_set_up_costs_a_public_key_each_way_and_nothing_else(federate, plan):
-    run = federate(Shuffled())
-    assert (run.setup_up, run.setup_down) == (plan.clients * (8 + 32), plan.clients * 32)
-
-
 # -- who has which words ---------------------------------------------------------------------------------------------
-def test_both_ends_derive_the_same_words_and_no_other_party_session_round_or_purpose_gives_them(federate):
+def test_both_ends_derive_the_same_words_and_no_other_party_session_round_or_purpose_gives_them(federate, plan):
     run = federate(Shuffled())
+    assert (run.setup_up, run.setup_down) == (plan.clients * (8 + 32), plan.clients * 32), "a public key each way"
     server, clients = keys(run)
     assert server.shared.shape == (4, 32) and torch.equal(server.shared, torch.stack([c.shared for c in clients]))
     here = Context(run.plan, 2, "real", 1, Seeds(0).generator("words"))
@@ -354,7 +345,7 @@ def test_the_battery_passes_it_and_finds_a_key_that_is_sent_along():
 
 
 # -- answers that are none -------------------------------------------------------------------------------------------
-def test_the_server_refuses_what_is_no_key(federate):
+def test_the_server_and_a_client_refuse_what_is_no_key(federate, shards):
     run = federate(Shuffled())
     ctx = Context(run.plan, 0, "real", -1, Seeds(0).generator("set-up"))
     good = {c: secagg.announce(keys_of(state).private, 5) for c, state in enumerate(run.parties.clients)}
@@ -365,10 +356,6 @@ def test_the_server_refuses_what_is_no_key(federate):
         assert isinstance(next(coroutine).out[0], Offer)
         with pytest.raises(ProtocolError, match=f"Client 0 {words}"):
             coroutine.send({**good, 0: answer})
-
-
-def test_a_client_refuses_a_server_key_that_is_none(federate, shards):
-    run = federate(Shuffled())
-    ctx = Context(run.plan, 0, "real", 0, Seeds(0).generator("set-up"))
+    ctx = replace(ctx, party=0)
     with pytest.raises(ProtocolError, match="The server sent a public key that gives no shared secret"):
         run.defense.reply(ctx, run.parties.clients[0], Offer(torch.zeros(32, dtype=torch.uint8)), (), shards[0])

@@ -1,5 +1,6 @@
-"""Sweeps: what they plan, compute once, find again, keep of failures, and say at the end."""
+"""Sweeps: what they plan, compute once, find again, keep of failures, say at the end; what is resolved but once."""
 
+import pickle
 import warnings
 from collections import Counter
 
@@ -10,7 +11,14 @@ from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.federation.engine import Federation
 from ppbench.records import sources
+from ppbench.run import choice, experiment, task
+from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
+from ppbench.run.experiment import resolve
+from ppbench.run.jobs import Job
+from ppbench.run.schedule import wanted
+from ppbench.run.selftest import selftest
+from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan, sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -51,7 +59,7 @@ class Heard:
     """Progress that is written down."""
 
     def __init__(self) -> None:
-        self.expected, self.done, self.cells = Counter[str](), Counter[str](), Counter[str]()
+        self.expected, self.done, self.cells = Counter(), Counter(), Counter()
 
     def expect(self, phase: str, steps: int) -> None:
         self.expected[phase] += steps
@@ -80,10 +88,9 @@ def test_every_cell_once_and_controls_shared(swept):
     found, heard = swept
     ids = [r.cell_id for r in found.records]
     assert len(set(ids)) == len(ids) == found.computed == heard.cells["complete"]
-    points = Counter(
-        (r.config.defense.id, r.config.defense.control and r.config.defense.control.value) for r in found.records
-    )
-    assert set(points) == {("none", None), ("full_noise", None), ("dp", 0.001), ("dp", 0.1), ("dp_sgd", 1.0)}
+    defenses = [r.config.defense for r in found.records]
+    points = {(d.id, d.control and d.control.value) for d in defenses}
+    assert points == {("none", None), ("full_noise", None), ("dp", 0.001), ("dp", 0.1), ("dp_sgd", 1.0)}
     assert len(list((found.out / "cache").iterdir())) == len(points)  # one training each, for both evaluations
     assert heard.expected == heard.done
     assert heard.done["training"] == 2 * len(points) and heard.done["attacking"] == len(ids)
@@ -115,7 +122,7 @@ def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept, tmp_path)
     alone = evaluate(config, out=tmp_path / "a", workers=1)
 
     def key(record):
-        return record.config.model_copy(update={"suite": "", "suite_digest": ""}).cell_id()  # type: ignore[attr-defined]
+        return record.config.model_copy(update={"suite": "", "suite_digest": ""}).cell_id()
 
     mine = {key(r): r for r in found.records}
     assert len(alone.records) > 5
@@ -180,7 +187,7 @@ def broken(monkeypatch):
     def breaking(self, *arguments, **options):
         if self.defense.name == "dp" and getattr(self.defense, "sigma", 0) == 0.1:
             raise ZeroDivisionError("planted")
-        return run(self, *arguments, **options)  # type: ignore[arg-type]
+        return run(self, *arguments, **options)
 
     monkeypatch.setattr(Federation, "run", breaking)
     return monkeypatch
@@ -216,3 +223,75 @@ def test_bad_options_are_one_sentence_and_write_nothing(tiny, tmp_path, options,
     result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), *options])
     assert isinstance(result.exception, UsageError) and sentence in str(result.exception)
     assert not out.exists()
+
+
+# -- a configuration is resolved once: one task, one list of points and of attacks, in every process ------------------
+SMALL = {
+    **{"defense": "dp", "grid": (0.1, 1.0), "model": "mlp", "attacks": ("analytic", "mia_loss"), "victims": 2},
+    **{"clients": 2, "train": 60, "rounds": 1, "candidates": 40, "attack_batch": (1,), "canaries": 10},
+    "stages": ("init", "final", "audit"),
+}
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Count what is made from here on, wherever it is asked for."""
+    selftest()  # has a task of its own, once a process
+    task.task_of.cache_clear()
+    counts = Counter()
+
+    def counted(module, name):
+        real = getattr(module, name)
+
+        def call(*args, **options):
+            counts[name] += 1
+            return real(*args, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(task, "partition")  # once a task
+    counted(experiment, "points")
+    counted(experiment, "attacks")
+    counted(choice, "make_defense")
+    counted(choice, "make_attack")
+    return counts
+
+
+def test_an_evaluation_resolves_its_configuration_once(made, tmp_path):
+    found = evaluate(**SMALL, out=tmp_path / "out", workers=1)
+    assert len(found.records) == 4 * 4, "four points; probes twice, records twice"
+    assert made == {
+        **{"partition": 1, "points": 1, "attacks": 1},
+        "make_defense": 1 + 2 + 2,  # the defense as it is set, its grid, the controls
+        "make_attack": 2 + 3,  # those asked, and those that the preset sets parameters of
+    }
+
+
+def test_a_sweep_resolves_each_evaluation_once(made, tmp_path):
+    (tmp_path / "s.toml").write_text(TINY.replace("version = 1", "version = 1\nseeds = [0, 1]"))
+    suite = load_suite(tmp_path / "s.toml")
+    made["make_attack"] = 0  # the suite asks which of its attacks are built for which defense
+    sweep(suite, out=tmp_path / "out", only={"defense": ["dp_sgd"], "stage": ["init"]}, engine="inline")
+    assert made == {"partition": 2, "points": 4, "attacks": 4, "make_defense": 2 * (5 + 4), "make_attack": 0}
+
+
+def test_a_worker_resolves_what_it_is_sent_once(made, tmp_path):
+    """Jobs travel as their configuration: no task, no point and no attack goes between processes."""
+    there = resolve(configure(**SMALL))
+    jobs = [Job(there, tmp_path, w.group.point, w.group, tuple(c.id for c in w.cells)) for w in wanted([there])]
+    made.clear()
+    sent = [pickle.dumps(job) for job in jobs]
+    assert len(jobs) == 16 and max(map(len, sent)) < 4000
+    here = [pickle.loads(text) for text in sent]
+    assert {id(job.experiment) for job in here} == {id(here[0].experiment)} and here[0].experiment is not there
+    assert made["points"] == made["attacks"] == 1
+    ids = [tuple(c.id for c in w.cells) for w in wanted([here[0].experiment])]
+    assert ids == [job.cells for job in jobs], "and means the same there"
+
+
+def test_what_needs_no_data_is_refused_before_any_are_read(made):
+    wrong = {"no defense named 'dq'": {"defense": "dq"}, "built for": {"attacks": ("adaptive_ppdl",)}}
+    for sentence, change in wrong.items():
+        with pytest.raises(UsageError, match=sentence):
+            resolve(configure(**SMALL | change))
+    assert made["partition"] == 0
