@@ -14,9 +14,10 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import SERVER, Slot
+from ppbench.nets.net import net_spec
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, ask
-from ppbench.testing.scene import Trial, plan_for, victims_of
+from ppbench.testing.scene import CLASSES, SHAPE, Trial, plan_for, victims_of
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.distribution == "ppbench"]
 UNFIT = {"pbpfl_ext", "mpdp", "mpdp_h", "fedpc"}  # for clients in turn: what cancels in a sum needs them all at once
@@ -33,12 +34,13 @@ def make(name: str) -> Defense:
 
 @dataclass(frozen=True)
 class FewClients(Trial):
-    """The battery's federation with at most five clients: what twenty do, five do in a fraction of the time."""
+    """The battery's federation with at most four clients, two steps a round and two convolutions: as much, sooner."""
 
     @property
     def plan(self) -> Plan:
         own = super().plan
-        return replace(own, clients=min(own.clients, 4), local=replace(own.local, batch=24))
+        spec = net_spec("dlnet", SHAPE, CLASSES, {"nconv": 2}) if own.spec.model == "dlnet" else own.spec
+        return replace(own, spec=spec, clients=min(own.clients, 4), local=replace(own.local, batch=24))
 
 
 def federate(defense: Defense, **changes: Any) -> Federation:
