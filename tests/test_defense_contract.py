@@ -14,10 +14,9 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.net import net_spec
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, ask
-from ppbench.testing.scene import CLASSES, SHAPE, Trial, plan_for, victims_of
+from ppbench.testing.scene import Trial, plan_for, victims_of
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.distribution == "ppbench"]
 UNFIT = {"pbpfl_ext", "mpdp", "mpdp_h", "fedpc"}  # for clients in turn: what cancels in a sum needs them all at once
@@ -34,13 +33,12 @@ def make(name: str) -> Defense:
 
 @dataclass(frozen=True)
 class FewClients(Trial):
-    """The battery's federation with at most four clients, two steps a round and two convolutions: as much, sooner."""
+    """The battery's federation with at most four clients and two steps a round: as much, sooner."""
 
     @property
     def plan(self) -> Plan:
         own = super().plan
-        spec = net_spec("dlnet", SHAPE, CLASSES, {"nconv": 2}) if own.spec.model == "dlnet" else own.spec
-        return replace(own, spec=spec, clients=min(own.clients, 4), local=replace(own.local, batch=24))
+        return replace(own, clients=min(own.clients, 4), local=replace(own.local, batch=24))
 
 
 def federate(defense: Defense, **changes: Any) -> Federation:

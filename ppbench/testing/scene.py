@@ -45,8 +45,8 @@ def digits() -> Data:
 
 
 def base_plan() -> Plan:
-    """Return the plan of a defense that asks for no other: DLNet, Adam, batches of 16."""
-    return Plan(net_spec("dlnet", SHAPE, CLASSES), CLIENTS, Local(batch=16))
+    """Return the plan of a defense that asks for no other: DLNet of two convolutions, Adam, batches of 16."""
+    return Plan(net_spec("dlnet", SHAPE, CLASSES, {"nconv": 2}), CLIENTS, Local(batch=16))
 
 
 def plan_for(defense: Defense, plan: Plan) -> Plan:
