@@ -54,7 +54,8 @@ def small(defense: str, **options: object) -> EvaluateConfig:
         **dict(train=40, public=0.1, clients=4, rounds=1, decay_at=(), batch_size=8),
         **dict(victims=2, attack_batch=(2,), candidates=8, references=2, canaries=2),
     )
-    return configure("quick", **{**base, **options})
+    found = configure("quick", **{**base, **options})
+    return found.model_copy(update={"model_options": {"nconv": 2}}) if found.model == "dlnet" else found
 
 
 def met(defense: str, attack: Attack, threat: str) -> bool:
