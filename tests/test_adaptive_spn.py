@@ -108,7 +108,7 @@ def test_a_batch_of_distinct_labels_gives_every_feature(batch):
         # weights stay float32 in the message; the client computed with the same numbers in float64
         found = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
         assert found.exact
-        assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-8
+        assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-7
 
 
 def test_batches_too_large_or_noisy_fall_back_to_the_class_means():

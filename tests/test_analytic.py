@@ -243,7 +243,7 @@ def test_the_direction_is_that_of_a_singular_vector_also_with_hidden_entries(see
 @pytest.mark.parametrize("bias", [True, False])
 def test_entries_that_were_not_sent_or_are_not_finite_are_left_out(bias):
     x = digits(1)
-    plan = plan_of(x, "squared", hidden="64", bias=bias)
+    plan = plan_of(x, "squared", hidden="256", bias=bias)
     params, observed = gradient_of(plan, x, torch.float64)
     g = seeded()
     weight = {n: (torch.rand(v.shape, generator=g) < 0.4).double() for n, v in observed.items()}
@@ -281,7 +281,7 @@ def test_noise_is_averaged_over_the_units(bias):
         _, observed = gradient_of(plan, x, torch.float64)
         size = float(observed["features.1.weight"].square().mean().sqrt())
         found.append([psnr(invert(plan, x, noise=share * size).x, x) for share in (0.1, 0.2)])
-    assert min(wide - narrow for narrow, wide in zip(*found, strict=True)) > 5
+    assert min(wide - narrow for narrow, wide in zip(*found, strict=True)) > 4
     assert min(found[0]) > 20
 
 

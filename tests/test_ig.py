@@ -122,7 +122,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert guess.evaluations == 90
         assert len(guess.others) == 2
         assert all(other.shape == guess.x.shape and not torch.equal(other, guess.x) for other in guess.others)
-        assert guess.confidence <= single.confidence  # the first of the starts is the same
+        assert guess.confidence <= 1.0001 * single.confidence  # the first of the starts is the same, but for rounding
         counts = [count for count, _ in guess.path]
         assert counts == sorted(set(counts))
         assert counts[-1] == 90
