@@ -43,7 +43,7 @@ rm -rf my_*/build my_*/src/*.egg-info
 "$work/venv/bin/ppbench" list | grep -F "row_ratio        [ppbench-row-ratio]"
 "$work/venv/bin/ppbench" list | grep -F "attribute        [ppbench-column-guess]"
 "$work/venv/bin/ppbench" evaluate --defense sign_sgd --model mlp --grid 5 --rounds 1 --clients 2 --victims 4 --attack-batch 1 \
-  --stage init --attack row_ratio --workers 1 --out theirs
+  --stage init --attack row_ratio --workers 2 --out theirs
 "$work/venv/bin/ppbench" verify theirs
 (cd my_attack && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider)
 (cd my_question && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider)
