@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -119,9 +119,9 @@ def check(experiment: Experiment) -> None:
     if any(group.stage == "audit" for group in every):
         populate(experiment)
     drawn: dict[Hashable, Group] = {}
-    for group in (g for g in every if g.stage != "audit"):  # victims are the same at every control value
+    for group in (g for g in every if g.stage != "audit"):  # victims are the same at every point and stage
         defense = experiment.points[group.point].defense
-        drawn.setdefault((group.records, group.threat, group.batch, group.role, defense.sums, defense.roles), group)
+        drawn.setdefault((replace(group, point=0, stage="init"), defense.sums, len(defense.roles)), group)
     for group in drawn.values():
         _check_victims(experiment, group)
 

@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load, plugins
@@ -39,8 +37,8 @@ UPLOADS: Asked = {
     **{f"survives_{poison}": partial(gradients.survives_poison, poison=poison) for poison in POISONS},
     "poison_harms_no_other": gradients.poison_harms_no_other,
     "answers_without_mail": gradients.answers_without_mail,
-    "survives_black_images": partial(gradients.survives_constant_images, tone=torch.zeros_like),
-    "survives_white_images": partial(gradients.survives_constant_images, tone=torch.ones_like),
+    "survives_black_images": partial(gradients.survives_constant_images, level=0.0),
+    "survives_white_images": partial(gradients.survives_constant_images, level=1.0),
     "guesses_the_same_from_disk": gradients.guesses_the_same_from_disk,
 }
 ABSENCES = (*POISONS, records.ABSENT)

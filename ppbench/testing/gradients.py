@@ -18,7 +18,7 @@ from ppbench.metrics.labels import multiset_hits
 from ppbench.questions.base import question_of
 from ppbench.questions.labels import score_labels
 from ppbench.testing.findings import NotAsked
-from ppbench.testing.scene import Change, digits, folder, installed
+from ppbench.testing.scene import digits, folder, installed
 from ppbench.testing.worlds import (
     LEVEL,
     POISONS,
@@ -198,11 +198,11 @@ def answers_without_mail(duel: Duel) -> Iterator[str]:
         yield "no challenge gives a guess; give one a challenge"
 
 
-def survives_constant_images(duel: Duel, tone: Change) -> Iterator[str]:
+def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
     """Ask whether victims of one tone are answered, with a PSNR between 0 and 100 dB."""
     attack = duel.quick(FEW)
     for batch in (1, 2):
-        world = duel.probe(2 * batch, batch, pictures=tone)
+        world = duel.probe(2 * batch, batch, pictures=lambda x: torch.full_like(x, level))
         guesses = world.answers(attack)
         wrong = list(malformed(world, guesses, attack))
         yield from wrong

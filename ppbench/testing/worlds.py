@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 
 import torch
 from scipy import stats
@@ -103,6 +101,13 @@ class Duel:
             return replace(plan, spec=net_spec("mlp", plan.spec.shape, plan.spec.classes))
         return plan
 
+    def federate(self) -> Federation:
+        """Return a started federation; the last client has fewer examples where the defense allows it."""
+        own = self.plan_on(base_plan())
+        federation = Federation(self.defense, own, shards_for(self.defense, own), Seeds(0))
+        federation.start(initial(own.spec, 1))
+        return federation
+
     def quick(self, budget: int = 40) -> Attack:
         """Return the attack with every budget that it has set to `budget`."""
         return replace(self.attack, **dict.fromkeys(self.limits, budget))
@@ -114,28 +119,13 @@ class Duel:
 
     def probe(self, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None) -> World:
         """Return what `threat` sees of `count` victims, whose images `pictures` may replace, with public noise."""
-        made = probed if isinstance(self.defense, Hashable) else probed.__wrapped__
-        run, shared = made(self.defense, self.plan_on(base_plan()), count, batch, threat, pictures)
-        view, victims = deepcopy(shared)  # attacks under test may write on what they are handed
+        run = self.federate()
+        victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
+        if pictures is not None:
+            victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
+        view = replace(run.probe(victims.data).view(threat, own=victims.own), public=noise_pictures())
         inquiry = question_of(self.attack.kind).of_probe(Probe(self.attack, view, victims, Seeds(0), digits()))
         return World(view, inquiry.challenges, victims, run)
-
-
-@lru_cache(maxsize=64)
-def probed(
-    defense: Defense, plan: Plan, count: int, batch: int, threat: str, pictures: Change | None
-) -> tuple[Federation, tuple[View, Victims]]:
-    """Return a federation, whose last client has fewer examples where the defense allows it, and a probe of it.
-
-    Made once for all attacks that ask for the same; see `Duel.probe`.
-    """
-    run = Federation(defense, plan, shards_for(defense, plan), Seeds(0))
-    run.start(initial(plan.spec, 1))
-    victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
-    if pictures is not None:
-        victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
-    view = run.probe(victims.data).view(threat, own=victims.own)
-    return run, (replace(view, public=noise_pictures()), victims)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
