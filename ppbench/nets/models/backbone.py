@@ -76,7 +76,7 @@ def _network(backbone: str, seed: int) -> nn.Module:
     if backbone not in known:
         raise ValueError(f"backbone {backbone!r} is none of torchvision.models, such as mobilenet_v3_small or resnet18")
     with torch.random.fork_rng(devices=[]):  # the head's draws must not depend on what the backbone drew
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         made: nn.Module = models.get_model(backbone, weights=None)
     return made
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from markupsafe import Markup
 
 from ppbench.base.errors import UsageError
+from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.cap import caps
 from ppbench.report.frame import Frame, frame_of
@@ -21,7 +22,7 @@ from ppbench.report.page.cells import cells_of
 from ppbench.report.page.costs import TimesOf, costs
 from ppbench.report.page.curves import curves
 from ppbench.report.page.drawings import Drawings
-from ppbench.report.page.entries import Board, knowing
+from ppbench.report.page.entries import Board, adaptive, knowing
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.overview import overviews
@@ -73,7 +74,9 @@ class Page:
         told = judged(frame, self.sound) if self.evaluations is None else self.evaluations
         glance = overviews(found, told, table)
         groups = dict.fromkeys(s.group for s in sections)
-        return template(known).render(
+        return template().render(
+            titles={name: title for question in questions().values() for name, title in question.figures},
+            knows=lambda found: adaptive(found, known),
             verdict=verdict_of(self.said) if len(parts) == 1 else [],
             told=TOLD,
             glance=glance if len(parts) > 1 or len(glance) > 1 else [],

@@ -16,10 +16,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from ppbench.questions.base import questions
 from ppbench.records.schema import Metric, Utility
 from ppbench.report.claims.page import claimed_text
-from ppbench.report.page.entries import adaptive
 from ppbench.report.page.sections import metric_of
 from ppbench.report.worst import attack_of, cell_of
 
@@ -55,16 +53,15 @@ def assets() -> Assets:
     return Assets(tuple(map(Markup, scripts)), tuple(map(digest, scripts)), Markup(f"{style}\n{own}"))
 
 
-def template(known: frozenset[str]) -> Template:
-    """Return the page's template with what it calls; `known` as `knowing` gives it."""
+@lru_cache(maxsize=1)
+def template() -> Template:
+    """Return the page's template with what it calls and carries, compiled once a process."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {form.__name__: form for form in (number, percent, size, span, error, seconds)}
     environment.globals |= {
-        "titles": {name: title for question in questions().values() for name, title in question.figures},
         "assets": assets(),
-        "knows": lambda found: adaptive(found, known),
         "attack_of": attack_of,
         "cell_of": cell_of,
         "metric_of": metric_of,
