@@ -1,0 +1,279 @@
+"""Shared fixtures: a small task on the embedded digits, federations over it, and records made by hand."""
+
+import importlib.util
+import multiprocessing
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from ppbench.base import registry
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.nets.net import initial, net_spec
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import CellConfig, Record
+from ppbench.run import cost
+from ppbench.task.dataset import open_dataset
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same examples in every run")
+CLIENTS = 4
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_timed_pair():
+    """Let trainings in this process time a single pair: how long a client takes is in no record."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "BUDGET_S", 0.0)
+        patch.setattr(cost, "ENOUGH_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """Let this process, and those that it starts, find the planted plugins; return where they are."""
+    home = Path(__file__).parent / "planted"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(home))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.syspath_prepend(str(home))
+        registry.plugins.cache_clear()
+        yield home
+    registry.plugins.cache_clear()
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Let executors of this process fork their workers: how long everything takes to import is tested elsewhere."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+    return fork
+
+
+@pytest.fixture(scope="module")
+def undrawn():
+    """Let figures be empty: to draw them takes longer than the small evaluations that they would show."""
+
+    def save(figure, file, format, **options):
+        file.write("<svg></svg>" if format == "svg" else b"PNG")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Return an assertion: opening a data set fails with one line that contains all words."""
+
+    def check(text, *words):
+        with pytest.raises(UsageError) as caught:
+            open_dataset(text, seed=0, root=tmp_path)
+        message = str(caught.value)
+        assert "\n" not in message and message[-1] in ".?"
+        assert [word for word in words if word not in message] == []
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def digits():
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16
+    return Data(x, torch.nn.functional.one_hot(torch.tensor(raw.target), 10).float())
+
+
+@pytest.fixture
+def plan():
+    return Plan(net_spec("dlnet", (1, 8, 8), 10), CLIENTS, Local(batch=16))
+
+
+@pytest.fixture
+def shards(deal):
+    """Four clients; the last one has fewer examples."""
+    return deal((48, 48, 48, 40))
+
+
+@pytest.fixture(scope="session")
+def deal(digits):
+    """Return a maker of shards of the given sizes, one behind the other, in storage of their own."""
+
+    def make(sizes, dtype=torch.float32):
+        ends = [sum(sizes[: client + 1]) for client in range(len(sizes))]
+        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return {c: Data(*(t[p].to(dtype, copy=True) for t in (digits.x, digits.y))) for c, p in enumerate(parts)}
+
+    return make
+
+
+@pytest.fixture
+def federate(plan, shards):
+    """Return a started federation of a defense."""
+
+    def make(defense, plan=plan, seed=0, **options):
+        federation = Federation(defense, plan, shards, Seeds(seed), **options)
+        federation.start(initial(plan.spec, 1))
+        return federation
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def script():
+    """Return what imports a file of the repository that is in no package."""
+
+    def imported(path):
+        spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return imported
+
+
+@pytest.fixture(scope="session")
+def bench_page(script):
+    """benchmarks/bench_page.py, which makes many records."""
+    return script(Path(__file__).parent.parent / "benchmarks" / "bench_page.py")
+
+
+# -- records made by hand --------------------------------------------------------------------------------------------
+FEDERATION = dict(
+    rounds=20, schedule="parallel", local_epochs=1, batch=32, optimizer="sgd", lr=0.1, momentum=0.0, decay_at=[],
+    decay=1.0, partition="iid", server_optimizer="sgd", server_lr=0.1, backend="loop", device="cpu", dtype="float32",
+)  # fmt: skip
+COUNT = {"membership": 400, "extraction": 200}
+
+
+def _victims(kind, share, error, n, alike):
+    """Yield scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
+    for i in range(n):
+        hit = i < round(share * n)
+        if kind == "membership":  # four strata of equal size: two halves times members and others
+            member, right = bool(i % 2), i // 4 < round(share * n / 4)
+            own = dict(kind="member", half=i % 4 // 2, member=member, decision=member == right)
+            own["score"] = float(member == right)
+        elif kind == "extraction":
+            decision = None if alike is None else int(i >= alike * n)
+            own = dict(kind="output", agree=hit, error=error, decision=decision)
+        elif kind == "label":
+            own = dict(kind="label", probe=i, client=0, index=0, label=hit)
+        elif kind == "tracing":
+            own = dict(kind="trace", owner=i % 10, guess=i % 10 if i < share * n else -1)
+        else:
+            own = dict(kind="image", probe=i, client=0, index=0, psnr=share + i % 3, rmse=error, rmse_raw=error)
+            own |= dict.fromkeys(("ssim", "label", "confidence", "at_truth")) | {"evaluations": 1}
+        yield {"index": i, **own}
+
+
+def _config(
+    defense, value, attack, kind, *, control="kappa", adaptive=False, parameters=None, stage=None, threat=None, batch=1,
+    dataset="digits", sha256="0" * 64, model="mlp", options=None, shape=(1, 8, 8), classes=10, loss="squared",
+    clients=10, upload="gradient", seed=0, **more,
+):  # fmt: skip
+    of_records = kind in COUNT
+    given = {} if value is None else {control: value}
+    threat = threat or ("client/1" if of_records else "server/1")
+    axis = None if value is None else dict(name=control, value=value)
+    network = dict(id=model, options=options or {}, shape=list(shape), classes=classes, parameters=250, loss=loss)
+    return CellConfig.model_validate(
+        dict(
+            suite="evaluate/1", threat_model=dict(id=threat, sees="", knows_defense=adaptive),
+            defense=dict(id=defense, version="1", parameters=given | (parameters or {}), control=axis),
+            attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
+            federation=FEDERATION | dict(clients=clients, upload=upload), model=network,
+            data=dict(name=dataset, sha256=sha256, train=1000, test=500),
+            stage=stage or ("final" if of_records else "init"), batch_size=batch, victims=10, seed=seed,
+        ) | more
+    )  # fmt: skip
+
+
+METRICS = {}
+
+
+def _metrics(record, delta):
+    """Return the metrics of a record's scores; those that many tests ask for are made once."""
+    key = record.model_dump_json(include={"victims"}), record.config.model.classes, record.config.seed, delta
+    if key not in METRICS:
+        METRICS[key] = aggregate(record.victims, classes=key[1], seed=key[2], delta=delta)
+    return list(METRICS[key])
+
+
+@pytest.fixture(scope="session")
+def fabricate():
+    """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
+
+    share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
+    decides for class 0, the others for class 1; scores: instead of such; the rest: of the configuration.
+    """
+
+    def make(
+        defense, value, attack, kind, share=0.5, *, error=0.5, n=None, alike=None, status="complete", accuracy=0.95,
+        mse=None, bytes_up=1000.0, epsilon=None, reason="no noise", scores=None, **about,
+    ):  # fmt: skip
+        config = _config(defense, value, attack, kind, **about)
+        fates = _victims(kind, share, error, n or COUNT.get(kind, 12), alike) if scores is None else scores
+        ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
+        utility = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, curve=[],
+                       chance=1 / config.model.classes, reason=None if accuracy is not None else "none",
+                       mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse)  # fmt: skip
+        claim = (None, None, reason) if epsilon is None else (epsilon, 1e-5, None)
+        privacy = dict(zip(("epsilon", "delta", "reason"), claim, strict=True))
+        environment = dict(ppbench="0.1.0", python="3.11", torch="2.13", device="x86_64", threads=1, dtype="float32")
+        draft = Record.model_validate(
+            dict(
+                cell_id=config.cell_id(), config=config, metrics=[],
+                victims=[*fates] if status == "complete" else [], utility=utility, privacy=privacy,
+                cost=dict(bytes_up=bytes_up, bytes_down=1000, bytes_setup=80), environment=environment,
+                status=status, reason=None if status == "complete" else "it broke",
+            )
+        )  # fmt: skip
+        return draft.model_copy(update={"metrics": _metrics(draft, None if scores is None else draft.privacy.delta)})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def asked():
+    """Return a maker of a record whose questions have a name, with `changes`, and with its metrics made again."""
+
+    def make(record, **changes):
+        new = record.model_copy(update={"asked": "a1b2", **changes})
+        return new.model_copy(update={"metrics": _metrics(new, new.privacy.delta)})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def gained(asked):
+    """Return a maker of a record whose every victim gained decibels, each its own number."""
+
+    def make(record, gain):
+        victims = [v.model_copy(update={"psnr": v.psnr + gain * (1 + i / 100)}) for i, v in enumerate(record.victims)]
+        return asked(record, victims=victims)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cell(fabricate, asked):
+    """Return a maker of records that `ppbench compare` compares: of dp at sigma = .1, 24 victims, unless told."""
+
+    def make(
+        defense = "dp", value = 0.1, share = 10.0, attack = "dlg",
+        kind = "reconstruction", n = 24, **more,
+    ):  # fmt: skip
+        return asked(fabricate(defense, value, attack, kind, share, control="sigma", n=n, **more))
+
+    return make
