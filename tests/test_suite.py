@@ -1,6 +1,7 @@
 """Suites: what they expand to, what their digest says, and how a wrong one is refused."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,7 @@ def test_attacks_built_for_one_defense_are_left_out_of_the_others(tmp_path):
         load_suite(written(tmp_path, own))
 
 
+@cache
 def standing_in(name: str) -> Dataset:
     """Return a small data set of the shape that a suite's has."""
     if name.startswith("csv:"):
