@@ -28,7 +28,7 @@ from ppbench.run.evaluation import evaluate
 REAL = {
     **{"defense": "dp", "grid": (0.01,), "model": "mlp", "clients": 3, "train": 60, "rounds": 1, "victims": 12},
     **{"attack_batch": (1,), "attacks": ("dlg", "analytic"), "stages": ("init",), "tuning": 0},
-    "settings": {"dlg.budget": 40, "dlg.restarts": 0},
+    "settings": {"dlg.budget": 40, "dlg.restarts": 0, "analytic.budget": 100},
 }
 
 

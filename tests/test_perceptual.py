@@ -184,7 +184,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def small(pictures: str, out: Path, **more: object):
     options = dict(defense="ppdl", dataset=pictures, model="mlp", attacks=("analytic",), grid=(0.5,), stages=("init",))
-    sizes = dict(victims=2, clients=2, rounds=1, attack_batch=(1,), workers=1)
+    sizes = dict(victims=2, clients=2, rounds=1, attack_batch=(1,), settings={"analytic.budget": 50}, workers=1)
     return ppbench.evaluate(**options, **sizes, out=out, **more)
 
 
