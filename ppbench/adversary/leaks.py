@@ -26,7 +26,7 @@ def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
     hidden = [secret.detach().cpu() for secret in secrets]
     storages = {s.untyped_storage().data_ptr() for s in hidden if s.numel()}
     tables = [s.flatten(1) for s in hidden if s.dim() > 1 and s.numel() and s[0].numel() >= 4]
-    rows = {_row(row) for table in tables for row in table}
+    rows = {row for table in tables for row in _rows(table, table.shape[1])}
     widths = {table.shape[1] for table in tables}
     found = []
     for path, value in _walk(root):
@@ -35,17 +35,15 @@ def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
         if isinstance(value, Tensor) and value.device.type != "meta" and value.numel():
             if value.untyped_storage().data_ptr() in storages:
                 found.append(f"{path}: shares storage with a secret")
-            elif any(value.numel() % w == 0 and _holds(value, w, rows) for w in widths):
+            elif any(value.numel() % w == 0 and not rows.isdisjoint(_rows(value, w)) for w in widths):
                 found.append(f"{path}: holds a secret's values")
     return found
 
 
-def _row(values: Tensor) -> bytes:
-    return bytes(values.detach().float().contiguous().numpy().tobytes())
-
-
-def _holds(value: Tensor, width: int, rows: set[bytes]) -> bool:
-    return any(_row(row) in rows for row in value.detach().cpu().reshape(-1, width))
+def _rows(value: Tensor, width: int) -> Iterator[bytes]:
+    """Yield what each `width` values in a row are as float32."""
+    whole = value.detach().cpu().float().contiguous().numpy().tobytes()
+    return (whole[start : start + 4 * width] for start in range(0, len(whole), 4 * width))
 
 
 def _walk(root: object) -> Iterator[tuple[str, object]]:
