@@ -289,8 +289,8 @@ def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, tmp_
 @pytest.fixture(scope="module")
 def overfit(tmp_path_factory):
     options = dict(
-        defense="none", model="mlp", stages=("audit",), attacks=("mia_loss",), clients=3, rounds=60, train=150,
-        candidates=30, canaries=70, references=2, schedule="parallel", lr=0.01, decay_at=(),
+        defense="none", model="mlp", stages=("audit",), attacks=("mia_loss",), clients=3, rounds=30, train=150,
+        candidates=30, canaries=70, references=2, schedule="parallel", lr=0.02, decay_at=(),
     )  # fmt: skip
     out = tmp_path_factory.mktemp("audit") / "out"
     return options, evaluate(**options, out=out, workers=1)
