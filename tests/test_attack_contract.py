@@ -42,7 +42,7 @@ ATTACKS: dict[str, type[Attack]] = {
 }
 EXTRACTION = [name for name, attack in ATTACKS.items() if attack.kind == "extraction"]
 DECIBELS = {"gifd": 25, "gias": 25, "ggl": 20}  # through a generator, whose stages share the budget; by its latent
-ENOUGH = {"gradinversion": 400, "gifd": 220, "ig_layers": 120, "likelihood": 150, "ig": 100, "gias": 150}
+ENOUGH = {"gradinversion": 400, "ig_layers": 120, "likelihood": 150, "ig": 100, "gias": 150}
 """Budgets, less than their own, at which attacks find their planted leak 9 dB and more above what is asked."""
 ELSEWHERE = {("ggl", "finds_the_planted_leak")}  # of what its generator makes, below
 
