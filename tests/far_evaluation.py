@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import far_device
 import torch
@@ -16,8 +17,10 @@ from ppbench.adversary.attack import Attack
 from ppbench.base.registry import load_all
 from ppbench.records.store import Store
 from ppbench.run import cost
+from ppbench.run import train as training
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.cost import ClientCost, client_cost
 from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 
@@ -30,6 +33,10 @@ SEARCHED = "analytic", "dlg"
 """Reconstructions that every defense meets."""
 APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "adaptive_spn": ("mp_dp_naive",)}
 """Searches that make something else of what these defenses send."""
+ALIKE = "mia_mentr", "mia_nn"
+"""What reads a defense's delivered model as `mia_loss` does, and makes something else of its outputs."""
+STAGE = {"membership": "final", "extraction": "iterate"}
+"""Where the mask of a defense is read: what attacks of both kinds read is read by the same functions."""
 STEPPED = "adaptive_spn", "fedavg_inversion", "ig_layers", "label_recovery"
 """What reaches every line that local training alone does."""
 LITTLE = {"budget": 2, "joint_budget": 2, "inversion_budget": 2, "sign_budget": 2, "restarts": 1, "steps": 1}
@@ -58,25 +65,32 @@ def small(defense: str, **options: object) -> EvaluateConfig:
     return found.model_copy(update={"model_options": {"nconv": 2}}) if found.model == "dlnet" else found
 
 
-def met(defense: str, attack: Attack, threat: str) -> bool:
+def met(defense: str, attack: Attack, threat: str, stage: str) -> bool:
     """Return whether a cell is run where not the whole is asked for.
 
-    What is built for the defense is, under every threat; what reads labels or records under all but collusion, SEARCHED
-    at the server. Other searches make the same of any evidence: each meets AUDITED, and what it takes APART.
+    What is built for the defense is, under every threat, in the STAGE of its kind if there is one; what reads labels or
+    records under all but collusion, ALIKE of AUDITED alone; SEARCHED at the server. Other searches make the same of any
+    evidence: each meets AUDITED, and what it takes APART.
     """
     if attack.knows(defense):
-        return True
+        return stage in (STAGE.get(attack.kind, stage), "audit")
     if attack.kind != "reconstruction":
-        return threat != "collusion/1"
+        return threat != "collusion/1" and (defense == AUDITED or attack.name not in ALIKE)
     return threat == "server/1" and (
         defense == AUDITED or attack.name in SEARCHED or defense in APART.get(attack.name, ())
     )
 
 
+def free(*_: object) -> ClientCost:
+    """Return the cost of a client that is not measured."""
+    return ClientCost(None, None)
+
+
 def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -> Iterator[dict[str, object]]:
     """Yield what became of each cell of the defense's first point; its controls are evaluated as defenses.
 
-    Probes are made of the initial model alone: the trained one is made of the same messages.
+    Probes are made of the initial model alone: the trained one is made of the same messages. What a client of AUDITED
+    costs is measured; of others that is their first round once more.
     """
     experiment, store = resolve(config), Store(folder)
     store.prepare()
@@ -85,8 +99,9 @@ def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -
         if group.point != first or (group.stage == "final" and not group.records):
             continue
         every = [c for c in cells(experiment, group) if c.follows in FOLLOWED]
-        chosen = [c for c in every if whole or met(defense, c.attack, group.threat)]
-        run_group(experiment, group, folder, {cell.id for cell in chosen})
+        chosen = [c for c in every if whole or met(defense, c.attack, group.threat, group.stage)]
+        with patch.object(training, "client_cost", client_cost if whole or defense == AUDITED else free):
+            run_group(experiment, group, folder, {cell.id for cell in chosen})
         for cell in chosen:
             record = store.load(cell.id)
             about = {"defense": defense, "attack": cell.attack.name, "threat": group.threat, "stage": group.stage}

@@ -1,11 +1,13 @@
 """Audits: who is in which run, what canaries are, what attacks see and are asked, and one audit from end to end."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ppbench.adversary.isolate import isolated
+from ppbench.adversary import isolate
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.base.errors import UsageError
@@ -268,10 +270,17 @@ def test_a_reference_that_diverges_is_left_out_with_its_complement(questions, mo
     assert Questions(questions.audit).challenges()[0].references is None
 
 
-def test_an_audit_attack_in_a_process_of_its_own_guesses_the_same(questions, tmp_path):
+def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, tmp_path, monkeypatch):
+    """Read here by what a process of its own runs: such processes are the contracts'."""
+
+    def run(command, **_):
+        isolate._main(Path(command[-1]))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(isolate, "subprocess", SimpleNamespace(run=run))
     attack, view, challenges = LiRA(), questions.view("client/1"), questions.challenges()
     here = attack.run(view, challenges, torch.Generator().manual_seed(5))
-    there = isolated(attack, view, challenges, 5, tmp_path / "box")
+    there = isolate.isolated(attack, view, challenges, 5, tmp_path / "box")
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one.score, other.score) and torch.equal(one.decision, other.decision)
 
@@ -280,8 +289,8 @@ def test_an_audit_attack_in_a_process_of_its_own_guesses_the_same(questions, tmp
 @pytest.fixture(scope="module")
 def overfit(tmp_path_factory):
     options = dict(
-        defense="none", model="mlp", stages=("audit",), attacks=("mia_loss",), clients=3, rounds=60, train=150,
-        candidates=30, canaries=70, references=2, schedule="parallel", lr=0.01, decay_at=(),
+        defense="none", model="mlp", stages=("audit",), attacks=("mia_loss",), clients=3, rounds=30, train=150,
+        candidates=30, canaries=70, references=2, schedule="parallel", lr=0.02, decay_at=(),
     )  # fmt: skip
     out = tmp_path_factory.mktemp("audit") / "out"
     return options, evaluate(**options, out=out, workers=1)

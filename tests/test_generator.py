@@ -20,7 +20,7 @@ from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.base.errors import UsageError
 from ppbench.task.dataset import open_dataset
 
-SHORT = Training(steps=30)
+SHORT = Training(steps=10)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_befo
     before = torch.get_rng_state()
     again = trained(digits[:200], (0.0, 1.0), SHORT, folder=tmp_path / "again")
     assert torch.equal(torch.get_rng_state(), before)
-    other = trained(digits[:200], (0.0, 1.0), Training(steps=30, seed=1), folder=tmp_path / "other")
+    other = trained(digits[:200], (0.0, 1.0), replace(SHORT, seed=1), folder=tmp_path / "other")
     write(made, tmp_path / "first.safetensors")
     (second,) = (tmp_path / "again").glob("*.safetensors")
     assert second.read_bytes() == (tmp_path / "first.safetensors").read_bytes()
@@ -79,7 +79,7 @@ def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_befo
 def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits, tmp_path):
     """Scale of codes: latents of covariance about 1, maps of mean square 1, so that one learning rate fits."""
     short = trained(digits, (0.0, 1.0), Training(steps=4), folder=tmp_path)
-    longer = trained(digits, (0.0, 1.0), Training(steps=200), folder=tmp_path)
+    longer = trained(digits, (0.0, 1.0), Training(steps=100), folder=tmp_path)
     assert longer.about.ceiling > short.about.ceiling + 1
     assert longer.about.ceiling_latent > longer.about.ceiling
     assert (longer.about.images, longer.about.held_out) == (216, 24)

@@ -182,20 +182,25 @@ def test_a_float64_model_is_queried_in_float64(overfit):
     assert torch.equal(outputs, plan.net(double, x.double()))
 
 
-@each_attack
-def test_regression_with_one_output(attack):
-    """Targets of noise, learned by heart: residuals tell members; `mia_mentr` scores as `mia_loss`."""
+@pytest.fixture(scope="module")
+def regression() -> tuple[View, Challenge, Tensor]:
+    """A model of one output that learned targets of noise by heart, a question about it, and who was a member."""
     x, _, member = candidates()
     plan = Plan(net_spec("mlp", (1, 8, 8), 1, {"hidden": "64"}), 2, loss="squared")
     y = torch.randn(len(x), 1, generator=seeded(2))
     params = trained(plan, Data(x[member], y[member]), 0.01, 400)
-    known = told(member)
-    challenge = Challenge((), 1, x=x, labels=y, known=known)
-    (guess,) = attack().run(delivered(plan, params), [challenge], torch.Generator())
-    asked = known == -1
+    return delivered(plan, params), Challenge((), 1, x=x, labels=y, known=told(member)), member
+
+
+@each_attack
+def test_regression_with_one_output(attack, regression):
+    """Residuals tell members; `mia_mentr` scores as `mia_loss`."""
+    seen, challenge, member = regression
+    (guess,) = attack().run(seen, [challenge], torch.Generator())
+    asked = challenge.known == -1
     assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
     if attack is ModifiedEntropy:
-        (loss,) = LossThreshold().run(delivered(plan, params), [challenge], torch.Generator())
+        (loss,) = LossThreshold().run(seen, [challenge], torch.Generator())
         assert torch.equal(guess.score, loss.score)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -40,9 +41,10 @@ def traces_noise_by_chance(duel: Duel) -> Iterator[str]:
     .75 is as wide to within a fifth of a standard deviation.
     """
     hits, noise = 0, seeded(3)
+    view, asked = trace(duel, lambda x: x)
     for _ in range(TIMES):
-        view, asked = trace(duel, lambda x: torch.rand(x.shape, generator=noise))
-        owner = duel.attack.run(view, [asked], seeded())[0].owner
+        drawn = torch.rand(asked.x.shape, generator=noise)
+        owner = duel.attack.run(view, [replace(asked, reconstructions=drawn)], seeded())[0].owner
         told = [] if owner is None else owner.tolist()
         hits += sum(o == slot.client for o, slot in zip(told, asked.unit, strict=False))
     if not within_chance(hits, TIMES * CLIENTS, 1 / CLIENTS):

@@ -108,7 +108,7 @@ class Duel:
         federation.start(initial(own.spec, 1))
         return federation
 
-    def quick(self, budget: int = 40) -> Attack:
+    def quick(self, budget: int) -> Attack:
         """Return the attack with every budget that it has set to `budget`."""
         return replace(self.attack, **dict.fromkeys(self.limits, budget))
 
@@ -215,9 +215,12 @@ class Witness:
             torch.set_rng_state(self._generator)
 
 
-def psnrs(attack: Attack, world: World, guesses: Sequence[Guess]) -> list[float]:
-    """Return each victim's PSNR in dB by the scorer; a reconstruction that is not finite counts as 0."""
-    own = {e.unit: e for e in attack.evidence(world.view)}
+def psnrs(world: World, guesses: Sequence[Guess], attack: Attack | None = None) -> list[float]:
+    """Return each victim's PSNR in dB by the scorer; a reconstruction that is not finite counts as 0.
+
+    attack: whose evidence the scorer looks at, at the truth, too; None where it has done so elsewhere.
+    """
+    own = {} if attack is None else {e.unit: e for e in attack.evidence(world.view)}
     scored = score_images(world.victims, guesses, own, {}, world.view.plan.data_range)
     return [victim.decibels for victim in scored.victims]
 
