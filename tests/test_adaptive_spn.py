@@ -2,7 +2,7 @@
 
 import io
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
 
@@ -29,7 +29,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.testing.scene import digits
 from ppbench.testing.worlds import written
 
-SPEC = net_spec("dlnet", (1, 8, 8), 10)
+SPEC = net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
 PLAN = Plan(SPEC, 8, Local("gradient"))
 BITS = 64
 DATA = Path(os.environ.get("PPBENCH_TEST_DATA", "")) / "cifar10" / "test.parquet"
@@ -174,11 +174,11 @@ def test_feature_inversion_beats_grey_and_keeps_victims_apart():
 
 
 # -- the attack ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("alpha2", [0.0, 0.5])
 def test_planted_leak_batch_one_is_broken_at_every_strength(alpha2):
-    scene = world(6, 1, alpha2)
+    scene = world(3, 1, alpha2)
     guesses = QUICK.run(scene.view, scene.challenges, seeded(0))
-    assert median_low([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) > 35
+    assert min(psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)) > 35
     assert all(torch.equal(guess.y, y) for guess, y in zip(guesses, scene.labels, strict=True))
     assert all(guess.confidence < 1e-3 and 0 < guess.evaluations <= 800 for guess in guesses)
 
@@ -191,8 +191,8 @@ def test_a_network_without_a_fast_form_is_broken_too():
 
 
 def test_batches_are_broken_too():
-    scene = world(2, 4, 0.1, seed=2)
-    alone = AdaptiveSPN(joint_budget=0).run(scene.view, scene.challenges, seeded(0))
+    scene = world(1, 2, 0.1, seed=2)
+    alone = replace(QUICK, joint_budget=0).run(scene.view, scene.challenges, seeded(0))
     joint = QUICK.run(scene.view, scene.challenges, seeded(0))
     blind, both = ([v for g, x in zip(some, scene.x, strict=True) for v in psnr(g.x, x)] for some in (alone, joint))
     assert median_low(blind) > 10 and median_low(both) > median_low(blind) + 3
@@ -202,17 +202,17 @@ def test_batches_are_broken_too():
 @pytest.mark.skipif(not DATA.is_file(), reason="PPBENCH_TEST_DATA names no folder with cifar10/test.parquet")
 def test_cifar_victims_fall_at_the_strength_of_the_paper():
     """SPN's own setting: CIFAR-10 (JPEG), DLNet U(-.3, .3), alpha2 .1, batch 1. Over six victims 27 to 34 dB."""
-    rows = pq.read_table(DATA).slice(0, 2).to_pylist()
+    rows = pq.read_table(DATA).slice(0, 1).to_pylist()
     images = [torch.tensor(np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])))) / 255 for row in rows]
     batches = [(x.permute(2, 0, 1)[None], torch.tensor([row["label"]])) for x, row in zip(images, rows, strict=True)]
-    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 2, Local("gradient"))
+    plan = Plan(net_spec("dlnet", (3, 32, 32), 10), 1, Local("gradient"))
     scene = world_of(plan, initial(plan.spec, 0), batches, 0.1)
     guesses = AdaptiveSPN(joint_budget=500).run(scene.view, scene.challenges, seeded(0))
     assert min(psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)) > 25
 
 
 def test_null_pure_noise_gives_no_image_and_no_confidence():
-    scene, g = world(6, 1, 0.1), seeded(9)
+    scene, g = world(3, 1, 0.1), seeded(9)
     noise = written(scene.view, lambda v: torch.randn(v.shape, generator=g))
     guesses = QUICK.run(noise, scene.challenges, seeded(0))
     grey = median_low([psnr(torch.full_like(x, 0.5), x)[0] for x in scene.x])

@@ -323,7 +323,7 @@ def test_the_sketch_is_the_gradient_along_public_directions():
 @pytest.mark.parametrize("kind", ["gradient", "local"])
 def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, units, kind):
     run = federation(Baffle(k=400, scheme="twice", **options), upload, Opt("sgd", 0.01))
-    _, view = probed(run, kind=kind)
+    transcript, view = probed(run, kind=kind)
     found = run.defense.evidence(view)
     assert len(found) == units and sorted(s for e in found for s in e.unit) == sorted(victims(run))
     for evidence in found:
@@ -331,8 +331,8 @@ def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, u
         assert abs(float(estimate @ g / (g @ g)) - 1) <= 4 * math.sqrt(2 / 800)
         assert units == 1 or same(next(view.exchanges()).asked.params, evidence.params)
     own = tuple((slot.probe, data) for slot, data in victims(run).items() if slot.client == 0)
-    curious = run.defense.evidence(run.probe(victims(run), kind).view("client/1", own=own))
+    curious = run.defense.evidence(transcript.view("client/1", own=own))
     # else the model moves along 2K directions, or the others' masks are in the way
     assert bool(curious) == (run.defense.level == "epoch" and not run.defense.sums)
-    listener = run.defense.evidence(run.probe(victims(run)).view("eavesdropper/1"))
+    listener = run.defense.evidence(transcript.view("eavesdropper/1"))
     assert len(listener) == (units if units > 1 else 0)

@@ -26,7 +26,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import Option, initial, net_spec
 
-PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 1, Local("gradient"))
+WHOLE, SMALL = (net_spec("dlnet", (1, 8, 8), 10, options) for options in ({}, {"nconv": 2}))
+PLAN = Plan(SMALL, 1, Local("gradient"))
 PARAMS = initial(PLAN.spec, 0)
 SIMULATE = simulation(PLAN, PARAMS)
 
@@ -71,13 +72,13 @@ def test_undefended_single_images_are_broken_with_their_labels(digits, attack):
 
 def test_the_attack_finds_what_the_plain_loop_finds(digits):
     """The 50 lines of `dlg_reference` are the oracle: its images, found from the same gradients."""
-    x, y = batches(digits, 4)
-    observed = gradients(x, y)
-    plain = [reference_dlg(PLAN, PARAMS, update, 1e-7, seeded(i)) for i, update in enumerate(observed)]
-    solved = [i for i, image in enumerate(plain) if psnr(image, x[i]) > 30]
-    assert len(solved) >= 3
-    guesses = DLG(stop=1e-12).run(view(observed), ask(4), seeded())
-    assert all(psnr(guesses[i].x, plain[i].clamp(0, 1)) > 30 for i in solved)
+    plan, params = replace(PLAN, spec=WHOLE), initial(WHOLE, 0)
+    x, y = batches(digits, 3)
+    observed = updates(simulation(plan, params), x, y)
+    plain = [reference_dlg(plan, params, update, 1e-7, seeded(i)) for i, update in enumerate(observed)]
+    assert all(psnr(image, x[i]) > 30 for i, image in enumerate(plain))
+    guesses = DLG(stop=1e-12).run(uploads(plan, params, observed), ask(3), seeded())
+    assert all(psnr(guess.x, image.clamp(0, 1)) > 30 for guess, image in zip(guesses, plain, strict=True))
 
 
 def test_a_batch_with_known_labels_is_broken_image_by_image(digits):
@@ -90,13 +91,13 @@ def test_a_batch_with_known_labels_is_broken_image_by_image(digits):
 
 
 def test_a_victims_guess_does_not_depend_on_who_is_attacked_beside_it(digits):
-    x, y = batches(digits, 5)
+    x, y = batches(digits, 3)
     observed, attack = gradients(x, y), DLG(dtype="float64")
-    all_five = attack.run(view(observed), ask(5), seeded())
+    all_three = attack.run(view(observed), ask(3), seeded())
     first_two = attack.run(view(observed[:2]), ask(2), seeded())
-    one_slot = replace(attack, slots=1).run(view(observed), ask(5), seeded())
+    one_slot = replace(attack, slots=1).run(view(observed), ask(3), seeded())
     for guesses in (first_two, one_slot):
-        for a, b in zip(guesses, all_five, strict=False):
+        for a, b in zip(guesses, all_three, strict=False):
             assert torch.allclose(a.x, b.x, atol=1e-3)
 
 
@@ -211,7 +212,9 @@ def test_the_target_of_a_regression_is_not_taken_for_a_class(digits):
 # -- the searches ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("attack", [DLG(budget=600), IDLG(budget=600)], ids=["dlg", "idlg"])
-@pytest.mark.parametrize(("model", "options"), [("dlnet", {}), ("mlp", {"bias": False, "activation": "sigmoid"})])
+@pytest.mark.parametrize(
+    ("model", "options"), [("dlnet", {"nconv": 2}), ("mlp", {"bias": False, "activation": "sigmoid"})]
+)
 def test_planted_leak(digits, model, options, attack, loss):
     x, y = digits.x[:3], digits.y[:3]
     guesses = attacked(attack, plan_of(model, options, loss), x, y)
@@ -244,8 +247,8 @@ SGD, MOMENTUM, ADAM = Opt("sgd", lr=0.1), Opt("sgd", lr=0.02, momentum=0.9), Opt
 def probed(federate, plan):
     """Return a maker of the server's view of locally trained victims, and the truth."""
 
-    def make(local, batch=1, count=4, threat="server/1", kind="local"):
-        run = federate(NoDefense(), replace(plan, local=local))
+    def make(local, batch=1, count=4, threat="server/1", kind="local", net=SMALL):
+        run = federate(NoDefense(), replace(plan, spec=net, local=local))
         return watched(run, threat, batch, count, kind)
 
     return make
@@ -267,9 +270,12 @@ def test_the_simulation_is_the_clients_own_training(probed, opt, epochs, batch):
         assert epochs == 1 or at_truth(plain, data.x[None], data.y[None]) > 1e-4
 
 
-@pytest.mark.parametrize("opt", [SGD, MOMENTUM])
+@pytest.mark.parametrize("opt", [SGD, replace(MOMENTUM, lr=0.1)])
 def test_exactly_one_order_of_the_images_explains_several_local_batches(probed, opt):
-    """Three images in batches of two, twice: one of nine ways to have one image left over in each epoch."""
+    """Three images in batches of two, twice: one of nine ways to have one image left over in each epoch.
+
+    Over ten seeds the right order leaves 2e-12 at most, any other 1.7e-6 at least.
+    """
     view, victims = probed(Local("delta", epochs=2, batch=2, opt=opt), batch=3)
     evidence = trained_evidence(view)[0]
     data = victims.data[evidence.unit[0]]
@@ -278,7 +284,7 @@ def test_exactly_one_order_of_the_images_explains_several_local_batches(probed, 
         order = torch.stack([row for one in alone for row in (1 - torch.eye(3)[one], torch.eye(3)[one])])
         simulated = evidence.simulate(data.x[None].double(), data.y[None].double(), CERTAIN * order[None].double())
         residuals.append(float(evidence.discrepancy(simulated).detach() / evidence.scale()))
-    assert sum(r < 1e-8 for r in residuals) == 1 and sum(r > 1e-6 for r in residuals) == 8
+    assert sum(r < 1e-10 for r in residuals) == 1 and sum(r > 1e-7 for r in residuals) == 8
 
 
 @pytest.mark.parametrize(("opt", "epochs"), [(SGD, 3), (MOMENTUM, 4)])
@@ -291,15 +297,16 @@ def test_images_that_several_steps_hide_from_dlg_are_found(probed, opt, epochs):
 
 
 def test_images_in_an_unknown_order_are_found_where_one_order_is_not_enough(probed):
-    view, victims = probed(Local("delta", epochs=1, batch=1, opt=SGD), batch=2, count=4)
+    """At this rate the wrong order leaves 1e-5 to 5e-2; at rates of .1 and more half the searches end in it."""
+    view, victims = probed(Local("delta", epochs=1, batch=1, opt=Opt("sgd", lr=0.03)), batch=2, count=2)
     found, guesses = reached((view, victims), FedAvgInversion(budget=200, restarts=0))
-    assert sum(p > 25 for p in found) >= 3
+    assert min(found) > 25
     assert all(g.evaluations <= 208 for g in guesses)
 
 
 def test_the_sum_of_several_clients_local_training_is_simulated(probed):
     local = Local("delta", epochs=3, batch=16, opt=SGD)
-    view, victims = probed(local, count=3, threat="client/1")
+    view, victims = probed(local, count=3, threat="client/1", net=WHOLE)
     (evidence,) = trained_evidence(view)
     data = [victims.data[slot] for slot in evidence.unit]
     x, y = torch.stack([d.x for d in data]), torch.stack([d.y for d in data])

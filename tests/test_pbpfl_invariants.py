@@ -214,13 +214,13 @@ def test_ignored_norms_and_untied_shortcuts_fail_recovery(name, spoilt):
 
 # -- the protocol ----------------------------------------------------------------------------------------------------
 def digits_plan(opt: Opt) -> Plan:
-    return Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"}), 5, Local("gradient", batch=32), "squared", opt)
+    return Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"}), 3, Local("gradient", batch=32), "squared", opt)
 
 
 @pytest.fixture
 def unequal(deal):
-    """Five shards of unlike sizes, float64."""
-    return deal((40, 64, 100, 150, 246), torch.float64)
+    """Three shards of unlike sizes, float64."""
+    return deal((40, 150, 246), torch.float64)
 
 
 MOMENTUM, ADAM = Opt("sgd", 0.1, 0.9), Opt("adam", 5e-3)
@@ -234,7 +234,7 @@ def test_fifty_rounds_equal_those_of_fedsgd(opt, unequal, digits):
     plain.run(50)
     held = Data(digits.x[600:].double(), digits.y[600:].double())
     assert plain.accuracy(held) > 0.7, "a model that learned nothing would prove nothing"
-    for defense in (PBPFL(kappa=1.0), PBPFL(kappa=100.0), PBPFLExt(kappa=10.0)):
+    for defense in (PBPFL(kappa=100.0), PBPFLExt(kappa=10.0)):
         run = started(defense, plan, unequal)
         assert run.run(50)
         assert relative(run.parties.server.params, plain.parties.server.params) < 1e-10
@@ -312,7 +312,7 @@ def test_evidence_at_the_truth_is_exact(threat, unequal):
     for piece in found:
         truth = victims[piece.unit[0]]
         assert at_truth(piece, truth.x[None], truth.y[None]) < 1e-20
-        other = run.shards[3]
+        other = run.shards[0]
         assert at_truth(piece, other.x[None, :3], other.y[None, :3]) > 1e-3
         same = all(torch.equal(piece.params[n], p) for n, p in run.parties.server.params.items())  # type: ignore[index]
         assert same == (threat == "server/1")
