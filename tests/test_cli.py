@@ -135,7 +135,8 @@ def test_a_strangers_broken_plugin_is_named_takes_nothing_down_and_no_name_of_ou
 
 def test_a_checkout_that_shadows_an_installed_ppbench_still_has_its_plugins(tmp_path):
     """`python -c "import ppbench"` in a clone finds the folder ppbench/ first: it must be the whole package."""
-    code = "import ppbench.defenses.spn as d, ppbench.attacks.reconstruction.dlg as a; print(d.__file__, a.__file__)"
+    asked = "ppbench.defenses.spn", "ppbench.attacks.reconstruction.dlg"
+    code = f"from importlib.util import find_spec; print(*(find_spec(name).origin for name in {asked}))"
     ran = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(ROOT), *sys.path[1:]]!r}; {code}"],
         capture_output=True, text=True, cwd=tmp_path,
