@@ -183,10 +183,11 @@ def test_scale_free_measures(measure):
     assert float(replace(evidence, observed={n: torch.zeros_like(v) for n, v in seen.items()}).scale()) == 0
 
 
-def test_a_weight_hides_entries_from_the_cosine():
+@pytest.mark.parametrize("measure", ["squares", "absolute", "cosine"])
+def test_a_weight_hides_entries(measure):
     truth, seen = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, -50.0])}
     weight = {"a": torch.tensor([1.0, 0.0])}
-    evidence = Evidence((Slot(0, 0),), seen, lambda x, y: truth, weight=weight, measure="cosine")
+    evidence = Evidence((Slot(0, 0),), seen, lambda x, y: truth, weight=weight, measure=measure)
     assert float(evidence.discrepancy(truth)) == pytest.approx(0, abs=1e-6)
 
 
