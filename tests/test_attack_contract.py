@@ -255,7 +255,7 @@ def test_null_uploads_of_noise_know_no_member(name, threat, found):
         more = (area.high - area.low) / 2  # 95 % intervals of a dozen cells: twice as wide, they are 99.99 % ones
         assert area.low - more <= 0.5 <= area.high + more
     epsilon = record.metric("epsilon_lower")
-    assert epsilon is None or epsilon.value == 0
+    assert epsilon is None or epsilon.value < 0.25  # at most .006 over ten seeds; a 95 % bound, .5 and more of a leak
 
 
 @pytest.mark.parametrize(("name", "threat"), OWNERS)
