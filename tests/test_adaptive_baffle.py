@@ -68,6 +68,12 @@ def observed(
     return watched(run, threat, batch, count, kind, rounds)
 
 
+@pytest.fixture(scope="module")
+def hundred(shards: dict[int, Data]) -> tuple[View, Victims]:
+    """A hundred numbers of each of forty examples on an untrained model."""
+    return observed(Baffle(k=100), shards, 40)
+
+
 def errors(view: View, victims: Victims) -> list[float]:
     """Return the sketches' discrepancies at the truth, unit by unit."""
     found = {e.unit: e for e in sketch_evidence(view, sketches(view))}
@@ -186,24 +192,24 @@ def test_coordinates_of_a_sum_of_estimates_are_the_numbers_that_made_it():
 def test_images_fall_where_numbers_are_as_many_as_pixels(shards):
     """64 pixels: 64 numbers, or two rounds of 32, give the image; a third of them does not."""
     seen = [observed(Baffle(k=k), shards, 2, rounds=rounds) for k, rounds in ((20, 1), (64, 1), (32, 2))]
-    few, enough, twice = (decibels(BaffleSketch(budget=200), *some) for some in seen)
+    few, enough, twice = (decibels(BaffleSketch(budget=60), *some) for some in seen)
     assert few < 20 and min(enough, twice) > 35
 
 
 def test_masks_do_not_help_whom_all_others_are_after(shards):
     view, victims = observed(Baffle(k=80, masks="ring64"), shards, 2, threat="collusion/1")
-    assert decibels(BaffleSketch(budget=200), view, victims) > 35
+    assert decibels(BaffleSketch(budget=60), view, victims) > 35
 
 
 # -- labels ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["cone", "stein"])
-def test_labels_of_an_untrained_model_are_read_off_a_hundred_numbers(method, shards):
-    assert share(BaffleLabels(method), *observed(Baffle(k=100), shards, 40)) == 1
+def test_labels_of_an_untrained_model_are_read_off_a_hundred_numbers(method, hundred):
+    assert share(BaffleLabels(method), *hundred) == 1
 
 
 def test_the_cone_reads_labels_from_fewer_numbers_and_after_training(shards, trained):
     """Where training has moved the gradient out of the head's bias, the bias tells little more than chance."""
-    early = observed(Baffle(k=10), shards, 40)
+    early = observed(Baffle(k=20), shards, 40)
     late = observed(Baffle(k=60), shards, 40, params=trained)
     assert share(BaffleLabels(), *early) > 0.85
     assert share(BaffleLabels(), *late) > 0.9
@@ -225,24 +231,27 @@ def test_label_attacks_suit_classes_of_images_only():
 
 # -- the histogram ---------------------------------------------------------------------------------------------------
 def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
-    """The paper's own test, 500 directions: real inputs pass for noise, and their labels are all read."""
+    """The paper's own test, 500 directions: real inputs pass for noise, and their labels are all read.
+
+    Each example meets noise along other directions; p-values are corrected for their number (Bonferroni).
+    """
     view, victims = observed(Baffle(k=500), shards, 12)
     params, g, ps = sketches(view)[0].rounds[0].params, seeded(5), []
-    for sketch in sketches(view):
+    for i, sketch in enumerate(sketches(view)):
         x, y = torch.randn(1, 1, 8, 8, generator=g), digits.y[torch.randint(0, 1000, (1,), generator=g)]
         part = gradient(lambda p, x=x, y=y: PLAN.objective(p, x, y, torch.ones(1)), params)
-        noise = Directions(77, sketch.rounds[0].z.entries, 500)(Layout.of(part).pack(part).detach())
+        noise = Directions(77 + i, sketch.rounds[0].z.entries, 500)(Layout.of(part).pack(part).detach())
         size = sketch.rounds[0].s.std() / noise.std()  # a histogram's width tells the gradient's size, no more
         ps.append(histogram_test(sketch.rounds[0].s, size * noise).pvalue)
-    assert min(ps) > 0.001
+    assert len(ps) * min(ps) > 0.001
     assert share(BaffleLabels(), view, victims) == 1
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_attack_by_histogram_is_chance(batch, shards):
-    view, victims = observed(Baffle(k=100), shards, 40, batch)
+def test_the_attack_by_histogram_is_chance(batch, shards, hundred):
+    seen = hundred if batch == 1 else observed(Baffle(k=100), shards, 40, batch)
     low, high = stats.binom.interval(0.999, 40, multiset_chance(10, batch))
-    assert low <= 40 * share(BaffleHistogram(), view, victims) <= high
+    assert low <= 40 * share(BaffleHistogram(), *seen) <= high
 
 
 # -- bad observations ------------------------------------------------------------------------------------------------
@@ -256,7 +265,7 @@ def changed(view: View, values: Sequence[float]) -> View:
 def test_one_odd_answer_is_a_failed_guess_and_harms_no_other(values, shards):
     view, victims = observed(Baffle(k=80), shards, 3)
     seen = changed(view, values)
-    for attack in (BaffleSketch(budget=80), BaffleLabels(), BaffleHistogram()):
+    for attack in (BaffleSketch(budget=40), BaffleLabels(), BaffleHistogram()):
         guesses = attack.run(seen, victims.challenges(), seeded(0))
         assert len(guesses) == 3
         if attack.kind == "reconstruction":

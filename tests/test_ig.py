@@ -129,7 +129,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert all(count % 3 == 0 for count in counts)
 
 
-@pytest.mark.parametrize("attack", [IG(budget=100), GradInversion(budget=200, tries=2), IGLayers(budget=150)], ids=type)
+@pytest.mark.parametrize("attack", [IG(budget=100), GradInversion(budget=120, tries=2), IGLayers(budget=100)], ids=type)
 def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
     found, guesses = reached(pairs, attack)
@@ -222,7 +222,7 @@ def test_under_noise_the_likelihood_beats_the_oblivious(law, digits):
     flat = torch.cat([v.flatten() for e in plain_evidence(view) for v in e.observed.values()])
     scale = 0.01 * float(flat.square().mean().sqrt()) / (math.sqrt(2) if law == "laplace" else 1)
     seen = server_sees(digits, DP(scale, law), count=4)
-    aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=200), IG(budget=200)))
+    aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=200), IG(budget=120)))
     assert aware > oblivious + 5
     assert aware > 20
 

@@ -139,7 +139,7 @@ def test_squared_loss_shows_labels_of_a_trained_model_too(model, options, digits
 def test_null_noise_in_place_of_any_heads_gradient(model, options, loss):
     """Labels found in noise agree with the truth as often as with a batch drawn independently."""
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
-    params, batch, tries = initial(plan.spec, 1), 2, 150
+    params, batch, tries = initial(plan.spec, 1), 8, 60
     right = chance = 0
     for seed in range(tries):
         g = seeded(seed)

@@ -315,5 +315,5 @@ def test_training_learns_at_a_large_budget(kind, digits):
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "bias": False})
     plan = plan_of(spec, lr=0.3, batch=100)
     federation = started(kind(epsilon=200.0, gamma="scalar"), plan, shards)
-    assert federation.run(40)
+    assert federation.run(30)
     assert federation.accuracy(Data(x[-800:], y[-800:])) > 0.5  # chance: .1

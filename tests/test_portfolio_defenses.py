@@ -23,11 +23,11 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Data, Noise, Plan
 
-VICTIMS = 4
+VICTIMS = 3
 EXACT = 54.0
 """PSNR in dB at which an image is wrong by half a grey level of eight bits: what is nearer counts as that."""
-OBLIVIOUS = (IDLG(budget=200), IG(budget=150))
-PORTFOLIO = (OBLIVIOUS[1], IGLayers(budget=250), Likelihood(budget=100))
+OBLIVIOUS = (IDLG(budget=100), IG(budget=120))
+PORTFOLIO = (OBLIVIOUS[1], IGLayers(budget=200), Likelihood(budget=100))
 
 
 @dataclass(frozen=True)
