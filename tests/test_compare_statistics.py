@@ -154,8 +154,8 @@ def test_the_number_that_would_decide_does(cell):
 
     few = [verdict(20) for _ in range(20)]
     asking = sorted(row.needed for row in few if row.status == "inconclusive" and row.needed)
-    enough = [verdict(4 * asking[len(asking) // 2]).status for _ in range(10)]
-    assert enough.count("ok") >= 8 and [row.status for row in few].count("ok") <= 8
+    enough = [verdict(4 * asking[len(asking) // 2]).status for _ in range(20)]
+    assert enough.count("ok") >= 8 and [row.status for row in few].count("ok") <= 4
 
 
 def test_a_dozen_victims_decide_headlines_however_many_rows_there_are(cell, gained):

@@ -60,7 +60,7 @@ def test_ternaries_tell_the_exact_signs_of_what_their_sender_does_not_send(build
         known = flat(told) != 0
         assert torch.equal(flat(told)[known], true.sign()[known])
         seen += int(known.sum()) if isinstance(exchange.answer, Ternary) else 0
-    assert seen > 1000
+    assert seen > 300
 
 
 def test_in_round_1_a_ternary_tells_the_sign_itself(build):
@@ -201,8 +201,8 @@ def test_weight_transmission_hands_each_client_the_model_of_the_one_before(build
 
 def test_a_curious_client_sees_what_the_others_made_of_the_model_that_it_handed_on(build):
     """Exactly the other one's update of two clients; of more the sum of steps taken one after another."""
-    for clients, error in ((2, 1e-6), (4, 0.02)):
-        run = build(Phong(), clients, local=Local(batch=16, opt=Opt("sgd", 0.01)))
+    for clients, error in ((2, 1e-6), (4, 1e-3)):
+        run = build(Phong(), clients, local=Local(batch=16, opt=Opt("sgd", 1e-3)))
         found = choose_victims(run.shards, "client/1", 1, clients - 1, Seeds(0))
         view = run.probe(found.data, "local").view("client/1", 0, own=found.own)
         (evidence,) = run.defense.evidence(view)

