@@ -9,7 +9,7 @@ import torch
 
 from ppbench.adversary.attack import Challenge
 from ppbench.federation.view import View
-from ppbench.testing.scene import CLIENTS, Change
+from ppbench.testing.scene import CLIENTS, SHAPE, Change
 from ppbench.testing.worlds import POISONS, TWO_GUESSES, Duel, Witness, content, seeded, silenced, within_chance
 
 TIMES = 60
@@ -43,7 +43,7 @@ def traces_noise_by_chance(duel: Duel) -> Iterator[str]:
     hits, noise = 0, seeded(3)
     view, asked = trace(duel, lambda x: x)
     for _ in range(TIMES):
-        drawn = torch.rand(asked.x.shape, generator=noise)
+        drawn = torch.rand(CLIENTS, *SHAPE, generator=noise)
         owner = duel.attack.run(view, [replace(asked, reconstructions=drawn)], seeded())[0].owner
         told = [] if owner is None else owner.tolist()
         hits += sum(o == slot.client for o, slot in zip(told, asked.unit, strict=False))
