@@ -144,5 +144,5 @@ def build(spec: NetSpec) -> Net:
 def initial(spec: NetSpec, seed: int) -> Params:
     """Return initial float32 values of the trainable parameters; a function of `spec` and `seed` alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds accelerators too, or notes to, at length
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats its call stack for later accelerators
         return {name: p.detach().clone() for name, p in _construct(spec).named_parameters() if p.requires_grad}
