@@ -1,8 +1,6 @@
 """What a client's part of a round takes: memory to the byte and the same on every run, time beside the undefended."""
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -19,9 +17,6 @@ from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
 from ppbench.run import cost
 from ppbench.run.choice import make_defense
-from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
-from ppbench.run.train import federation
 from ppbench.testing.scene import same
 
 CPU = torch.device("cpu")
@@ -111,21 +106,6 @@ def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name, federate, p
     assert found[0] == found[1] > 0
     client = cost.client_of(fed)
     assert cost.peak_memory(client) == cost.peak_memory(client, steps=3) == found[0]
-
-
-def test_a_fresh_process_counts_the_same_bytes_and_says_nothing():
-    code = """import torch; torch.set_num_threads(1)
-from ppbench.run import cost; from ppbench.run.config import configure
-from ppbench.run.experiment import resolve; from ppbench.run.train import federation
-experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
-fed = federation(experiment, experiment.points[0]); fed.start(experiment.task.params)
-print(cost.peak_memory(cost.client_of(fed)))"""
-    experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
-    fed = federation(experiment, experiment.points[0])
-    fed.start(experiment.task.params)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(run.stdout) == cost.peak_memory(cost.client_of(fed)) > 0
-    assert run.stderr == "", "the profiler must not speak amid progress bars"
 
 
 def test_memory_grows_with_the_batch_and_not_with_the_number_of_batches(federate, plan):

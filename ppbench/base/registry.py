@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,11 @@ class Plugin:
     target: str
     distribution: str
     entry: metadata.EntryPoint
+
+    @cached_property
+    def loaded(self) -> Any:
+        """What it points to, imported once: every lookup of an entry point walks its module anew."""
+        return self.entry.load()
 
 
 @lru_cache
@@ -59,7 +64,7 @@ def load(group: Group, name: str) -> Any:
         raise unknown(group[:-1], name, known)
     plugin = known[name]
     try:
-        return plugin.entry.load()
+        return plugin.loaded
     except Exception as cause:
         raise UsageError(
             f"The {group[:-1]} {name!r} of package {plugin.distribution!r} ({plugin.target}) cannot be imported: "

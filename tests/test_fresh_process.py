@@ -1,4 +1,4 @@
-"""The guarded import of torchvision and lpips: the real ones, stand-ins that fail, and what loads neither."""
+"""A process of its own: what it loads, stand-ins of torchvision that fail there, what it counts and says."""
 
 import os
 import subprocess
@@ -6,9 +6,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 
 from ppbench.base.vision import lpips, torchvision
+from ppbench.run import cost
+from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
+from ppbench.run.train import federation
 
 LIGHT = """
 import os, runpy, sys
@@ -25,6 +30,16 @@ for case in sys.argv[1:]:
         runpy.run_path(f"{case}/use.py")
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, case
+import torch
+from ppbench.run import cost
+from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
+from ppbench.run.train import federation
+torch.set_num_threads(1)
+experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
+fed = federation(experiment, experiment.points[0])
+fed.start(experiment.task.params)
+print(cost.peak_memory(cost.client_of(fed)))
 """
 LACKING = """
 import torch
@@ -79,11 +94,24 @@ def test_torchvision_and_lpips_can_be_imported():
     assert find_spec("lpips") is None or lpips().LPIPS
 
 
-def test_libraries_are_loaded_where_they_are_used_and_schemas_declared_only_where_they_are_missing(tmp_path):
-    """In a process that has loaded neither, which forks for each stand-in."""
-    cases = stand_in(tmp_path / "lacking", LACKING, DECLARED), stand_in(tmp_path / "broken", BROKEN, LEFT_ALONE)
-    result = subprocess.run(
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Return a process that has loaded what it uses, forked for each stand-in and printed a client's bytes."""
+    home = tmp_path_factory.mktemp("fresh")
+    cases = stand_in(home / "lacking", LACKING, DECLARED), stand_in(home / "broken", BROKEN, LEFT_ALONE)
+    return subprocess.run(
         [sys.executable, "-c", LIGHT, *cases], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+
+
+def test_libraries_are_loaded_where_they_are_used_and_schemas_declared_only_where_they_are_missing(done):
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_same_bytes_are_counted_as_amid_other_work_and_nothing_is_said(done):
+    experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
+    fed = federation(experiment, experiment.points[0])
+    fed.start(experiment.task.params)
+    assert int(done.stdout) == cost.peak_memory(cost.client_of(fed)) > 0
+    assert done.stderr == "", "the profiler must not speak amid progress bars"
