@@ -128,6 +128,20 @@ def test_registered_models_take_the_fast_path(model, shape, options, batch, loss
             check(ChainObjective, plan, params, batch, [weight] * 2, measure)
 
 
+def test_a_gradient_of_nothing_explains_nothing_by_the_cosine():
+    """Black images behind no bias move no weight: the cosine is 1 on every path, not the half that squares leave."""
+    plan = Plan(net_spec("mlp", (7,), CLASSES, {"bias": False}), 1)
+    params = {name: value.double() for name, value in initial(plan.spec, 0).items()}
+    simulate, x = simulation(plan, params), torch.rand(2, 1, 7, generator=seeded(), dtype=torch.float64)
+    x[1] = 0
+    y = torch.eye(CLASSES, dtype=torch.float64)[:1].expand(2, 1, -1)
+    observed = [{n: v.detach() for n, v in simulate(x[i : i + 1], y[:1]).items()} for i in range(2)]
+    evidence = [Evidence((Slot(i, 0),), o, simulate, params, measure="cosine") for i, o in enumerate(observed)]
+    for found in (objective(evidence, plan, 1, torch.float64), SimulatedObjective(evidence)):
+        rows = x[[0, 1, 0, 1]], y[[0] * 4], x.new_zeros(4, 0), torch.tensor([0, 0, 1, 1])
+        assert found(*rows)[0].tolist() == pytest.approx([0, 1, 1, 1], abs=1e-12)
+
+
 @pytest.mark.parametrize("measure", ["cosine", "squares"])
 def test_plain_gradients_of_other_networks_are_mapped_over_victims(measure):
     """A residual network has no chain: by vmap as one by one, with one precision a tensor, an entry, or none."""

@@ -167,10 +167,14 @@ def absolute(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor
 
 
 def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
-    """Return D = 1 - cos over all layers [S], as a sum of squares to keep its digits, and its slope by each layer."""
+    """Return D = 1 - cos over all layers [S], as a sum of squares to keep its digits, and its slope by each layer.
+
+    A gradient of nothing explains nothing, nor is it explained: D is 1 there, as if across.
+    """
     a = _inverse_root(torch.stack([gap.size() for gap in gaps]).sum(0))
     b = _inverse_root(torch.stack([gap.goal.size for gap in gaps]).sum(0))
     total = 0.5 * torch.stack([gap.combined(a, b).size() for gap in gaps]).sum(0)
+    total = torch.where((a == 0) | (b == 0), 1.0, total)
     p, q = (1 - total) * a * a, a * b
     return total, [gap.combined(p, q).direction(gap.layer) for gap in gaps]
 
