@@ -80,19 +80,16 @@ def test_at_initialization_only_the_head_learns_and_branches_add_nothing():
     assert torch.equal(net.features(params, x), net.features(other, x))
 
 
-def test_the_first_step_of_a_deeper_network_is_no_larger():
+def test_the_first_steps_of_a_deep_network_are_small():
+    """Outputs move by .02 to .47 over ten seeds; behind He's initialization alone by 900, or out of range."""
     x, y = torch.rand(16, 3, 8, 8, generator=seeded(1)), torch.arange(16) % 10
-
-    def change(blocks: str) -> float:
-        spec = net_spec("resnet50_fixup", (3, 8, 8), 10, {"width": 8, "blocks": blocks})
-        net, params = build(spec), initial(spec, 0)
-        for _ in range(2):  # the first step moves the head alone
-            g = grad(lambda p, net=net: loss(net, p, x, y))(params)
-            before = net(params, x)
-            params = {n: p - 0.01 * g[n] for n, p in params.items()}
-        return float((net(params, x) - before).norm())
-
-    assert change("4,4,4,4") < 2 * change("1,1,1,1")
+    spec = net_spec("resnet50_fixup", (3, 8, 8), 10, {"width": 8, "blocks": "4,4,4,4"})
+    net, params = build(spec), initial(spec, 0)
+    for _ in range(2):  # the first step moves the head alone
+        g = grad(lambda p: loss(net, p, x, y))(params)
+        before = net(params, x)
+        params = {n: p - 0.01 * g[n] for n, p in params.items()}
+    assert float((net(params, x) - before).norm()) < 5
 
 
 def test_gradients_can_be_differentiated():

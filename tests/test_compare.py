@@ -71,7 +71,8 @@ def test_half_the_noise_is_a_regression_and_in_the_worst_case_too(baseline, half
     assert gained is not None and 4 < gained.low <= gained.worse <= gained.high < 9, "half the noise is 6 dB"
     assert all(row.status == "ok" for row in found.rows if row.where.defense in ("none", "full_noise"))
     back = compare(half_noise, baseline)
-    assert back.exit_code == 0 and any(row.metric == "psnr_median" for row in back.of("improved"))
+    assert {row.metric for row in back.regressions} <= {"accuracy"}, "twice the noise may well cost some"
+    assert any(row.metric == "psnr_median" for row in back.of("improved"))
 
 
 def test_an_identical_rerun_has_nothing_to_report(baseline, run):

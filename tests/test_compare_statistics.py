@@ -97,7 +97,7 @@ def test_a_row_is_resampled_by_what_it_is_about_alone(cell, asked):
     moved = [v.model_copy(update={"psnr": v.psnr + float(generator.normal())}) for v in record.victims]
     new = asked(record, victims=moved)
     one, two, other = (change([record], [new], RULES[0], key) for key in ("a", "a", "b"))
-    assert one == two and one.worse == other.worse and one.low != other.low
+    assert one == two and one.worse == other.worse and (one.low, one.high) != (other.low, other.high)
     backward = asked(record, victims=moved[::-1])
     assert change([record], [backward], RULES[0], "a") == one, "victims are lined up by what they are, not by place"
     other_client = asked(record, victims=[v.model_copy(update={"client": 3}) for v in record.victims])

@@ -140,7 +140,7 @@ def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, mon
 
 
 def test_a_diverging_training_is_a_result(tmp_path):
-    found = evaluate(**SMALL | {"optimizer": "sgd", "lr": 1e38}, out=tmp_path / "out", workers=1)
+    found = evaluate(**SMALL | {"optimizer": "sgd", "lr": 1e38, "model": "mlp"}, out=tmp_path / "out", workers=1)
     mine = [r for r in found.records if r.config.defense.id == "spn"]
     assert {(r.config.stage, r.status) for r in mine} == {("final", "diverged"), ("init", "complete")}
     final = [r for r in mine if r.config.stage == "final"]
@@ -193,7 +193,7 @@ def test_a_single_test_example_has_an_error_and_no_interval():
         ({"settings": {"alpha2": float("inf")}}, "alpha2=inf cannot be used: it must be a finite number"),
         ({"defense": "pbpfl", "grid": (0.0,)}, "kappa=0.0 cannot be used; it must be a finite number > 0"),
         ({"defense": "mpdp", "grid": (3.0,), "settings": {"graph": "n_out", "n": 3}}, "n=3 cannot be used; it must be"),
-        ({"defense": "mpdp", "grid": (3.0,), "partition": "imbalanced"}, "equal weights 1/K"),
+        ({"defense": "mpdp", "grid": (3.0,), "partition": "dirichlet:0.1"}, "equal weights 1/K"),
         ({"clients": 0}, "clients=0 cannot be used"),
         ({"clients": 1}, "use at least 2 clients"),
         ({"defense": "pbpfl", "attacks": ("dlg",), "threats": ("client/1",)}, "another --threat than client/1"),

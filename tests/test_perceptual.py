@@ -195,7 +195,7 @@ def test_an_evaluation_measures_images_and_names_the_network_not_the_file(pictur
         exact = record.config.defense.id == "none"
         assert (record.metric("psnr_median").value > 60) is exact
         assert (record.metric("lpips_mean").value < 1e-3) is exact
-        assert (record.metric("feat_mse_mean").value < 1e-3) is exact
+        assert (record.metric("feat_mse_mean").value < 1e-4) is exact
         assert 5 < record.metric("blind_median").value < 20
     assert str(weights) not in "".join(path.read_text() for path in (tmp_path / "out" / "records").glob("*.json"))
     assert verify(tmp_path / "out") == []
@@ -217,7 +217,7 @@ def test_a_bad_file_is_refused_before_anything_runs(pictures, tmp_path, dataset)
 
 @pytest.mark.skipif(DATA is None, reason="PPBENCH_TEST_DATA is not set")
 def test_real_weights_on_real_images_give_the_published_check():
-    """Four CIFAR-10 cats: noise of .1 (range [-1, 1]) about .004 to .008 (one draw .012), different cats .11 to .16."""
+    """Four CIFAR-10 cats: noise of .1 (range [-1, 1]) .003 to .015 over ten seeds, different cats .11 to .16."""
     import pyarrow.parquet as pq
 
     root = Path(DATA or "")
@@ -227,7 +227,7 @@ def test_real_weights_on_real_images_give_the_published_check():
     real = network(str(root / "weights" / "alexnet_features.safetensors"))
     noise = 0.05 * torch.randn(x.shape, generator=seeded(0))
     near = [found.lpips for found in real.compare(x + noise, x)]
-    assert all(0.003 < value < 0.013 for value in near) and 0.004 < np.mean(near) < 0.008
+    assert all(0.002 < value < 0.025 for value in near) and 0.004 < np.mean(near) < 0.01
     pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]
     apart = [real.compare(x[i : i + 1], x[j : j + 1])[0].lpips for i, j in pairs]
     assert all(0.105 < value < 0.165 for value in apart)

@@ -202,7 +202,9 @@ def test_exit_codes_tell(tiny, tmp_path, broken):
     result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(out), *only])
     assert result.exit_code == 0 and "0 failed" in result.output
     weak = ["--only", "attack=mia_loss", "--only", "defense=dp", "--only", "stage=final", "--engine", "inline"]
-    result = CliRunner().invoke(app, ["sweep", str(tiny), "--out", str(tmp_path / "weak"), *weak])
+    few = tmp_path / "few.toml"  # of four candidates no attack can show that it finds members
+    few.write_text(tiny.read_text().replace("candidates = 40", "candidates = 4"))
+    result = CliRunner().invoke(app, ["sweep", str(few), "--out", str(tmp_path / "weak"), *weak])
     assert result.exit_code == 3 and "EVALUATION UNRELIABLE" in result.output
 
 

@@ -1,6 +1,7 @@
 """Membership by updates over a whole training: planted leaks, nulls, noise over rounds, every defense's decoding."""
 
 from dataclasses import dataclass, replace
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -94,7 +95,7 @@ def world(
 
 @pytest.fixture(scope="module")
 def gradients() -> World:
-    return world(NoDefense(), "gradient", 25)
+    return world(NoDefense(), "gradient", 60)
 
 
 @pytest.fixture(scope="module")
@@ -140,24 +141,26 @@ def noisy(view: View, size: float) -> View:
 
 
 def test_noise_averages_out_over_rounds(gradients):
-    """A defense must face the whole transcript: noise that hides members in one round does not in 25."""
+    """A defense must face the whole transcript: noise that hides members in one round does not in 60."""
     hidden = noisy(gradients.view, 5.0)
-    last = replace(hidden, mail=tuple(e for e in hidden.mail if e.round == 25))
-    assert gradients.area(view=hidden) > gradients.area(view=last) + 0.08
-    assert gradients.area(view=hidden) > 0.75
+    last = replace(hidden, mail=tuple(e for e in hidden.mail if e.round == 60))
+    assert gradients.area(view=hidden) > gradients.area(view=last) + 0.15
+    assert gradients.area(view=hidden) > 0.85
 
 
 # -- every defense's decoding ----------------------------------------------------------------------------------------
-LEAST = {"dp_sgd": 0.57, "ppdl": 0.62, "fedpc": 0.65, "phong": 0.74, "central": 0.72, "pbpfl": 0.7, "pbpfl_ext": 0.53}
-"""Areas that ten seeds stay .04 to .07 above."""
+LEAST = {"dp_sgd": 0.65, "ppdl": 0.62, "fedpc": 0.65, "phong": 0.74, "central": 0.72, "pbpfl": 0.7, "pbpfl_ext": 0.6}
+"""Areas that ten seeds stay above; chance is .5 with a deviation of .058, of the mean of three trainings .033."""
 
 
 @pytest.mark.parametrize("name", LEAST)
 def test_uploads_are_read_as_the_defenses_own_server_reads_them(name):
     options = {"theta": 0.1} if name == "ppdl" else {}
     masked = name.startswith("pbpfl")
-    some = world(make_defense(name, options), "gradient" if masked else "delta", 15, squared=masked)
-    assert some.area() > LEAST[name]
+    upload, trainings = "gradient" if masked else "delta", 3 if name in ("dp_sgd", "pbpfl_ext") else 1
+    all_of = [world(make_defense(name, options), upload, 15, seed, squared=masked) for seed in range(trainings)]
+    some = all_of[0]
+    assert fmean(one.area() for one in all_of) > LEAST[name]
     found = update_coefficients(some.view, some.x, some.labels, 0.03)
     assert found.shape == (15, CLIENTS, COUNT)
     if name == "pbpfl_ext":  # a sum says the same of all
@@ -280,7 +283,7 @@ def test_one_bad_client_round_or_record_harms_no_other(gradients):
     guess = replace(gradients, x=x).ask()
     assert guess.score[5] == guess.score.min()
     rest = torch.arange(COUNT) != 5
-    assert roc_auc_score(gradients.member[rest], guess.score[rest]) > 0.9
+    assert abs(roc_auc_score(gradients.member[rest], guess.score[rest]) - gradients.area()) < 0.03
 
 
 def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch):
