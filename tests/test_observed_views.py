@@ -20,7 +20,7 @@ from ppbench.federation.contract import Defense, Server
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.view import Transcript
+from ppbench.federation.view import BEGUN, Transcript
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import net_spec
 
@@ -53,7 +53,7 @@ def told(deal: Any) -> Callable[..., tuple[Federation, Transcript]]:
 def secrets_of_server(run: Federation, transcript: Transcript) -> Iterator[Tensor]:
     """Yield the true weights and the hidden scales and masks of the present round and of every round observed."""
     defense = run.defense
-    states = [run.parties.server, *(s.state for s in transcript.states if s.party == SERVER)]
+    states = [run.parties.server, *(s.state for s in transcript.states if s.party == SERVER and s.step != BEGUN)]
     for state in states:
         assert isinstance(state, Server)
         yield from (value for value in state.params.values() if value.dim() > 1)

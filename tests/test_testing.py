@@ -10,6 +10,7 @@ from ppbench import Defense
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, node, tree_map
 from ppbench.defenses.dp import DP
+from ppbench.defenses.none import NoDefense
 from ppbench.defenses.spn import SPN
 from ppbench.federation.contract import Server, Step
 from ppbench.federation.messages import Hello, Update
@@ -122,6 +123,17 @@ AroundTheWire = spoilt(
 SeedFixed = spoilt(
     "SeedFixed", batches=lambda self, ctx, data: Batch(data.x[None, :16], data.y[None, :16], torch.ones(1, 16))
 )
+
+
+def rolled(self, ctx, server, client, upload):
+    """What others are told of an upload: not what `aggregate` below steps on."""
+    return tree_map(lambda value: value.roll(1), upload.params)
+
+
+def plainly(self, ctx, server, uploads):
+    return NoDefense().aggregate(ctx, server, uploads)
+
+
 Unlike = spoilt("Unlike", upload=lambda self, ctx, me, result: With(result, ()) if ctx.party == 0 else Update(result))
 Unregistered = spoilt(
     "Unregistered", upload=lambda self, ctx, me, result: Parcel({n: v.clone() for n, v in result.items()})
@@ -155,6 +167,11 @@ FAULTS = [
     (TellsItsResidual, "secrets_after_training", "what a client keeps in its state is reached"),
     (TellsItsData, "secrets_from_the_server", "a victim's images are reached"),
     (Unregistered, "a_view_survives_the_disk", "cannot be saved: make it a @node"),
+    (
+        spoilt("Rolled", decoded=rolled, aggregate=plainly),
+        "evidence_is_what_the_server_steps_on",
+        "from the step that its server takes",
+    ),
     (NeverOff, "off_level_equals_none", "of their length away from where `none` ends"),
     (UpAndDown, "control_moves_accuracy_one_way", "falls and rises along sigma"),
     (spoilt("Raises", upload=lambda *_: 1 / 0), "resumes", "ZeroDivisionError was raised at"),

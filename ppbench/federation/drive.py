@@ -16,7 +16,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, leaves, moved, tree_map
 from ppbench.federation.contract import Context, Defense, Job, Round, Server
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import StateRecord
+from ppbench.federation.view import BEGUN, Begun, StateRecord
 from ppbench.federation.wire import SERVER, Wire
 from ppbench.nets.net import build
 
@@ -172,6 +172,14 @@ class Drive:
     def context(self, party: int, step: int) -> Context:
         """Return the context of `party` in `step`."""
         return context(self.seeds, self.plan, self.session, self.round, step, party)
+
+    def begin(self, cohort: Sequence[int]) -> Round:
+        """Return the coroutine of this round; with its states is kept what the server has now, its draws too."""
+        ctx, server = self.context(SERVER, 0), self.parties.server
+        if self.wire.keep:
+            begun = Begun(server, ctx.generator.get_state())
+            self.states.append(StateRecord(self.probe, self.round, BEGUN, SERVER, begun))
+        return self.defense.round(ctx, server, cohort)
 
     def run(self, coroutine: Round) -> None:
         """Drive `coroutine` to its end and keep the states that it leaves."""

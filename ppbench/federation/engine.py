@@ -89,7 +89,7 @@ class Federation:
             drive = self.drive(self.plan, self.session, -1, self.round + 1, self.wire, parties, self.shards)
             cohort = range(self.plan.clients)
             try:
-                yield from drive.working(self.defense.round(drive.context(SERVER, 0), parties.server, cohort))
+                yield from drive.working(drive.begin(cohort))
             except Overflow:
                 return False
             self.parties = parties
@@ -133,7 +133,7 @@ class Federation:
             parties = Parties(self.parties.server, list(self.parties.clients))
             for round_ in range(self.round + 1, self.round + rounds + 1):
                 drive = self.drive(plan, session_of(probe), probe, round_, wire, parties, data)
-                drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, sorted(data)))
+                drive.run(drive.begin(sorted(data)))
                 states += drive.states
             _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
             wire.post(probe, self.round + rounds + 1, 0, SERVER, sorted(data), message)
@@ -152,7 +152,7 @@ class Federation:
         """Fork the next round of training on the clients' own data, and return all of it; nothing real moves."""
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
         drive = self.drive(self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
-        drive.run(self.defense.round(drive.context(SERVER, 0), parties.server, range(self.plan.clients)))
+        drive.run(drive.begin(range(self.plan.clients)))
         return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states))
 
     def release(self) -> Transcript:

@@ -29,6 +29,8 @@ def plain_evidence(view: View) -> list[Evidence]:
             continue
         params, divisor = shared.same(exchange.asked.params), as_gradient(view.plan, exchange.round)
         change = _update(view, exchange, params)
+        if not _fits(change, params):  # whatever the server makes of it, to others it is no update
+            continue
         observed = change if divisor == 1 else tree_map(lambda value, d=divisor: value / d, change)  # type: ignore[misc]
         found[exchange.slot] = Evidence((exchange.slot,), observed, shared.at(params), params)
     return list(found.values())
@@ -41,6 +43,11 @@ def _update(view: View, exchange: Exchange, params: Params) -> Params:
         return view.defense.decode(exchange.answer, params)
     ctx = Context(view.plan, exchange.round, session_of(exchange.slot.probe), SERVER, torch.Generator())
     return view.defense.decoded(ctx, server, exchange.slot.client, exchange.answer)
+
+
+def _fits(update: Params, like: Params) -> bool:
+    """Return whether an update has a tensor for each of the model's, of its shape."""
+    return update.keys() == like.keys() and all(update[name].shape == value.shape for name, value in like.items())
 
 
 def seen_by_client(view: View) -> Iterator[tuple[tuple[Slot, ...], Exchange, Params, Params]]:

@@ -72,6 +72,18 @@ class StateRecord:
     state: Tree
 
 
+@tree.node
+class Begun:
+    """What the server has when a round begins. server: its state; draws: of its generator, uint8, for this round."""
+
+    server: Tree
+    draws: Tensor
+
+
+BEGUN = -1
+"""The step under which a transcript keeps a round's `Begun`, before the first."""
+
+
 @dataclass(frozen=True)
 class Exchange:
     """An upload with the message that it answers, the slot it came from, and when."""
@@ -119,6 +131,11 @@ class View:
         """Return the state of `party` (this one by default) in the step of `exchange`, or None if not known."""
         key = (exchange.slot.probe, exchange.round, exchange.step, self.party if party is None else party)
         return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == key), None)
+
+    def begun(self, probe: int, round_: int) -> Begun | None:
+        """Return what the server had when a round began, or None if this party does not know."""
+        where = (probe, round_, BEGUN, SERVER)
+        return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == where), None)
 
     def broadcasts(self, probe: int) -> list[Tree]:
         """Return the messages that this party received from the server in `probe`, in order."""

@@ -27,6 +27,7 @@ DEFENSE_PROPERTIES: Mapping[str, Property[Trial]] = {
     "secrets_from_a_listener": partial(secrecy.no_view_reaches_a_secret, threat="eavesdropper/1"),
     "secrets_after_training": partial(secrecy.no_view_reaches_a_secret, threat="server/1", after=2),
     "a_view_survives_the_disk": secrecy.a_view_survives_the_disk,
+    "evidence_is_what_the_server_steps_on": secrecy.evidence_is_what_the_server_steps_on,
     "off_level_equals_none": tradeoff.off_level_equals_none,
     "control_moves_accuracy_one_way": tradeoff.control_moves_accuracy_one_way,
 }

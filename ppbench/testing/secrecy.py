@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,18 +10,22 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
+from ppbench.adversary.replay import replayed
 from ppbench.base.registry import load
 from ppbench.base.tree import Tree, leaves
 from ppbench.federation import secagg
 from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.shared_keys import SharedKeys
 from ppbench.federation.view import Transcript, View
-from ppbench.federation.wire import SERVER
+from ppbench.federation.wire import SERVER, Slot
 from ppbench.testing.findings import NotAsked
-from ppbench.testing.scene import Trial, folder, installed, same, victims_of
+from ppbench.testing.scene import Trial, apart, folder, installed, same, victims_of
 
 READER = "idlg"
 """The attack that reads a view from disk; any would do that looks at evidence."""
+STEPPED = 1e-3
+"""Share of the largest entry by which two readings of one upload may differ: float32 weights that small steps move."""
 
 
 def secrets_of(state: Tree, known_to: int | None) -> Iterator[Tensor]:
@@ -108,3 +113,31 @@ def a_view_survives_the_disk(trial: Trial) -> Iterator[str]:
     mine, theirs = (reader.run(v, victims.challenges(), torch.Generator().manual_seed(0)) for v in (view, again))
     if not all(torch.allclose(a.x, b.x, atol=1e-4, equal_nan=True) for a, b in zip(mine, theirs, strict=True)):
         yield "an attack guesses another image on the view from disk; nothing but the view may decide"
+
+
+def evidence_is_what_the_server_steps_on(trial: Trial) -> Iterator[str]:
+    """Ask whether the defense's evidence, by default what `decoded` returns, is what its server's code steps on."""
+    run = trial.federate()
+    view = run.probe(victims_of(run).data).view("server/1")
+    readings = defaultdict[tuple[Slot, ...], list[Evidence]](list)
+    for evidence in replayed(view):
+        if len(evidence.unit) == 1 and evidence.measure == "squares":
+            readings[evidence.unit].append(evidence)
+    if not readings:
+        raise NotAsked("its server reads no single client's messages as one update")
+    if run.defense.sums:
+        yield "it says that only sums can be read, but its server reads each client's upload alone; let `sums` be False"
+        return
+    told = {e.unit: e for e in view.defense.evidence(view)}
+    if told.keys() != readings.keys():
+        yield f"its server reads {len(readings)} clients' uploads, its evidence {len(told)}; let `decoded` return all"
+        return
+    if any(e.weight is not None and not any(bool((w > 0).any()) for w in e.weight.values()) for e in told.values()):
+        yield "its evidence weighs every entry with 0, so that no attack looks at what was sent; give what is known"
+    far = max(min(apart(told[unit].observed, e.observed) for e in some) for unit, some in readings.items())
+    most = max(float(leaf.abs().max()) for some in readings.values() for leaf in leaves(some[0].observed))
+    if far > STEPPED * most:
+        yield (
+            f"its evidence differs by up to {far:.2g} from the step that its server takes on the same upload, whose "
+            f"largest entry is {most:.2g}; let `aggregate` step on what `decoded` returns"
+        )

@@ -205,7 +205,7 @@ class LabelRecovery(Attack):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
-        plain = {evidence.unit: evidence for evidence in view.defense.evidence(view)}
+        plain = {evidence.unit: evidence for evidence in self.evidence(view)}
         tell, guesses = self.reader(view, challenges, generator), []
         for asked in challenges:
             labels = tell(asked)

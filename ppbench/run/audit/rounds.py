@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.base import tree
 from ppbench.base.tree import Tree, leaves, nbytes
 from ppbench.federation.engine import Federation
-from ppbench.federation.view import StateRecord, Transcript
+from ppbench.federation.view import BEGUN, StateRecord, Transcript
 from ppbench.federation.wire import SERVER, Envelope
 
 LIMIT = 512 * 2**20
@@ -40,7 +40,7 @@ class Recorder:
         """Take over the mail of `round_` and the server's states in it, and say whether the next is to be kept."""
         fed = self.federation
         self.mail += fed.wire.mail
-        self.states += [state for state in fed.states if state.party == SERVER]
+        self.states += [state for state in fed.states if state.party == SERVER and state.step != BEGUN]
         fed.wire.mail.clear()
         fed.states.clear()
         if not self.rounds:

@@ -1,0 +1,126 @@
+"""Defenses that only pretend fall to the server's own use of their uploads; honest ones tell it nothing new."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+from lies.ppbench_lies import LIES, Permute, Share
+from observations import reached, seeded, watched
+
+from ppbench.adversary.replay import ALIKE, replayed
+from ppbench.attacks.adaptive.server import AdaptiveServer, ServerLabels
+from ppbench.attacks.reconstruction.dlg import IDLG
+from ppbench.base.seeds import Seeds
+from ppbench.federation.contract import Step
+from ppbench.federation.engine import Federation
+from ppbench.federation.messages import Model
+from ppbench.federation.plan import Local, Plan
+from ppbench.federation.wire import SERVER
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.choice import make_defense
+from ppbench.testing.defenses import DEFENSE_PROPERTIES
+from ppbench.testing.findings import NotAsked
+from ppbench.testing.scene import Trial
+
+BELIEVED = [lie for lie in LIES if lie.name != "lie_twice"]
+"""Lies that hide images from who reads uploads as their author says; wrong labels alone hide labels."""
+SQUARED = "pbpfl", "pbpfl_ext", "mp_cdp", "baffle"
+steps_on = DEFENSE_PROPERTIES["evidence_is_what_the_server_steps_on"]
+
+
+@pytest.fixture
+def sees(deal):
+    """Return what a server sees of eight victims of a small federation under a defense, and whose they are."""
+
+    def watch(defense, clients=4, threat="server/1", count=8):
+        squared = defense.name in SQUARED
+        spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": 16, "bias": defense.name != "mp_cdp"})
+        spec = spec if squared else net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
+        local = Local("gradient" if squared else "delta", batch=16)
+        plan = Plan(spec, clients, local, loss="squared" if squared else "cross_entropy")
+        run = Federation(defense, plan, deal([24] * clients), Seeds(0))
+        run.start(initial(plan.spec, 1))
+        return watched(run, threat, count=count)
+
+    return watch
+
+
+def norm(tree):
+    return float(torch.cat([value.double().flatten() for value in tree.values()]).norm())
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
+def test_a_lie_is_seen_through_and_its_labels_are_read(lie, sees):
+    """Medians of 80 dB and more, where who believes its author has 12 dB at most."""
+    seen = view, victims = sees(lie())
+    assert median(reached(seen, AdaptiveServer(budget=200))[0]) > 50
+    if lie in BELIEVED:
+        assert median(reached(seen, IDLG(budget=60, restarts=0))[0]) < 20
+    told = ServerLabels().run(view, victims.challenges(), seeded())
+    right = [
+        g.y.tolist() == victims.truth(u).y.argmax(1).sort().values.tolist()
+        for g, u in zip(told, victims.units, strict=True)
+    ]
+    assert all(right)
+    assert list(steps_on(Trial(lie()))), "authors are told by `check_defense`"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dp", {"sigma": 0.1}),
+        ("full_noise", {}),
+        ("ppdl", {}),
+        ("spn", {}),
+        ("pbpfl", {}),
+        ("mp_cdp", {"bound": 10.0}),
+        ("baffle", {}),
+    ],
+)
+def test_an_honest_upload_says_what_its_defense_says_of_it(name, options, sees):
+    """Secrets that a server draws in a round are those of that round; of noise of its own it knows."""
+    view, _ = sees(make_defense(name, options))
+    own = {e.unit: e.observed for e in view.defense.evidence(view)}
+    read = [e for e in replayed(view) if len(e.unit) == 1]
+    assert {e.unit for e in read} == own.keys()
+    for unit, update in own.items():
+        apart = [norm({n: v - update[n] for n, v in e.observed.items()}) for e in read if e.unit == unit]
+        assert min(apart) < 10 * ALIKE * norm(update)
+    assert list(steps_on(Trial(make_defense(name, options)))) == []
+
+
+@pytest.mark.parametrize(("name", "options"), [("pbpfl_ext", {}), ("baffle", {"masks": "ring64"})])
+def test_of_sums_the_cohort_alone_is_read(name, options, sees):
+    defense = make_defense(name, options)
+    view, victims = sees(defense, clients=10, count=10)
+    assert {len(e.unit) for e in replayed(view)} == {10}
+    with pytest.raises(NotAsked):
+        list(steps_on(Trial(defense)))
+    assert median(reached((view, victims), AdaptiveServer(budget=100))[0]) < 20
+
+
+def test_noise_hides_as_much_as_from_others(sees):
+    for defense in (make_defense("dp", {"sigma": 0.1}), make_defense("full_noise")):
+        seen = sees(defense)
+        found, plain = (median(reached(seen, attack)[0]) for attack in (AdaptiveServer(), IDLG(budget=300)))
+        assert found < 12 and abs(found - plain) < 2
+
+
+def test_what_the_server_had_when_a_round_began_is_the_servers_alone(sees):
+    for threat, known in (("server/1", True), ("collusion/1", True), ("client/1", False), ("eavesdropper/1", False)):
+        view, _ = sees(Permute(), threat=threat)
+        assert (view.begun(0, 1) is not None) is known
+        assert bool(replayed(view)) is known
+
+
+def test_a_round_that_goes_otherwise_is_not_believed(sees):
+    """Other weights than were sent then: no evidence, rather than answers read by other secrets."""
+    view, _ = sees(Share())
+    begun = view.begun(0, 1)
+    other = replace(begun, server=replace(begun.server, params={n: v + 1 for n, v in begun.server.params.items()}))
+    states = tuple(replace(s, state=other) if s.state is begun else s for s in view.states)
+    told = {slot.probe for e in replayed(replace(view, states=states)) for slot in e.unit}
+    assert told and 0 not in told
+    asked = view.defense.round(None, begun.server, [0]).send(None)
+    assert isinstance(asked, Step) and isinstance(asked.out[0], Model) and SERVER not in asked.out
