@@ -124,6 +124,7 @@ class Attack:
         standard: whether it belongs to the quick portfolio, `--attack standard`; others run when named, or by "all".
         audit: what a membership or tracing attack needs that only an audit has: "references" (reference runs) or
             "rounds" (the mail of all rounds of training); "" for nothing.
+        reads_alone: whether its own evidence is all that it goes by; where that tells nothing, the cell says so.
         reference: where it comes from.
     """
 
@@ -137,6 +138,7 @@ class Attack:
     general: ClassVar[bool] = False
     standard: ClassVar[bool] = True
     audit: ClassVar[Literal["", "references", "rounds"]] = ""
+    reads_alone: ClassVar[bool] = False
     reference: ClassVar[str] = ""
 
     def check(self) -> None:

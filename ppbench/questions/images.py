@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import repeat
 from math import isfinite
 from statistics import median
@@ -28,6 +28,8 @@ from ppbench.records.schema import Flag
 Range = tuple[float, float]
 INEXACT = 1e-6
 """Relative discrepancy at the truth above which evidence is not called exact."""
+WORSE = 10.0
+"""How many times as far from the truth a defense's own account may be as its server's step."""
 
 
 def score_images(
@@ -76,6 +78,35 @@ def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
         return ()
     detail = f"median discrepancy at the truth {middle:.2g} of the observation's size"
     return (Flag(code="evidence_inexact", severity="info", detail=detail),)
+
+
+def accounts_differ(
+    victims: Victims, server: Mapping[tuple[Slot, ...], Evidence], own: Mapping[tuple[Slot, ...], Evidence]
+) -> tuple[Flag, ...]:
+    """Return flags of a defense whose own evidence explains its uploads worse than the step that its server takes.
+
+    Both at the truth, entries that it weighs with zero included: who gives an account of himself does not judge it.
+    """
+    units = [unit for unit in victims.units if unit in server]
+    stepped = [_at_truth(server[unit], victims.truth(unit), len(unit)) for unit in units]
+    told = [_at_truth(own[unit], victims.truth(unit), len(unit)) if unit in own else 1.0 for unit in units]
+    flags = []
+    if units and median(told) > max(WORSE * median(stepped), INEXACT):
+        detail = (
+            "the defense's own account of its uploads explains them worse than the step that its server takes on them: "
+            f"median discrepancy at the truth {median(told):.2g}, of the step {median(stepped):.2g}"
+        )
+        flags.append(Flag(code="own_account", severity="warning", detail=detail))
+    hidden = [one for one in own.values() if one.weight is not None and not any(map(torch.any, one.weight.values()))]
+    if hidden:
+        detail = f"in {len(hidden)} of {len(own)} uploads the defense's own evidence weighs all that was sent with zero"
+        flags.append(Flag(code="own_weights", severity="warning", detail=detail))
+    return tuple(flags)
+
+
+def _at_truth(evidence: Evidence, truth: Data, units: int) -> float:
+    found = at_truth(replace(evidence, weight=None), *_there(evidence, truth, units))
+    return found if isfinite(found) else 1.0
 
 
 def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -47,16 +48,18 @@ class Reconstruction(Question):
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one question a unit; labels are not granted."""
-        from ppbench.questions.images import score_images
+        from ppbench.questions.images import accounts_differ, score_images
 
         view, victims = probe.view, probe.victims
 
         def score(guesses: Sequence[Guess]) -> Scored:
             if probe.yardstick is None:
                 return score_images(victims, guesses, {}, {}, view.plan.data_range)
-            own = {e.unit: e for e in probe.attack.evidence(view)}
+            own = {e.unit: e for e in reversed(probe.attack.evidence(view))}
             plain = {e.unit: e for e in view.defense.evidence(view)}
-            return score_images(victims, guesses, own, plain, view.plan.data_range, probe.yardstick())
+            found = score_images(victims, guesses, own, plain, view.plan.data_range, probe.yardstick())
+            flags = accounts_differ(victims, own, plain) if probe.attack.reads_alone else ()
+            return replace(found, flags=(*found.flags, *flags))
 
         return Inquiry(victims.challenges(), score, victims.digest())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Guess
+from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
@@ -133,7 +133,7 @@ class Bench:
         label = attack.name, cell.follows or "", group.threat, group.stage, group.batch
         generator = self.experiment.task.seeds.generator("attack", *label)
         try:
-            if question_of(attack.kind).reads and not (attack.evidence(view) or view.defense.evidence(view)):
+            if question_of(attack.kind).reads and not _readable(attack, view, inquiry.challenges):
                 # a blind guess must not pass for a defense that holds
                 return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {group.threat} can be read"
             guesses = attack.run(view, inquiry.challenges, generator)
@@ -193,6 +193,15 @@ def _images(scored: Scored) -> dict[str, Tensor] | None:
     if scored.guess is None or scored.truth is None or scored.guess.dim() != 4:
         return None
     return {"guess": scored.guess, "truth": scored.truth}
+
+
+def _readable(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
+    """Return whether an attack has anything to go by: its evidence, or the defense's where it may use that too."""
+    if not attack.reads_alone:
+        return bool(attack.evidence(view) or view.defense.evidence(view))
+    told = {slot for evidence in attack.evidence(view) for slot in evidence.unit if len(evidence.unit) == 1}
+    units = {frozenset(evidence.unit) for evidence in attack.evidence(view)}
+    return any(frozenset(c.unit) in units or told.issuperset(c.unit) for c in challenges)
 
 
 def _environment(device: str) -> Environment:

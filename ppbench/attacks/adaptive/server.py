@@ -29,12 +29,13 @@ class AdaptiveServer(IDLG):
         alike: gradient evaluations where that step is what the defense's own evidence says: others match it already.
     """
 
-    alike: Count = 300
+    alike: Count = 40
 
     name: ClassVar[str] = "adaptive_server"
     version: ClassVar[str] = "1"
     adaptive: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
+    reads_alone: ClassVar[bool] = True
     reference: ClassVar[str] = "ppbench: the server's own code as evidence"
 
     def evidence(self, view: View) -> list[Evidence]:
@@ -82,6 +83,7 @@ class ServerLabels(LabelRecovery):
     name: ClassVar[str] = "server_labels"
     adaptive: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
+    reads_alone: ClassVar[bool] = True
     reference: ClassVar[str] = AdaptiveServer.reference
 
     def evidence(self, view: View) -> list[Evidence]:
