@@ -105,7 +105,7 @@ def test_of_sums_the_cohort_alone_is_read(name, options, sees):
 def test_noise_hides_as_much_as_from_others(sees):
     for defense in (make_defense("dp", {"sigma": 0.1}), make_defense("full_noise")):
         seen = sees(defense)
-        found, plain = (median(reached(seen, attack)[0]) for attack in (AdaptiveServer(alike=300), IDLG(budget=300)))
+        found, plain = (median(reached(seen, attack)[0]) for attack in (AdaptiveServer(budget=60), IDLG(budget=60)))
         assert found == plain < 12
 
 

@@ -88,7 +88,7 @@ class EvaluateConfig(Strict):
     suite_digest: str = ""
 
 
-SEARCHES = ("dlg", "idlg", "fedavg_inversion")
+SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")
 PRESETS: dict[str, dict[str, Any]] = {
     # One start a victim, and no tuning: on two cores the whole has to end within a few minutes.
     "quick": {"settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},

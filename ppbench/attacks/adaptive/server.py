@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.replay import ALIKE, replayed
+from ppbench.adversary.replay import replayed
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
-from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
@@ -21,21 +20,17 @@ from ppbench.federation.wire import Slot
 
 @dataclass(frozen=True)
 class AdaptiveServer(IDLG):
-    """iDLG on the step that the server's own code takes on one client's messages alone.
+    """iDLG on the step that the server's own code takes on one client's messages alone: of an honest defense `idlg`.
 
     A unit of several clients is taken apart where the server can read each of them.
-
-    Attributes:
-        alike: gradient evaluations where that step is what the defense's own evidence says: others match it already.
     """
-
-    alike: Count = 40
 
     name: ClassVar[str] = "adaptive_server"
     version: ClassVar[str] = "1"
     adaptive: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
     reads_alone: ClassVar[bool] = True
+    standard: ClassVar[bool] = True
     reference: ClassVar[str] = "ppbench: the server's own code as evidence"
 
     def evidence(self, view: View) -> list[Evidence]:
@@ -44,36 +39,14 @@ class AdaptiveServer(IDLG):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge: of the ways to read and to answer it, the best explained."""
-        self.check()
-        known = {frozenset(e.unit): e for e in view.defense.evidence(view)}
-        layers = _layers(self.evidence(view))
         told: list[list[Guess]] = [[] for _ in challenges]
-        for found in layers:
+        for found in _layers(self.evidence(view)):
             ways = [_ways(challenge, found) for challenge in challenges]
             parts = [part for some in ways for way in some for part in way]
-            answers = self._answered(found, known, view, parts, generator)
+            answers = iter(self.answer(list(found.values()), view.plan, parts, generator))
             for guesses, some in zip(told, ways, strict=True):
                 guesses += [_joined([next(answers) for _ in way]) for way in some]
         return [min(guesses, key=_unsure) for guesses in told]
-
-    def _answered(
-        self,
-        found: Mapping[frozenset[Slot], Evidence],
-        known: Mapping[frozenset[Slot], Evidence],
-        view: View,
-        asked: Sequence[Challenge],
-        generator: torch.Generator,
-    ) -> Iterator[Guess]:
-        """Yield an answer to each challenge; where the evidence is no news, of a short search."""
-        units = [frozenset(part.unit) for part in asked]
-        news = [_news(found.get(unit), known.get(unit)) for unit in units]
-        answers = dict[int, Guess]()
-        for new, budget in ((True, self.budget), (False, min(self.budget, self.alike))):
-            places = [place for place, one in enumerate(news) if one is new]
-            some, search = [asked[place] for place in places], replace(self, budget=budget)
-            guesses = search.answer(list(found.values()), view.plan, some, generator)
-            answers |= dict(zip(places, guesses, strict=True))
-        return iter([answers[place] for place in range(len(asked))])
 
 
 @dataclass(frozen=True)
@@ -111,14 +84,6 @@ def _ways(challenge: Challenge, known: Mapping[frozenset[Slot], Evidence]) -> li
     ]
     apart = len(parts) > 1 and all(frozenset(part.unit) in known for part in parts)
     return [[challenge], parts] if apart else [[challenge]]
-
-
-def _news(found: Evidence | None, known: Evidence | None) -> bool:
-    """Return whether the server's step says something else than the defense's own evidence."""
-    if found is None or known is None or found.observed.keys() != known.observed.keys():
-        return found is not None
-    apart = sum(float((v - known.observed[n]).double().square().sum()) for n, v in found.observed.items())
-    return apart > ALIKE**2 * sum(float(v.double().square().sum()) for v in found.observed.values())
 
 
 def _joined(parts: Sequence[Guess]) -> Guess:

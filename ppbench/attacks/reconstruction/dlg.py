@@ -183,10 +183,14 @@ class DLG(ImageSearch):
 
 @dataclass(frozen=True)
 class IDLG(DLG):
-    """Improved DLG: labels are read off the head's gradient first, then the images are searched."""
+    """Improved DLG: labels are read off the head's gradient first, then the images are searched.
+
+    No part of the quick portfolio: `adaptive_server` is it there, on what the server itself reads.
+    """
 
     name: ClassVar[str] = "idlg"
     version: ClassVar[str] = "2"
+    standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Zhao, Mopuri and Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
 
     label: Label = "inferred"
