@@ -68,10 +68,13 @@ def small(defense: str, **options: object) -> EvaluateConfig:
 def met(defense: str, attack: Attack, threat: str, stage: str) -> bool:
     """Return whether a cell is run where not the whole is asked for.
 
-    What is built for the defense is, under every threat, in the STAGE of its kind if there is one; what reads labels or
-    records under all but collusion, ALIKE of AUDITED alone; SEARCHED at the server. Other searches make the same of any
-    evidence: each meets AUDITED, and what it takes APART.
+    What reads by the server's own code meets every defense once. What is built for the defense is, under every threat,
+    in the STAGE of its kind if there is one; what reads labels or records under all but collusion, ALIKE of AUDITED
+    alone; SEARCHED at the server. Other searches make the same of any evidence: each meets AUDITED, and what it takes
+    APART.
     """
+    if attack.reads_alone:
+        return (threat, stage) == ("server/1", "init")
     if attack.knows(defense):
         return stage in (STAGE.get(attack.kind, stage), "audit")
     if attack.kind != "reconstruction":

@@ -31,6 +31,7 @@ from ppbench.defenses.pbpfl.protocol import PBPFL, Secrets
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.view import BEGUN
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.channels import Channels, Norms
 from ppbench.nets.losses import squared
@@ -249,7 +250,7 @@ def test_no_secret_comes_twice(unequal):
         run.run(last)
         seen.append(run.parties.server.own)
     probe = run.probe({Slot(0, 0): Data(run.shards[0].x[:2], run.shards[0].y[:2])})
-    seen += [s.state.own for s in probe.states if s.party == SERVER]
+    seen += [s.state.own for s in probe.states if s.party == SERVER and s.step != BEGUN]
     values = torch.stack([torch.cat([s.scales, s.direction, s.gamma[None]]) for s in seen])
     assert len(values) == 4
     assert all(len(set(column.tolist())) == len(values) for column in values.T)

@@ -265,7 +265,7 @@ def test_an_evaluation_resolves_its_configuration_once(made, tmp_path):
     assert made == {
         **{"partition": 1, "points": 1, "attacks": 1},
         "make_defense": 1 + 2 + 2,  # the defense as it is set, its grid, the controls
-        "make_attack": 2 + 3,  # those asked, and those that the preset sets parameters of
+        "make_attack": 2 + 4,  # those asked, and those that the preset sets parameters of
     }
 
 
