@@ -5,10 +5,11 @@ from statistics import median
 
 import pytest
 import torch
-from lies.ppbench_lies import LIES, Blinded, Cipher, Decode, Permute, Share, Sums
+from lies.ppbench_lies import LIES, Blinded, Cipher, Decode, Permute, Share, Shy, Sums
 from observations import reached, seeded, watched
 
 from ppbench.adversary.replay import ALIKE, replayed
+from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.server import AdaptiveServer, ServerLabels
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.base.seeds import Seeds
@@ -21,6 +22,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe, Yardstick
 from ppbench.run.choice import make_defense
+from ppbench.run.noticing import noticed
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import Trial
@@ -32,10 +34,20 @@ steps_on = DEFENSE_PROPERTIES["evidence_is_what_the_server_steps_on"]
 
 
 @pytest.fixture
-def sees(deal):
+def sees(started):
     """Return what a server sees of eight victims of a small federation under a defense, and whose they are."""
 
     def watch(defense, clients=4, threat="server/1", count=8):
+        return watched(started(defense, clients), threat, count=count)
+
+    return watch
+
+
+@pytest.fixture
+def started(deal):
+    """Return a small federation under a defense, of a network and a loss that suit it."""
+
+    def start(defense, clients=4):
         squared = defense.name in SQUARED
         spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": 16, "bias": defense.name != "mp_cdp"})
         spec = spec if squared else net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
@@ -43,9 +55,9 @@ def sees(deal):
         plan = Plan(spec, clients, local, loss="squared" if squared else "cross_entropy")
         run = Federation(defense, plan, deal([24] * clients), Seeds(0))
         run.start(initial(plan.spec, 1))
-        return watched(run, threat, count=count)
+        return run
 
-    return watch
+    return start
 
 
 def norm(tree):
@@ -152,3 +164,19 @@ def test_an_account_that_the_servers_step_belies_is_remarked(sees):
     ):
         assert flags(sees(make_defense(name, options))) == {}
     assert flags(sees(Permute()), IDLG(budget=4)) == {}, "of cells that look at the server's step alone"
+
+
+def test_who_protects_the_probe_alone_is_found_out(started):
+    """By what it sends in training, 1e-7 from what no defense sends; honest ones are as far there as in a probe."""
+
+    def remarks(defense, kind="gradient"):
+        run = started(defense)
+        victims = choose_victims(run.shards, "server/1", 1, 4, Seeds(0), sums=defense.sums).data
+        return noticed(run, run.probe(victims, kind), victims)
+
+    for kind in ("gradient", "local"):
+        (flag,) = remarks(Shy(), kind)
+        assert flag.code == "probe_noticed" and "in the probes they are not" in flag.detail
+    honest = [("none", {}), ("dp", {"sigma": 0.01}), ("dp_sgd", {}), ("ppdl", {}), ("spn", {}), ("full_noise", {})]
+    for name, options in [*honest, ("pbpfl", {}), ("pbpfl_ext", {}), ("mp_cdp", {}), ("baffle", {}), ("fedpc", {})]:
+        assert remarks(make_defense(name, options)) == (), name

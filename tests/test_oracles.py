@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -148,15 +149,17 @@ def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, 
 
     monkeypatch.setattr(NoDefense, "upload", upload)
     run = federate(NoDefense())
-    assert run.run(1) and set(told) == {("real", 1)}
+    real, *others = (run.seeds.token("session", name) for name in ("real", "probe-0", "probe-1", "observed"))
+    assert run.run(1) and set(told) == {(real, 1)}
     told.clear()
     before = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
     run.probe({Slot(probe, client): Data(digits.x[:2], digits.y[:2]) for probe in (0, 1) for client in range(4)})
     run.observe()
-    assert set(told) == {("probe-0", 2), ("probe-1", 2), ("observed", 2)}
+    assert set(told) == {(session, 2) for session in others}
+    assert all(re.fullmatch("[0-9a-f]{16}", session) for session in (real, *others)), "no name tells a probe"
     after = leaves((run.parties.server, run.parties.clients))
     assert len(before) > 4 and all(map(torch.equal, before, after))
-    assert run.run(2) and told[-1] == ("real", 2)
+    assert run.run(2) and told[-1] == (real, 2)
 
 
 @pytest.mark.parametrize("seed", range(5))

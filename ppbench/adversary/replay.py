@@ -20,7 +20,7 @@ from ppbench.federation.evidence import Evidence, Measure, Shared, as_gradient
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Context
 from ppbench.federation.view import Begun, Exchange, View
-from ppbench.federation.wire import SERVER, Slot, session_of
+from ppbench.federation.wire import SERVER, Slot
 
 ALIKE = 1e-4
 """Relative distance up to which two updates, or a message and its copy, are the same: float32 sums in another order."""
@@ -87,7 +87,7 @@ class Observed:
         server, plan = _fresh(self.begun.server, dtype), replace(self.view.plan, server_opt=Opt())
         generator = torch.Generator()
         generator.set_state(self.begun.draws.cpu())
-        ctx = Context(plan, self.round, session_of(self.probe), SERVER, generator)
+        ctx = Context(plan, self.round, self.begun.session, SERVER, generator)
         told = {(e.step, e.slot.client): e for e in self.exchanges}
         coroutine = cast(Defense, self.view.defense).round(ctx, server, list(cohort))
         step, answers = 0, None
@@ -146,7 +146,7 @@ def _rounds(view: View) -> Iterator[Observed]:
     seen = set[int]()
     for (probe, round_), exchanges in sorted(by_round.items()):
         begun = view.begun(probe, round_)
-        if probe not in seen and begun is not None:
+        if probe not in seen and begun is not None and isinstance(begun.server, Server):
             yield Observed(view, begun, exchanges)
         seen.add(probe)
 

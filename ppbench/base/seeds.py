@@ -23,6 +23,10 @@ class Seeds:
         text = "/".join([str(self.master), role, *map(str, index)])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
+    def token(self, role: str, *index: int | str) -> str:
+        """Return a name of 16 characters for `role` and `index` that tells nothing of them."""
+        return f"{self.seed('token', role, *index):016x}"
+
     def generator(self, role: str, *index: int | str) -> torch.Generator:
         """Return a fresh CPU generator for `role` and `index`. Draws are made on CPU on every device."""
         return torch.Generator().manual_seed(self.seed(role, *index))

@@ -14,7 +14,6 @@ from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.evidence import Shared as Shared
 from ppbench.federation.view import Exchange, View
-from ppbench.federation.wire import session_of
 
 
 def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]:
@@ -42,7 +41,7 @@ def others_masks(
 
     None where `view` lacks the keys (`keys_of` a client's state) of one of `among`, whose masks cancel with it.
     """
-    total, session = torch.zeros(words, dtype=torch.int64), session_of(exchange.slot.probe)
+    total, session = torch.zeros(words, dtype=torch.int64), view.session(exchange)
     others = [client for client in among if client != exchange.slot.client]
     for other in others:
         state = view.state_at(exchange, other)

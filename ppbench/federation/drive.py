@@ -148,7 +148,8 @@ def context(
     seeds: Seeds, plan: Plan, session: str, round_: int, step: int, party: int, purpose: str = "step"
 ) -> Context:
     """Return what a party has at hand in one step; its generator is its own, for this step and purpose alone."""
-    return Context(plan, round_, session, party, seeds.generator("party", purpose, session, round_, step, party))
+    draws = seeds.generator("party", purpose, session, round_, step, party)
+    return Context(plan, round_, seeds.token("session", session), party, draws)
 
 
 @dataclass
@@ -177,7 +178,7 @@ class Drive:
         """Return the coroutine of this round; with its states is kept what the server has now, its draws too."""
         ctx, server = self.context(SERVER, 0), self.parties.server
         if self.wire.keep:
-            begun = Begun(server, ctx.generator.get_state())
+            begun = Begun(server, ctx.generator.get_state(), ctx.session)
             self.states.append(StateRecord(self.probe, self.round, BEGUN, SERVER, begun))
         return self.defense.round(ctx, server, cohort)
 

@@ -11,7 +11,7 @@ from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Context
 from ppbench.federation.view import Exchange, View
-from ppbench.federation.wire import SERVER, Slot, session_of
+from ppbench.federation.wire import SERVER, Slot
 
 
 def plain_evidence(view: View) -> list[Evidence]:
@@ -41,7 +41,7 @@ def _update(view: View, exchange: Exchange, params: Params) -> Params:
     server = view.state_at(exchange) if view.party == SERVER else None
     if server is None:
         return view.defense.decode(exchange.answer, params)
-    ctx = Context(view.plan, exchange.round, session_of(exchange.slot.probe), SERVER, torch.Generator())
+    ctx = Context(view.plan, exchange.round, view.session(exchange), SERVER, torch.Generator())
     return view.defense.decoded(ctx, server, exchange.slot.client, exchange.answer)
 
 

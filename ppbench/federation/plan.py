@@ -95,8 +95,9 @@ class Plan:
 class Context:
     """All that a party has at hand beside its state: the plan, where we are, and its own randomness.
 
-    round: 0 at set-up. session: "real", or of a fork ("probe-K", "observed", "cost"); derive masks from it, or a fork
-    re-uses the real round's stream. party: client index, or SERVER. generator: draws for this party in this step only.
+    round: 0 at set-up. session: another in training and in every fork (probes, observed rounds), or masks would be
+    those of the real round; derive them from it. It tells no more: nobody's code can know a probe by it. party: client
+    index, or SERVER. generator: draws for this party in this step only.
     """
 
     plan: Plan

@@ -74,10 +74,14 @@ class StateRecord:
 
 @tree.node
 class Begun:
-    """What the server has when a round begins. server: its state; draws: of its generator, uint8, for this round."""
+    """What the server has when a round begins.
+
+    server: its state, () where it is not kept. draws: its generator's state, uint8. session: as its context names it.
+    """
 
     server: Tree
     draws: Tensor
+    session: str
 
 
 BEGUN = -1
@@ -136,6 +140,11 @@ class View:
         """Return what the server had when a round began, or None if this party does not know."""
         where = (probe, round_, BEGUN, SERVER)
         return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == where), None)
+
+    def session(self, exchange: Exchange) -> str:
+        """Return what masks of this exchange derive from; "" to who knows of no beginning, and takes none off."""
+        begun = self.begun(exchange.slot.probe, exchange.round)
+        return "" if begun is None else begun.session
 
     def broadcasts(self, probe: int) -> list[Tree]:
         """Return the messages that this party received from the server in `probe`, in order."""

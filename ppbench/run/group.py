@@ -30,6 +30,7 @@ from ppbench.run.audit.questions import Questions
 from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished
 from ppbench.run.experiment import Experiment
+from ppbench.run.noticing import noticed
 from ppbench.run.train import Trained, federation, train, untrained
 from ppbench.run.tuning import rehearsal, tuned
 
@@ -103,8 +104,12 @@ class Bench:
             earlier, ruler = given.get(cell.follows or "", []), partial(yardstick_of, self.experiment)
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
+            looks = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat == "server/1"
+            flags = noticed(fed, transcript, victims.data) if looks else ()
             spent, keep = time.perf_counter() - began, cell.id in wanted
-            given[cell.attack.name] = self._answered(cell, view, ask, choice=choice, spent=spent, keep=keep)
+            given[cell.attack.name] = self._answered(
+                cell, view, ask, choice=choice, flags=flags, spent=spent, keep=keep
+            )
 
     def _answered(
         self,

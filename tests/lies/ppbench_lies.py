@@ -308,4 +308,19 @@ class Sums(Defense):
         return []
 
 
+@dataclass(frozen=True)
+class Shy(Defense):
+    """Noise ten times as large as the update where a client holds a few examples, as probed ones do."""
+
+    name: ClassVar[str] = "lie_shy"
+
+    def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Add noise to what is computed of a few examples."""
+        if not isinstance(message, Model):
+            return super().reply(ctx, me, message, result, data)
+        size = 10.0 if len(data.x) < 10 else 0.0
+        noise = {n: torch.randn(v.shape, generator=ctx.generator) * v.std().nan_to_num(0.0) for n, v in result.items()}
+        return me, Update({name: value + size * noise[name] for name, value in result.items()})
+
+
 LIES = (Rescale, Loud, Permute, Decode, Blinded, Twice, Share, Offset, Rotate, Cipher, Outsourced, Sums)

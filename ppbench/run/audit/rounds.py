@@ -40,7 +40,7 @@ class Recorder:
         """Take over the mail of `round_` and the server's states in it, and say whether the next is to be kept."""
         fed = self.federation
         self.mail += fed.wire.mail
-        self.states += [state for state in fed.states if state.party == SERVER and state.step != BEGUN]
+        self.states += [_light(state) for state in fed.states if state.party == SERVER]
         fed.wire.mail.clear()
         fed.states.clear()
         if not self.rounds:
@@ -86,3 +86,8 @@ def _once(value: Tree) -> Tree:
         return seen.setdefault((hashlib.sha256(content).digest(), leaf.dtype, tuple(leaf.shape)), leaf)
 
     return tree.tree_map(first, value)
+
+
+def _light(record: StateRecord) -> StateRecord:
+    """Return a state as it is kept: of a round's beginning without the weights, which are those of its first step."""
+    return replace(record, state=replace(record.state, server=())) if record.step == BEGUN else record
