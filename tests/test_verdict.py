@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ppbench.commands.terminal import WIDTH, tables
 from ppbench.records.figure import best
+from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls, rebuilt_share, widened
 from ppbench.report.verdict import sentences
 from ppbench.report.verdict.lines import held, lines, listed
@@ -354,3 +355,14 @@ def test_models_of_numbers_and_trainings_that_diverged(fabricate):
     assert "\n".join(printed(records)).count("diverged") == 2 and len(held(records)) == 1
     undecided = "pbpfl at kappa=1: whether pixels are hidden is undecided, no attack on it gave a figure; batch 1, at "
     assert sentences("pbpfl", records)[0] == undecided + "random weights; training diverged."
+
+
+@pytest.mark.parametrize("code", ["own_account", "own_weights", "probe_noticed"])
+@pytest.mark.parametrize(("decibels", "says"), [(9.0, "cannot be told (at most dlg: "), (40.0, "does not hide pixels")])
+def test_what_belies_a_defense_stands_in_its_sentence(code, decibels, says, fabricate):
+    """Nobody hides by a false account: what no attack finds cannot be told then."""
+    record = fabricate("ppdl", 0.3, "dlg", "reconstruction", decibels, control="theta")
+    remark = Flag(code=code, severity="warning", detail="the account is belied")
+    (plain, *_), (told, *_) = (sentences("ppdl", [r]) for r in (record, record.model_copy(update={"flags": [remark]})))
+    assert says in told and told.endswith("; the account is belied.")
+    assert "belied" not in plain and ("hides the median image" in plain) is (decibels == 9)

@@ -18,8 +18,17 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import Soundness
 
 CONTROLS = ("none", "full_noise")
+UNREAD = "can be read"
+"""How the reason ends of a cell whose attack had nothing to go by."""
+BELIED = ("own_account", "own_weights", "probe_noticed")
+"""Flags of a defense whose own account of its uploads is not what its server makes of them, or not in training."""
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
 ALARM = 0.01  # probability of a false alarm over all cells of `full_noise` together
+
+
+def unread(record: Record) -> bool:
+    """Return whether a cell has no figure because its attack had nothing to go by: others of its row may have."""
+    return record.status == "failed" and (record.reason or "").endswith(UNREAD)
 
 
 @dataclass(frozen=True)

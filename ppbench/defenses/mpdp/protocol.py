@@ -50,6 +50,7 @@ class MPDP(ModelPerturbation):
     n: int = 5
 
     name: ClassVar[str] = "mpdp"
+    version: ClassVar[str] = "2"
     claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mpdp")
 
     @property

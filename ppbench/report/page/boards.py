@@ -16,7 +16,7 @@ from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
 
 STAGE_ORDER = ("init", "iterate", "final", "audit")
-UNRANKED = {"plain attacks only", "diverged", "failed", "control"}
+UNRANKED = {"plain attacks only", "belied", "diverged", "failed", "control"}
 """Badges of rows that have no rank."""
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import DefenseInfo, Flag, Record
-from ppbench.report.controls import CONTROLS, Check, is_image, value
+from ppbench.report.controls import BELIED, CONTROLS, Check, is_image, unread, value
 from ppbench.report.frame import Key
 from ppbench.report.worst import Measured, WorstCase, knows
 
@@ -106,6 +106,8 @@ def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badg
         yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
     elif not any(adaptive(r, known) and r.status == "complete" for r in members):
         yield Badge("plain attacks only", "warning", "No attack here knows this defense, so it is not ranked.")
+    if any(flag.code in BELIED for record in members for flag in record.flags):
+        yield Badge("belied", "error", "Its server, or its training, belies what attacks are shown: not ranked.")
     if _weaker_when_knowing(members, known):
         yield Badge(
             "knows more, finds less",
@@ -113,7 +115,7 @@ def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badg
             "Attacks that know the defense rebuild less than those that do not: they are not at full strength here.",
         )
     for status in ("diverged", "failed"):
-        number = sum(record.status == status for record in members)
+        number = sum(record.status == status and not unread(record) for record in members)
         if number:
             title = f"{number} of {len(members)} cells {status}; the worst case may be worse than shown."
             yield Badge(status, "error", title)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.figure import best
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import is_image, rebuilding, value
+from ppbench.report.controls import BELIED, is_image, rebuilding, value
 from ppbench.report.verdict.lines import STAGES, Row, by, decibels, figure, lines, listed, probed, utility_text
 from ppbench.report.verdict.verdict import HIDDEN, Fate, Verdict, fate, rebuilt_fate, together
 from ppbench.report.worst import WorstCase, attack_of
@@ -49,7 +49,7 @@ def _seen(defense: str, rows: Sequence[Row], masked: bool, role: str) -> list[Ve
         return errors + _labels(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, rows)]
     said = [_fedsgd(bare, rows, undefended, everywhere=len(bare) == len(first))] if bare else []
-    said += [_verdict([row], fate(row.rebuilt.worst), _pixels(row, undefended)) for row in first if row not in bare]
+    said += [_verdict([row], _fate(row), _pixels(row, undefended)) for row in first if row not in bare]
     more = _larger_batches(mine, stage, smallest)
     if stage == "init":
         more += _after_training(mine, rows, smallest)
@@ -75,6 +75,18 @@ def _verdict(rows: Sequence[Row], became: Fate, sentence: str, of: Row | None = 
     sides = (of or rows[0]).rebuilt
     strongest = sides.plain if plain else sides.worst
     return Verdict(rows[0].key.defense, what, became, sentence, tuple(row.key for row in rows), strongest, metric)
+
+
+def _belied(row: Row) -> str:
+    """Return what cells remark against the defense's own account of what it sends, a clause; "" for nothing."""
+    found = [flag.detail for record in row.records for flag in record.flags if flag.code in BELIED]
+    return "; ".join(dict.fromkeys(found))
+
+
+def _fate(row: Row) -> Fate:
+    """Return what became of pixels; who gives a false account of himself hides nothing that can be told."""
+    became = fate(row.rebuilt.worst)
+    return "undecided" if became == "hidden" and _belied(row) else became
 
 
 def _where(row: Row) -> str:
@@ -129,7 +141,7 @@ def _fedsgd(bare: Sequence[Row], rows: Sequence[Row], undefended: Utility | None
 
 def _pixels(row: Row, undefended: Utility | None) -> str:
     """Return what becomes of pixels at one control value: to who does not know the defense, and to who does."""
-    utility, sides = utility_text(row.utility, undefended), row.rebuilt
+    utility, sides, belied = utility_text(row.utility, undefended), row.rebuilt, _belied(row)
     if sides.worst is None:
         return _unknown(row, "pixels", utility)
     plain, worst = fate(sides.plain), fate(sides.worst)
@@ -145,11 +157,13 @@ def _pixels(row: Row, undefended: Utility | None) -> str:
         found = f" does not hide pixels from an attacker who knows of it ({strong})"
     elif worst == "undecided":
         found = f": whether pixels are hidden is undecided, the interval contains 20 dB ({strong})"
+    elif belied:
+        found = f": whether pixels are hidden cannot be told (at most {strong})"
     else:
         share = value(sides.worst, "share_above_20db") or 0.0
         some = f", though {share:.0%} of the images still come out above 20 dB" if share > 0 else ""
         found = f" hides the median image from every attack tried here (best: {strong}){some}"
-    return f"{row.name}{found}; {_where(row)}; {utility}."
+    return f"{row.name}{found}; {_where(row)}; {utility}{belied and f'; {belied}'}."
 
 
 def _larger_batches(rows: Sequence[Row], stage: str, smallest: int) -> list[Verdict]:
