@@ -47,12 +47,12 @@ def sees(started):
 def started(deal):
     """Return a small federation under a defense, of a network and a loss that suit it."""
 
-    def start(defense, clients=4):
+    def start(defense, clients=4, schedule="parallel"):
         squared = defense.name in SQUARED
         spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": 16, "bias": defense.name != "mp_cdp"})
         spec = spec if squared else net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
         local = Local("gradient" if squared else "delta", batch=16)
-        plan = Plan(spec, clients, local, loss="squared" if squared else "cross_entropy")
+        plan = Plan(spec, clients, local, loss="squared" if squared else "cross_entropy", schedule=schedule)
         run = Federation(defense, plan, deal([24] * clients), Seeds(0))
         run.start(initial(plan.spec, 1))
         return run
@@ -169,13 +169,13 @@ def test_an_account_that_the_servers_step_belies_is_remarked(sees):
 def test_who_protects_the_probe_alone_is_found_out(started):
     """By what it sends in training, 1e-7 from what no defense sends; honest ones are as far there as in a probe."""
 
-    def remarks(defense, kind="gradient"):
-        run = started(defense)
+    def remarks(defense, kind="gradient", schedule="parallel"):
+        run = started(defense, schedule=schedule)
         victims = choose_victims(run.shards, "server/1", 1, 4, Seeds(0), sums=defense.sums).data
         return noticed(run, run.probe(victims, kind), victims)
 
-    for kind in ("gradient", "local"):
-        (flag,) = remarks(Shy(), kind)
+    for kind, schedule in (("gradient", "parallel"), ("local", "parallel"), ("gradient", "round_robin")):
+        (flag,) = remarks(Shy(), kind, schedule)
         assert flag.code == "probe_noticed" and "in the probes they are not" in flag.detail
     honest = [("none", {}), ("dp", {"sigma": 0.01}), ("dp_sgd", {}), ("ppdl", {}), ("spn", {}), ("full_noise", {})]
     for name, options in [*honest, ("pbpfl", {}), ("pbpfl_ext", {}), ("mp_cdp", {}), ("baffle", {}), ("fedpc", {})]:

@@ -139,7 +139,7 @@ def replayed(view: View) -> list[Evidence]:
 
 
 def _rounds(view: View) -> Iterator[Observed]:
-    """Yield the first round of each probe of which the server's beginning is known."""
+    """Yield the first round of each probe of which the server's beginning is known; in round robin turn by turn."""
     by_round: dict[tuple[int, int], list[Exchange]] = {}
     for exchange in view.exchanges():
         by_round.setdefault((exchange.slot.probe, exchange.round), []).append(exchange)
@@ -147,8 +147,21 @@ def _rounds(view: View) -> Iterator[Observed]:
     for (probe, round_), exchanges in sorted(by_round.items()):
         begun = view.begun(probe, round_)
         if probe not in seen and begun is not None and isinstance(begun.server, Server):
-            yield Observed(view, begun, exchanges)
+            yield from (
+                [Observed(view, begun, exchanges)]
+                if view.plan.schedule == "parallel"
+                else _turns(view, begun, exchanges)
+            )
         seen.add(probe)
+
+
+def _turns(view: View, begun: Begun, exchanges: Sequence[Exchange]) -> Iterator[Observed]:
+    """Yield each client's turn, a round of its own that begins with the state that the server had then."""
+    for client in sorted({exchange.slot.client for exchange in exchanges}):
+        own = [exchange for exchange in exchanges if exchange.slot.client == client]
+        first, state = own[0].step, view.state_at(own[0], SERVER)
+        if isinstance(state, Server):
+            yield Observed(view, replace(begun, server=state), [replace(e, step=e.step - first) for e in own])
 
 
 def _readings(observed: Observed, total: Params | None, shares: Sequence[float]) -> list[list[Reading]]:

@@ -19,7 +19,7 @@ from ppbench.federation.drive import context
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.messages import Model
-from ppbench.federation.plan import Data
+from ppbench.federation.plan import Context, Data
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import Slot, session_of
 from ppbench.records.schema import Flag
@@ -52,23 +52,24 @@ def noticed(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data]) -
 def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data]) -> float | None:
     """Return the median relative distance of clients' updates from undefended ones, None where none can be read."""
     view, found = transcript.view("server/1"), []
+    steps = {exchange.slot: exchange.step for exchange in reversed([*view.exchanges()])}
     for evidence in replayed(view):
         if len(evidence.unit) > 1 or evidence.measure != "squares" or evidence.params is None:
             continue
         (slot,), scale = evidence.unit, as_gradient(transcript.plan, fed.round + 1)
-        plain = _undefended(fed, transcript, slot, evidence.params, data[slot])
+        draws = context(fed.seeds, transcript.plan, session_of(slot.probe), fed.round + 1, steps[slot], slot.client)
+        plain = _undefended(draws, evidence.params, moved(data[slot], fed.device))
         apart = {name: scale * value - plain[name].double() for name, value in evidence.observed.items()}
         found.append(_norm(apart) / max(_norm(plain), 1e-30))
     return median(found) if found else None
 
 
-def _undefended(fed: Federation, transcript: Transcript, slot: Slot, params: Params, data: Data) -> Params:
+def _undefended(ctx: Context, params: Params, data: Data) -> Params:
     """Return what a client without a defense sends in the same place, by the same draws."""
-    plan, none = transcript.plan, Defense()
-    ctx = context(fed.seeds, plan, session_of(slot.probe), fed.round + 1, 0, slot.client)
-    job = none.prepare(ctx, (), Model(params), moved(data, fed.device))
+    none = Defense()
+    job = none.prepare(ctx, (), Model(params), data)
     assert job is not None  # weights were sent
-    return tree_map(lambda value: value.detach(), none.compute(plan, job))
+    return tree_map(lambda value: value.detach(), none.compute(ctx.plan, job))
 
 
 def _norm(update: Params) -> float:
