@@ -89,5 +89,7 @@ def _once(value: Tree) -> Tree:
 
 
 def _light(record: StateRecord) -> StateRecord:
-    """Return a state as it is kept: of a round's beginning without the weights, which are those of its first step."""
-    return replace(record, state=replace(record.state, server=())) if record.step == BEGUN else record
+    """Return a state as it is kept: of a round's beginning its session alone, as its first step has the weights."""
+    if record.step != BEGUN:
+        return record
+    return replace(record, state=replace(record.state, server=(), draws=record.state.draws[:0]))
