@@ -11,6 +11,7 @@ from ppbench.records.store import Store
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import boards
+from ppbench.report.page.entries import badges_of
 from ppbench.report.page.evaluations import about, concluded, judged
 from ppbench.report.page.table import csv_text, no_claims, text
 
@@ -88,6 +89,9 @@ def test_ranks_go_by_the_worst_case_and_overlapping_intervals_share_them(records
     assert found["none"] == found["full_noise"] == found["dp sigma = 0.5"] == ""
     ppdl = next(e for e in board.entries if e.defense.id == "ppdl")  # without an adaptive attack, with a failed one
     assert ppdl.rank == "" and {"plain attacks only", "failed"} <= {badge.text for badge in ppdl.badges}
+    failed = next(r for r in records if r.status == "failed")
+    blind = failed.model_copy(update={"reason": "attack 'x': nothing in the view of server/1 can be read"})
+    assert "failed" not in {b.text for b in badges_of([blind], frozenset())}, "others of its row may have read"
 
 
 @pytest.mark.parametrize("broken", ["no control", "attacks too weak", "noise leaks"])

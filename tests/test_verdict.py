@@ -10,6 +10,7 @@ from ppbench.commands.terminal import WIDTH, tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls, rebuilt_share, widened
+from ppbench.report.page.entries import badges_of
 from ppbench.report.verdict import sentences
 from ppbench.report.verdict.lines import held, lines, listed
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
@@ -366,3 +367,7 @@ def test_what_belies_a_defense_stands_in_its_sentence(code, decibels, says, fabr
     (plain, *_), (told, *_) = (sentences("ppdl", [r]) for r in (record, record.model_copy(update={"flags": [remark]})))
     assert says in told and told.endswith("; the account is belied.")
     assert "belied" not in plain and ("hides the median image" in plain) is (decibels == 9)
+    larger = fabricate("ppdl", 0.3, "dlg", "reconstruction", decibels, control="theta", batch=4)
+    both = [one.model_copy(update={"flags": [remark]}) for one in (record, larger)]
+    assert not any("stay hidden" in sentence for sentence in sentences("ppdl", both))
+    assert [badge.text for badge in badges_of(both, frozenset())] == ["plain attacks only", "belied"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.figure import best, leak
-from ppbench.report.controls import BROKEN, Check, probe_words, rebuilt_share
+from ppbench.report.controls import BROKEN, Check, probe_words, rebuilt_share, unread
 from ppbench.report.frame import EVALUATION, TRAINED, Key
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Board, Entry
@@ -120,7 +120,7 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
         outputs=best(outputs, "agreement") or best(outputs, "output_error"),
         tried=len(members),
         reliable=all(any(b is one for one in broken) for b, _ in told),
-        lacking=any(r.status != "complete" for _, e in judged or rows for r in e.records),
+        lacking=any(r.status != "complete" and not unread(r) for _, e in judged or rows for r in e.records),
         cost=cost,
     )
 

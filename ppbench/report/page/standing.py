@@ -11,7 +11,7 @@ from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, is_image, rebuilding
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
-from ppbench.report.verdict.verdict import Fate, members_fate, outputs_fate, rebuilt_fate
+from ppbench.report.verdict.verdict import Fate, members_fate, outputs_fate, rebuilt_fate, unless_belied
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]
@@ -46,7 +46,7 @@ class Value:
     @property
     def fate(self) -> Fate | None:
         """What became of what was to be rebuilt; None where nothing was."""
-        return rebuilt_fate(self.worst) if self.asked else None
+        return unless_belied(rebuilt_fate(self.worst), self.entry.flags) if self.asked else None
 
     @property
     def metric(self) -> Metric | None:

@@ -9,7 +9,7 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record, Utility
 from ppbench.report.controls import BELIED, is_image, rebuilding, value
 from ppbench.report.verdict.lines import STAGES, Row, by, decibels, figure, lines, listed, probed, utility_text
-from ppbench.report.verdict.verdict import HIDDEN, Fate, Verdict, fate, rebuilt_fate, together
+from ppbench.report.verdict.verdict import HIDDEN, Fate, Verdict, fate, rebuilt_fate, together, unless_belied
 from ppbench.report.worst import WorstCase, attack_of
 
 
@@ -85,8 +85,7 @@ def _belied(row: Row) -> str:
 
 def _fate(row: Row) -> Fate:
     """Return what became of pixels; who gives a false account of himself hides nothing that can be told."""
-    became = fate(row.rebuilt.worst)
-    return "undecided" if became == "hidden" and _belied(row) else became
+    return unless_belied(fate(row.rebuilt.worst), [flag for record in row.records for flag in record.flags])
 
 
 def _where(row: Row) -> str:
@@ -173,7 +172,7 @@ def _larger_batches(rows: Sequence[Row], stage: str, smallest: int) -> list[Verd
         if all(row.rebuilt.worst is None for row in some):
             continue
         top = max(some, key=lambda row: value(row.rebuilt.worst, "psnr_median") or 0.0)
-        fates = {fate(row.rebuilt.worst) for row in some}
+        fates = {_fate(row) for row in some}
         whole = "" if len(some) == 1 else " over the whole grid"
         verb = {"falls": f"fall{whole}", "hidden": f"stay hidden{whole}", "undecided": "are undecided (20 dB)"}
         does = verb[min(fates)] if len(fates) == 1 else "fare unlike over the grid"
@@ -194,7 +193,7 @@ def _after_training(mine: Sequence[Row], rows: Sequence[Row], batch: int) -> lis
     undefended = None if none is None else value(none.rebuilt.worst, "psnr_median")
     text = decibels(top.rebuilt.worst)
     beside = "undefended: not run" if none is None else f"undefended {decibels(none.rebuilt.worst)}"
-    became = together(fate(row.rebuilt.worst) for row in asked if row is top or row.rebuilt.worst is None)
+    became = together(_fate(row) for row in asked if row is top or row.rebuilt.worst is None)
     if became == "falls":
         sentence = f"After training, pixels still fall at {top.control or top.key.defense}: {text}; {beside}."
     elif undefended is None or undefended < HIDDEN:

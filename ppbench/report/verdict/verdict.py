@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ppbench.records.figure import Figured
-from ppbench.records.schema import Metric
-from ppbench.report.controls import BROKEN, above_chance, is_image, rebuilt_share, value, widened
+from ppbench.records.schema import Flag, Metric
+from ppbench.report.controls import BELIED, BROKEN, above_chance, is_image, rebuilt_share, value, widened
 from ppbench.report.frame import Key
 from ppbench.report.worst import Measured, attack_of, cell_of
 
@@ -65,6 +65,11 @@ def fate(found: Figured | None) -> Fate:
 def rebuilt_fate(found: Figured | None) -> Fate:
     """Return what became of what was to be rebuilt: of images by `fate`, of table rows by whether half are rebuilt."""
     return fate(found) if found is None or is_image(found) else _beside(rebuilt_share(found), BROKEN)
+
+
+def unless_belied(became: Fate, flags: Iterable[Flag]) -> Fate:
+    """Return `became`, but undecided where it is hidden by who is belied: by his server's step, or by his training."""
+    return "undecided" if became == "hidden" and any(flag.code in BELIED for flag in flags) else became
 
 
 def _beside(metric: Metric | None, limit: float) -> Fate:
