@@ -54,6 +54,12 @@ class Observed:
         """The round."""
         return self.exchanges[0].round
 
+    @property
+    def steps(self) -> int:
+        """How many steps the server took in the round."""
+        states = (s for s in self.view.states if s.party == SERVER and (s.probe, s.round) == (self.probe, self.round))
+        return 1 + max(state.step for state in states)
+
     def shares(self) -> list[float]:
         """Return the weights that the server gives to clients; equal ones where it has no say in that."""
         cohort = self.cohort
@@ -81,7 +87,8 @@ class Observed:
 
         dtype: of the weights from which the server steps; None: theirs.
 
-        None where the server asks a client what it did not ask it then: it would read the answers by other secrets. A
+        None where the server asks a client what it did not ask it then (it would read the answers by other secrets), or
+        goes on for more steps than it took then, as one that asks again who does not answer. A
         protocol may refuse such a cohort by any exception of its own: RuntimeError, with that as its cause.
         """
         server, plan = _fresh(self.begun.server, dtype), replace(self.view.plan, server_opt=Opt())
@@ -90,8 +97,8 @@ class Observed:
         ctx = Context(plan, self.round, self.begun.session, SERVER, generator)
         told = {(e.step, e.slot.client): e for e in self.exchanges}
         coroutine = cast(Defense, self.view.defense).round(ctx, server, list(cohort))
-        step, answers = 0, None
-        while True:
+        answers = None
+        for step in range(self.steps + 1):
             try:
                 request = coroutine.send(answers)  # type: ignore[arg-type]  # None starts a coroutine
             except StopIteration as stop:
@@ -107,7 +114,7 @@ class Observed:
                 for client, e in known.items()
                 if e is not None
             }
-            step += 1
+        return None
 
 
 def replayed(view: View) -> list[Evidence]:

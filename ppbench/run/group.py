@@ -26,6 +26,7 @@ from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored, Yardstick
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Environment, Flag, Record, Tuned
 from ppbench.records.store import Store
+from ppbench.report.controls import UNREAD
 from ppbench.run.audit.questions import Questions
 from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished
@@ -140,7 +141,7 @@ class Bench:
         try:
             if question_of(attack.kind).reads and not _readable(attack, view, inquiry.challenges):
                 # a blind guess must not pass for a defense that holds
-                return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {group.threat} can be read"
+                return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {group.threat} {UNREAD}"
             guesses = attack.run(view, inquiry.challenges, generator)
             if len(guesses) != len(inquiry.challenges):
                 raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
@@ -202,10 +203,11 @@ def _images(scored: Scored) -> dict[str, Tensor] | None:
 
 def _readable(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
     """Return whether an attack has anything to go by: its evidence, or the defense's where it may use that too."""
+    found = attack.evidence(view)
     if not attack.reads_alone:
-        return bool(attack.evidence(view) or view.defense.evidence(view))
-    told = {slot for evidence in attack.evidence(view) for slot in evidence.unit if len(evidence.unit) == 1}
-    units = {frozenset(evidence.unit) for evidence in attack.evidence(view)}
+        return bool(found or view.defense.evidence(view))
+    told = {slot for evidence in found for slot in evidence.unit if len(evidence.unit) == 1}
+    units = {frozenset(evidence.unit) for evidence in found}
     return any(frozenset(c.unit) in units or told.issuperset(c.unit) for c in challenges)
 
 

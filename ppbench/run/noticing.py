@@ -13,6 +13,7 @@ from statistics import median
 import torch
 
 from ppbench.adversary.replay import replayed
+from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, moved, tree_map
 from ppbench.federation.contract import Defense
 from ppbench.federation.drive import context
@@ -39,7 +40,11 @@ def noticed(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data]) -
     probe = distance(fed, probed, victims)
     if probe is None or probe <= OTHER:
         return ()
-    training = distance(fed, fed.observe(), {Slot(-1, client): data for client, data in fed.shards.items()})
+    try:
+        observed = fed.observe()
+    except Overflow:  # what clients would send next is in no range: nothing to compare with
+        return ()
+    training = distance(fed, observed, {Slot(-1, client): data for client, data in fed.shards.items()})
     if training is None or training > SAME:
         return ()
     detail = (
