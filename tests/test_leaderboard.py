@@ -9,6 +9,7 @@ import pytest
 from ppbench.federation.contract import Claim
 from ppbench.records.store import Store
 from ppbench.report.frame import EVALUATION, frame_of
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import boards
 from ppbench.report.page.entries import badges_of
@@ -35,10 +36,10 @@ def records(fabricate):
         found.append(fabricate(defense, None, "mia_loss", "membership", max(share, 0.5)))
     for value, db in ((0.01, 24.0), (0.1, 18.0), (0.5, 15.0)):
         spn, dp = partial(fabricate, "spn", value, control="alpha2"), partial(fabricate, "dp", value, control="sigma")
-        found += [spn("dlg", "reconstruction", db), spn("strong", "reconstruction", 30.0, adaptive=True)]
+        found += [spn("dlg", "reconstruction", db), spn("adaptive_spn", "reconstruction", 30.0, adaptive=True)]
         found.append(spn("label", "label", 1.0))
         if value < 0.5:
-            found += [dp("dlg", "reconstruction", db), dp("strong", "reconstruction", db - 6, adaptive=True)]
+            found += [dp("dlg", "reconstruction", db), dp("adaptive_dp", "reconstruction", db - 0.5, adaptive=True)]
             found.append(dp("mia_loss", "membership", 0.6))
     found.append(fabricate("dp", 0.5, "dlg", "reconstruction", control="sigma", status="diverged", accuracy=None))
     found.append(fabricate("ppdl", 0.3, "dlg", "reconstruction", 15.0, control="theta"))
@@ -85,13 +86,13 @@ def test_ranks_go_by_the_worst_case_and_overlapping_intervals_share_them(records
     assert found["dp sigma = 0.1"] == "1" and found["dp sigma = 0.01"] == "2"
     assert {found[f"spn alpha2 = {value}"] for value in (0.01, 0.1, 0.5)} == {"3-5"}
     spn = next(e for e in board.entries if e.defense.id == "spn")
-    assert spn.worst.config.attack.id == "strong" and spn.plain.config.attack.id == "dlg"
+    assert spn.worst.config.attack.id == "adaptive_spn" and spn.plain.config.attack.id == "dlg"
     assert found["none"] == found["full_noise"] == found["dp sigma = 0.5"] == ""
     ppdl = next(e for e in board.entries if e.defense.id == "ppdl")  # without an adaptive attack, with a failed one
     assert ppdl.rank == "" and {"plain attacks only", "failed"} <= {badge.text for badge in ppdl.badges}
     failed = next(r for r in records if r.status == "failed")
     blind = failed.model_copy(update={"reason": "attack 'x': nothing in the view of server/1 can be read"})
-    assert "failed" not in {b.text for b in badges_of([blind], frozenset())}, "others of its row may have read"
+    assert "failed" not in {b.text for b in badges_of([blind], Knowledge())}, "others of its row may have read"
 
 
 @pytest.mark.parametrize("broken", ["no control", "attacks too weak", "noise leaks"])
@@ -112,9 +113,9 @@ def held(make, stage="iterate", **more):
         knows, made = value is not None, partial(make, defense, value, **dict(stage=stage) | more)
         error = 0.01 if right == 1.0 else 3.0
         found.append(made("query", "extraction", 0.1 if knows else 1.0, error=99.0 if knows else 0.0))
-        found.append(made("unmask", "extraction", right, error=error, adaptive=knows))
+        found.append(made("extract_regression", "extraction", right, error=error, adaptive=knows))
         share = {"none": 0.71, "bad": 0.71}.get(defense, 0.5)
-        found.append(made("unmask_asr", "membership", share, adaptive=knows))
+        found.append(made("unmask_regression", "membership", share, adaptive=knows))
     return found
 
 
@@ -131,7 +132,7 @@ def test_what_clients_train_on_is_ranked_and_what_is_delivered_is_not_for_answer
     assert {b.headline for b in found.values()} == {"auc", "agreement"}
     assert [len(b.checks) for b in found.values()] == [2, 2, 1, 1], "noise hides no model from who is sent it"
     worst = {e.defense.id: (e.plain, e.worst) for e in found["extraction", "iterate"].entries}["bad"]
-    assert [r.config.attack.id for r in worst] == ["query", "unmask"]
+    assert [r.config.attack.id for r in worst] == ["query", "extract_regression"]
 
 
 def test_extraction_is_ranked_where_the_undefended_model_is_read_and_attacks_know_the_defense_or_by_error(fabricate):
@@ -152,9 +153,11 @@ def test_rows_of_tables_are_ranked_by_error_and_never_by_decibels(fabricate, non
     some = [("none", None, none, 50.0, False), ("full_noise", None, 0.9, 8.0, False)]
     some += [("bad", 1.0, 0.05, 34.0, True), ("good", 1.0, 0.8, 36.0, True), ("good", 1.0, 0.9, 45.0, False)]
     row = partial(fabricate, kind="reconstruction", shape=(16,))
-    (board,) = boards([row(d, v, f"strong{k}", share=db, error=e, adaptive=k) for d, v, e, db, k in some], no_claims)
+    (board,) = boards(
+        [row(d, v, ("dlg", "adaptive_dp")[k], share=db, error=e, adaptive=k) for d, v, e, db, k in some], no_claims
+    )
     assert (board.headline, board.reliable, board.images) == ("rmse_mean", reliable, False)
-    assert next(e for e in board.entries if e.defense.id == "good").worst.attack == "strongTrue"
+    assert next(e for e in board.entries if e.defense.id == "good").worst.attack == "adaptive_dp"
     assert ranks(board) == (ORDER if reliable else dict.fromkeys(ranks(board), ""))
 
 

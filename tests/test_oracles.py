@@ -149,14 +149,16 @@ def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, 
 
     monkeypatch.setattr(NoDefense, "upload", upload)
     run = federate(NoDefense())
-    real, *others = (run.seeds.token("session", name) for name in ("real", "probe-0", "probe-1", "observed"))
-    assert run.run(1) and set(told) == {(real, 1)}
+    first, real = (run.seeds.token("session", "real", number) for number in (1, 2))
+    others = [run.seeds.token("session", name, 2) for name in ("probe-0", "probe-1", "observed")]
+    assert run.run(1) and set(told) == {(first, 1)}
     told.clear()
     before = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
     run.probe({Slot(probe, client): Data(digits.x[:2], digits.y[:2]) for probe in (0, 1) for client in range(4)})
     run.observe()
     assert set(told) == {(session, 2) for session in others}
-    assert all(re.fullmatch("[0-9a-f]{16}", session) for session in (real, *others)), "no name tells a probe"
+    assert all(re.fullmatch("[0-9a-f]{16}", session) for session in (first, real, *others)), "no name tells a probe"
+    assert len({first, real, *others}) == 5, "nor does remembering one"
     after = leaves((run.parties.server, run.parties.clients))
     assert len(before) > 4 and all(map(torch.equal, before, after))
     assert run.run(2) and told[-1] == (real, 2)

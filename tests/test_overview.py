@@ -13,13 +13,13 @@ from ppbench.records.schema import Metric
 from ppbench.records.store import Images, Store
 from ppbench.report.cap import caps
 from ppbench.report.frame import frame_of, key_of
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page import drawings
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import PLAIN
 from ppbench.report.page.costs import costs, relative_costs
 from ppbench.report.page.drawings import write_figures
-from ppbench.report.page.entries import adaptive, knowing
 from ppbench.report.page.evaluations import judged, said
 from ppbench.report.page.html import Page
 from ppbench.report.page.overview import overviews
@@ -51,14 +51,14 @@ def head(records):
 def grid(make, *values, **about):
     """Return a defense at control values, each with its worst case in dB and its accuracy."""
     more = dict(control="sigma", adaptive=True) | about
-    return [make("dp", v, "strong", "reconstruction", db, accuracy=acc, **more) for v, db, acc in values]
+    return [make("dp", v, "adaptive_dp", "reconstruction", db, accuracy=acc, **more) for v, db, acc in values]
 
 
 @pytest.mark.parametrize(
     ("values", "verdict", "told"),
     [
         (((0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)), "holds here", 0.1),  # the best model that hides
-        (((0.1, 30.0, 0.95), (1.0, 24.0, 0.2)), "falls to strong", 0.1),  # a useless model is no row's
+        (((0.1, 30.0, 0.95), (1.0, 24.0, 0.2)), "falls to adaptive_dp", 0.1),  # a useless model is no row's
         (((0.1, 30.0, 0.95), (1.0, 8.0, 0.4)), "hides images, useless model", 1.0),
         (((0.1, 30.0, 0.95), (1.0, 18.7, 0.9)), "undecided", 1.0),
         (((1.0, 8.0, 0.9),), "holds here", 1.0),
@@ -78,7 +78,7 @@ def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate):
     ]
     known = grid(fabricate, (0.0, 34.0, 0.9), (0.1, 40.0, 0.9), (0.5, 41.0, 0.9))
     found = row(controls(fabricate) + plain + known)
-    assert (found.verdict, found.value.entry.defense.control.value) == ("falls to strong", 0.1)
+    assert (found.verdict, found.value.entry.defense.control.value) == ("falls to adaptive_dp", 0.1)
 
 
 def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate):
@@ -145,19 +145,19 @@ def test_rows_of_tables_fall_when_half_are_within_a_tenth(fabricate):
         about = dict(shape=(16,), adaptive=True)
         none = fabricate("none", None, "linear", "reconstruction", 50.0, error=0.01, shape=(16,))
         noise = fabricate("full_noise", None, "linear", "reconstruction", 8.0, error=0.9, shape=(16,))
-        return [none, noise, fabricate("dp", 0.1, "strong", "reconstruction", 50.0, error=error, **about)]
+        return [none, noise, fabricate("dp", 0.1, "adaptive_dp", "reconstruction", 50.0, error=error, **about)]
 
-    assert row(at(0.05)).verdict == "falls to strong" and row(at(0.5)).verdict == "holds here"
+    assert row(at(0.05)).verdict == "falls to adaptive_dp" and row(at(0.5)).verdict == "holds here"
 
 
 def test_a_role_that_falls_takes_the_control_value_with_it(fabricate):
     quiet, loud = grid(fabricate, (0.1, 8.0, 0.93)), grid(fabricate, (0.1, 30.0, 0.93), role="pilot")
     found = row([*controls(fabricate), *quiet, *loud])
-    assert found.verdict == "falls to strong" and len(found.grid) == 1
+    assert found.verdict == "falls to adaptive_dp" and len(found.grid) == 1
 
 
 def other(make):
-    return [make("spn", 0.1, "strong", "reconstruction", 34.0, adaptive=True, control="alpha2")]
+    return [make("spn", 0.1, "adaptive_dp", "reconstruction", 34.0, adaptive=True, control="alpha2")]
 
 
 def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate):
@@ -207,7 +207,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown_if_there_is_any(dama
 def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):
     def drawn(*values):
         found = boards([*controls(fabricate), *grid(fabricate, *values)], no_claims)
-        (path,) = (p for p in write_figures(tmp_path, found, frozenset()) if p.match("ppc-*.png"))
+        (path,) = (p for p in write_figures(tmp_path, found, Knowledge()) if p.match("ppc-*.png"))
         return path.read_bytes(), path.stat().st_mtime_ns
 
     first = drawn((0.1, 8.0, 0.9), (0.2, 9.0, 0.8))
@@ -248,7 +248,7 @@ def test_boards_keep_suites_apart_and_seeds_together_each_with_lines_of_its_own(
     assert len(labels) == 2, "one board a suite, all seeds on it"
     names = [entry.name for entry in labels[0].entries if entry.defense.id == "spn"]
     assert len(names) == len(set(names)) == 18 and "spn strength = 0.01, seed 1" in names
-    known = knowing(many)
+    known = Knowledge.of(many)
     for board in found[:3]:
         for ppc in ppcs(board, known):
             for line in ppc.lines:
@@ -260,9 +260,9 @@ def test_boards_keep_suites_apart_and_seeds_together_each_with_lines_of_its_own(
 def test_an_attack_knows_the_defense_through_what_it_follows(many, bench_page):
     record = next(r for r in many if r.config.attack.kind == "tracing")
     follows = record.config.attack.follows
-    assert not adaptive(record, frozenset()) and adaptive(record, frozenset([follows]))
+    assert not Knowledge().adaptive(record) and Knowledge(frozenset([follows])).adaptive(record)
     found = bench_page.synthetic(2, kinds=("membership",))
-    assert follows not in knowing(many) and knowing(found) == {"mia_knowing"}
+    assert follows not in Knowledge.of(many).declared and Knowledge.of(found).declared == {"mia_knowing"}
 
 
 def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_figures_as_there_is_place(

@@ -125,6 +125,12 @@ SeedFixed = spoilt(
 )
 
 
+Wary = spoilt(  # believes to know training by its session's name
+    "Wary",
+    upload=lambda self, ctx, me, result: Update(tree_map(lambda v: v if int(ctx.session, 16) % 2 else v / 2, result)),
+)
+
+
 def rolled(self, ctx, server, client, upload):
     """What others are told of an upload: not what `aggregate` below steps on."""
     return tree_map(lambda value: value.roll(1), upload.params)
@@ -155,6 +161,7 @@ FAULTS = [
     (SeedFixed, "one_seed_one_result", "two seeds give the same weights"),
     (Forgetful, "resumes", "a checkpoint and two more"),
     (InPlace, "probes_move_nothing", "a probe changed the training"),
+    (Wary, "probes_are_steps_of_training", "other bits than training does"),
     (spoilt("Branching", compute=compute_otherwise), "loop_equals_vmap", "loop and vmap differ"),
     (FreeNumber, "bytes_are_counted", "sends the value 1.0, of which no byte is counted"),
     (AroundTheWire, "bytes_are_counted", "no byte in a round and the model has moved"),

@@ -10,6 +10,7 @@ from ppbench.commands.terminal import WIDTH, tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls, rebuilt_share, widened
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.entries import badges_of
 from ppbench.report.verdict import sentences
 from ppbench.report.verdict.lines import held, lines, listed
@@ -238,7 +239,7 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
     assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: table rows come back with a mean relative error of 0.30 [0.30, 0.30] (dlg); batch 1, at "
-        "random weights; MSE 0.0702 (0.0601 undefended)."
+        "random weights; MSE 0.0702 (0.0601 undefended); no attack here is shown to know of it."
     )
     assert "diverged" not in " ".join(sentences("dp", records))
     label = fabricate("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", mse=0.0702, **numbers)
@@ -370,4 +371,4 @@ def test_what_belies_a_defense_stands_in_its_sentence(code, decibels, says, fabr
     larger = fabricate("ppdl", 0.3, "dlg", "reconstruction", decibels, control="theta", batch=4)
     both = [one.model_copy(update={"flags": [remark]}) for one in (record, larger)]
     assert not any("stay hidden" in sentence for sentence in sentences("ppdl", both))
-    assert [badge.text for badge in badges_of(both, frozenset())] == ["plain attacks only", "belied"]
+    assert [badge.text for badge in badges_of(both, Knowledge())] == ["plain attacks only", "belied"]

@@ -149,7 +149,7 @@ def context(
 ) -> Context:
     """Return what a party has at hand in one step; its generator is its own, for this step and purpose alone."""
     draws = seeds.generator("party", purpose, session, round_, step, party)
-    return Context(plan, round_, seeds.token("session", session), party, draws)
+    return Context(plan, round_, seeds.token("session", session, round_), party, draws)
 
 
 @dataclass

@@ -95,8 +95,9 @@ class Plan:
 class Context:
     """All that a party has at hand beside its state: the plan, where we are, and its own randomness.
 
-    round: 0 at set-up. session: another in training and in every fork (probes, observed rounds), or masks would be
-    those of the real round; derive them from it. It tells no more: nobody's code can know a probe by it. party: client
+    round: 0 at set-up. session: another in every round and every fork (probes, observed rounds), or masks would be
+    those of the real round; derive them from it. It tells no more: nobody's code can know a probe by it, not by
+    remembering earlier ones either. party: client
     index, or SERVER. generator: draws for this party in this step only.
     """
 

@@ -18,6 +18,7 @@ DEFENSE_PROPERTIES: Mapping[str, Property[Trial]] = {
     "resumes": partial(mechanics.resumes, schedule="parallel"),
     "resumes_round_robin": partial(mechanics.resumes, schedule="round_robin"),
     "probes_move_nothing": mechanics.probes_move_nothing,
+    "probes_are_steps_of_training": mechanics.probes_are_steps_of_training,
     "loop_equals_vmap": mechanics.loop_equals_vmap,
     "bytes_are_counted": mechanics.bytes_are_counted,
     "messages_keep_their_form": mechanics.messages_keep_their_form,

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, encode, leaves, nbytes
 from ppbench.federation.contract import Server
 from ppbench.federation.drive import Drive, Parties, client_map
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Local
-from ppbench.federation.wire import SERVER, Wire
+from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial
 from ppbench.testing.findings import NotAsked, unnamed
-from ppbench.testing.scene import Trial, apart, at, folder, same, victims_of
+from ppbench.testing.scene import SHARD, Trial, apart, at, folder, same, victims_of
 
 ROUNDS = 2
+PROBES = 8
+"""Sessions that are compared with one of training."""
 
 
 def declares_itself(trial: Trial) -> Iterator[str]:
@@ -96,6 +100,54 @@ def probes_move_nothing(trial: Trial) -> Iterator[str]:
         yield f"a probe changed the training after it (by up to {far:.2g}); never change a state in place, return one"
     if probed.wire.up != plain.wire.up:
         yield "a probe changed the count of training's bytes"
+
+
+@dataclasses.dataclass(frozen=True)
+class OneDraw(Seeds):
+    """Seeds by which a party draws the same in every session; sessions keep names of their own."""
+
+    def generator(self, role: str, *index: int | str) -> torch.Generator:
+        """Return the generator of a party's purpose, round and step; index: purpose, session, and these."""
+        return super().generator(role, *index[:1], *index[2:])
+
+
+def probes_are_steps_of_training(trial: Trial) -> Iterator[str]:
+    """Ask whether equal states, batches and draws make equal bits in training and in a probe: nobody may notice it.
+
+    Masks are of their session: where uploads differ, what the server sends after the round must be the same, to float
+    tolerance.
+    """
+    local, told = replace(trial.plan.local, batch=SHARD), False
+    for upload, kind in (("delta", "local"), ("gradient", "gradient")):
+        try:
+            run = trial.federate(start=False, local=replace(local, upload=upload), schedule="parallel")
+            run.seeds = OneDraw(0)
+            run.start(initial(run.plan.spec, 1))
+        except UsageError:
+            continue
+        sent, ended = _round_of_training(run)
+        mail, told = (
+            run.probe({Slot(p, c): shard for p in range(PROBES) for c, shard in run.shards.items()}, kind).mail,
+            True,
+        )
+        probes = [[letter for letter in mail if letter.probe == probe] for probe in range(PROBES)]
+        uploads = [[letter.message for letter in some if letter.receiver == SERVER] for some in probes]
+        if any(not same(sent, u) and _excess(ended, p[-1].message) > 1 for u, p in zip(uploads, probes, strict=True)):
+            yield (
+                f"with {upload} uploads a probe gives other bits than training does from the same state, batch and "
+                "draws; nothing may hang on the session, on how many examples there are, or on the plan's upload"
+            )
+    if not told:
+        raise NotAsked("it refuses both kinds of uploads in this federation")
+
+
+def _round_of_training(run: Federation) -> tuple[list[Tree], Tree]:
+    """Return what clients sent in a round of training, and what the server sends after it; `run` stays as it was."""
+    parties, wire = Parties(run.parties.server, list(run.parties.clients)), Wire(keep=True)
+    drive = run.drive(run.plan, run.session, -1, run.round + 1, wire, parties, run.shards)
+    drive.run(drive.begin(range(run.plan.clients)))
+    _, message = run.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
+    return [letter.message for letter in wire.mail if letter.receiver == SERVER], message
 
 
 def loop_equals_vmap(trial: Trial) -> Iterator[str]:

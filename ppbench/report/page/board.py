@@ -22,8 +22,8 @@ from ppbench.records.times import time_of
 from ppbench.report.claims import Checked, Unchecked, check
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards
-from ppbench.report.page.entries import knowing
 from ppbench.report.page.evaluations import checks_of, judged, said
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv
@@ -133,7 +133,8 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     records = frame_of(records)
     found, told = boards(records, claimed, sound), judged(records, sound)
     checks = [check.sentence for check in checks_of(told)]
-    drawn = write_figures(store.out / "figures", found, knowing(records))  # first: the page takes what is drawn here
+    folder = store.out / "figures"
+    drawn = write_figures(folder, found, Knowledge.of(records))  # first: the page takes what is drawn here
     page = Page(
         records,
         reliability=checks if harness.ok else [harness.sentence, *checks],

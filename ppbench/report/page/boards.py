@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ppbench.questions.base import Missing, Question, question_for, question_of
-from ppbench.questions.image_metrics import NEAR
 from ppbench.records.figure import best, leak
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BROKEN, Check, check_controls, rebuilt_share
+from ppbench.report.controls import Check, check_controls
 from ppbench.report.frame import BOARD, ROW, SCOPE, Frame, Key, frame_of
-from ppbench.report.page.entries import Board, Entry, adaptive, badges_of, knowing
+from ppbench.report.knowing import Knowledge, breaks
+from ppbench.report.page.entries import UNINFORMED, Board, Entry, badges_of
 from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
 
 STAGE_ORDER = ("init", "iterate", "final", "audit")
-UNRANKED = {"plain attacks only", "belied", "diverged", "failed", "control"}
+UNRANKED = {*UNINFORMED, "belied", "diverged", "failed", "control"}
 """Badges of rows that have no rank."""
 
 
 def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
     """Return every board of `records`, in the order of their questions; `sound` as of `judged`, else none is ranked."""
     frame = frame_of(records)
-    scopes, known = frame.by(SCOPE), knowing(records)
+    scopes, known = frame.by(SCOPE), Knowledge.of(frame)
     known_here = frame.of([record for record in frame if not isinstance(question_for(record), Missing)])
     groups = sorted(known_here.by(BOARD).items(), key=lambda pair: _place(pair[0]))
     return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound) for key, some in groups]
@@ -36,22 +36,22 @@ def _place(setting: Key) -> tuple[object, ...]:
 
 
 def _board(
-    setting: Key, members: Frame, scope: Sequence[Record], known: frozenset[str], claims: Claims, sound: bool
+    setting: Key, members: Frame, scope: Sequence[Record], known: Knowledge, claims: Claims, sound: bool
 ) -> Board:
     question = question_of(setting.kind)
     name, rows = question.headline(members[0].config), members.by(ROW)
     differs = differences(list(rows))
     entries = [_entry(key, rows[key], name, known, claims, differs[key]) for key in sorted(rows, key=Key.text)]
-    checks = _checks(question, name, entries, scope)
+    checks = _checks(question, entries, scope)
     reliable = sound and all(check.ok is True for check in checks)
     placed = _ranked(entries, name) if reliable and not setting.intended else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: _order(e, name))), checks, reliable)
 
 
-def _entry(key: Key, members: Frame, name: str, known: frozenset[str], claims: Claims, differs: str) -> Entry:
+def _entry(key: Key, members: Frame, name: str, known: Knowledge, claims: Claims, differs: str) -> Entry:
     flags = {(flag.code, flag.detail): flag for record in members for flag in record.flags}
     claimed = sorted({text for record in members if (text := claims(record))})
-    plain = members.of([r for r in members if not adaptive(r, known)])
+    plain = members.of([r for r in members if not known.adaptive(r)])
     worst = members.worst(name)
     return Entry(
         key=key,
@@ -102,37 +102,24 @@ def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
 
 
 # -- controls: whether the ranks of a board mean something ------------------------------------------------------------
-def _checks(question: Question, headline: str, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:
+def _checks(question: Question, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:
     """Return the controls' verdict on one board: over `scope`, and that the attacks break `none` on this very board."""
     found = {check.control: check for check in check_controls(scope)}
-    own = _none_falls(question, headline, entries, found["none"])
+    own = _none_falls(question, entries, found["none"])
     # Uploads of noise hide no model from who is sent it: extraction has one control only.
     return (own, found["full_noise"]) if question.noise else (own,)
 
 
-def _none_falls(question: Question, headline: str, entries: Sequence[Entry], general: Check) -> Check:
+def _none_falls(question: Question, entries: Sequence[Entry], general: Check) -> Check:
     undefended = [e for e in entries if e.defense.id == "none"]
     if not undefended:
         return Check("none", None, "The undefended model is not on this board.")
     if question.inputs and all(e.worst is None for e in undefended):
         return general  # only labels were attacked
-    if not all(any(_broken(question, record, headline) for record in entry.records) for entry in undefended):
+    if not all(
+        any(breaks(record) for record in entry.records if question_for(record) is question) for entry in undefended
+    ):
         return Check("none", False, "The attacks do NOT break the undefended model on this board.")
     if general.ok is False and question.inputs:
         return general
     return Check("none", True, "The attacks break the undefended model on this board.")
-
-
-def _broken(question: Question, record: Record, headline: str) -> bool:
-    """Return whether an attack breaks `none`: half of the victims rebuilt, outputs read, or a figure above chance."""
-    if record.status != "complete" or record.config.attack.oracle:
-        return False
-    if question.inputs:
-        share = rebuilt_share(record)
-        return share is not None and (share.value or 0.0) >= BROKEN
-    metric = record.metric(headline)
-    if metric is None or metric.value is None:
-        return False
-    if metric.name == "output_error":
-        return metric.value <= NEAR
-    return metric.low is not None and metric.low > (metric.chance or 0.0)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
-from ppbench.report.page.entries import adaptive
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.table import Row, further, tuned_text
 
 PLAIN = 200
@@ -48,8 +48,8 @@ class Cells:
     total: int
 
 
-def cells_of(table: Sequence[Row], records: Sequence[Record], known: frozenset[str]) -> Cells:
-    """Return the table of `records`, whose rows `table` are in the order of the CSV; `known` as `knowing` gives it."""
+def cells_of(table: Sequence[Row], records: Sequence[Record], known: Knowledge) -> Cells:
+    """Return the table of `records`, whose rows `table` are in the order of the CSV; `known`: who knows a defense."""
     by_id = {record.cell_id: record for record in records}
     columns = _columns(table, records, known)
     lines = [[column.of(row, by_id[str(row["cell_id"])]) for column in columns] for row in table]
@@ -62,7 +62,7 @@ def cells_of(table: Sequence[Row], records: Sequence[Record], known: frozenset[s
     return Cells(columns, plain, data, len(table))
 
 
-def _columns(table: Sequence[Row], records: Sequence[Record], known: frozenset[str]) -> tuple[Column, ...]:
+def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) -> tuple[Column, ...]:
     """Return the columns; suite and seed where there are several, figures that some cell has."""
 
     def field(title: str, name: str, kind: str = "text") -> Column:
@@ -79,7 +79,7 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: frozenset[s
         Column("Control", "text", lambda row, _: row["control"] or ""),
         field("Value", "control_value", "number"),
         Column("Attack", "text", lambda _, record: _attack(record)),
-        Column("Knows", "text", lambda row, record: _knows(row, adaptive(record, known))),
+        Column("Knows", "text", lambda row, record: _knows(row, known.adaptive(record))),
         field("Threat", "threat_model"),
         Column("Data", "text", lambda row, _: f"{row['dataset']}, {row['model']}"),
         field("Stage", "stage"),

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from ppbench.base.files import write_atomic
 from ppbench.report.cap import Cap
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.curves import curves
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import ALONE
@@ -37,7 +38,7 @@ class Drawings:
         return Chart(plot.title, Markup(svg) or None, caps)
 
 
-def write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -> list[Path]:
+def write_figures(folder: Path, found: Sequence[Board], known: Knowledge) -> list[Path]:
     """Write all boards' figures as SVG, and as PNG those whose label there differs; remove drawings of none."""
     folder.mkdir(exist_ok=True)
     written: list[Path] = []
@@ -57,7 +58,7 @@ def write_figures(folder: Path, found: Sequence[Board], known: frozenset[str]) -
     return written
 
 
-def _named(board: Board, known: frozenset[str]) -> Iterator[tuple[str, Plot]]:
+def _named(board: Board, known: Knowledge) -> Iterator[tuple[str, Plot]]:
     """Yield a board's figures with words that name their files."""
     setting = board.setting
     plain = (setting.probe, setting.probe_rounds) == ("gradient", 1)

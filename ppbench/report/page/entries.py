@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.questions.base import question_for
-from ppbench.records.figure import best
 from ppbench.records.schema import DefenseInfo, Flag, Record
-from ppbench.report.controls import BELIED, CONTROLS, Check, is_image, unread, value
+from ppbench.report.controls import BELIED, CONTROLS, Check, is_image, unread
 from ppbench.report.frame import Key
-from ppbench.report.worst import Measured, WorstCase, knows
+from ppbench.report.knowing import Knowledge
+from ppbench.report.worst import WorstCase
+
+UNINFORMED = ("plain attacks only", "knowledge not shown")
+"""Badges of rows on which no attack is shown to know the defense."""
 
 
 @dataclass(frozen=True)
@@ -89,26 +91,19 @@ class Board:
         return is_image(self.entries[0].sample)
 
 
-def knowing(records: Iterable[Record]) -> frozenset[str]:
-    """Return the attacks that know the defense by themselves: what `adaptive` needs to know of all records."""
-    return frozenset(record.config.attack.id for record in records if record.config.attack.adaptive)
-
-
-def adaptive(found: Measured, known: frozenset[str]) -> bool:
-    """Return whether an attack knows the defense, itself or through the attack whose images it uses."""
-    return knows(found) or found.config.attack.follows in known
-
-
-def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badge]:
-    """Yield the remarks on a row of `members` that a reader must not miss; `known` as `knowing` gives it."""
+def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
+    """Yield the remarks on a row of `members` that a reader must not miss; `known`: which attacks know a defense."""
     defense, utility = members[0].config.defense.id, members[0].utility
     if defense in CONTROLS:
         yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
-    elif not any(adaptive(r, known) and r.status == "complete" for r in members):
-        yield Badge("plain attacks only", "warning", "No attack here knows this defense, so it is not ranked.")
+    elif not any(known.adaptive(r) and r.status == "complete" for r in members):
+        yield Badge(UNINFORMED[0], "warning", "No attack here knows this defense, so it is not ranked.")
+    elif not known.vouches(members):
+        title = "Attacks here say that they know this defense, and nothing else shows it: not ranked."
+        yield Badge(UNINFORMED[1], "warning", title)
     if any(flag.code in BELIED for record in members for flag in record.flags):
         yield Badge("belied", "error", "Its server, or its training, belies what attacks are shown: not ranked.")
-    if _weaker_when_knowing(members, known):
+    if known.weaker(members):
         yield Badge(
             "knows more, finds less",
             "warning",
@@ -121,13 +116,3 @@ def badges_of(members: Sequence[Record], known: frozenset[str]) -> Iterable[Badg
             yield Badge(status, "error", title)
     if utility.low is not None and utility.low <= utility.chance:
         yield Badge("accuracy at chance", "warning", "The model is no better than guessing; its privacy is cheap.")
-
-
-def _weaker_when_knowing(members: Sequence[Record], known: frozenset[str]) -> bool:
-    """Return whether every attack that knows the defense is over a dB worse than a plain one (AutoAttack's flag)."""
-    images = [r for r in members if question_for(r).inputs]
-    knowing, plain = (
-        value(best([r for r in images if adaptive(r, known) == knows], "psnr_median"), "psnr_median")
-        for knows in (True, False)
-    )
-    return knowing is not None and plain is not None and is_image(members[0]) and knowing < plain - 1

@@ -17,12 +17,13 @@ from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.cap import caps
 from ppbench.report.frame import Frame, frame_of
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import cells_of
 from ppbench.report.page.costs import TimesOf, costs
 from ppbench.report.page.curves import curves
 from ppbench.report.page.drawings import Drawings
-from ppbench.report.page.entries import Board, adaptive, knowing
+from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.overview import overviews
@@ -65,7 +66,8 @@ class Page:
 
     def html(self) -> str:
         """Return the page."""
-        frame, known = frame_of(self.records), knowing(self.records)
+        frame = frame_of(self.records)
+        known = Knowledge.of(frame)
         found = boards(frame, self.claims, self.sound) if self.found is None else self.found
         album = Album(_past(self.images, self.problems))
         sections = list(_sections(found, frame, known, album))
@@ -76,7 +78,7 @@ class Page:
         groups = dict.fromkeys(s.group for s in sections)
         return template().render(
             titles={name: title for question in questions().values() for name, title in question.figures},
-            knows=lambda found: adaptive(found, known),
+            knows=known.adaptive,
             verdict=verdict_of(self.said) if len(parts) == 1 else [],
             told=TOLD,
             glance=glance if len(parts) > 1 or len(glance) > 1 else [],
@@ -112,7 +114,7 @@ def _past(read: Callable[[Record], T | None], problems: list[str]) -> Callable[[
     return tolerant
 
 
-def _sections(found: Sequence[Board], records: Frame, known: frozenset[str], album: Album) -> Iterator[Section]:
+def _sections(found: Sequence[Board], records: Frame, known: Knowledge, album: Album) -> Iterator[Section]:
     """Yield the boards with their images and figures."""
     series, drawings = caps(records), Drawings()
     for index, board in enumerate(found, start=1):

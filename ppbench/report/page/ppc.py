@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from ppbench.questions.base import question_of, questions
 from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, PpcPoint, SeriesCap, ppc_point
-from ppbench.report.page.entries import Board, Entry, adaptive
+from ppbench.report.knowing import Knowledge
+from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.figures import INK, tip
 from ppbench.report.page.sections import weights
 
@@ -137,7 +138,7 @@ class Ppc:
         left.set_xlabel("log10(r + 1), r = gradient / perturbation")
 
 
-def ppcs(board: Board, known: frozenset[str]) -> list[Ppc]:
+def ppcs(board: Board, known: Knowledge) -> list[Ppc]:
     """Return a figure a defense and distance with two control values; rows that differ in more are other lines."""
     lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
     for entry in board.entries:
@@ -145,7 +146,7 @@ def ppcs(board: Board, known: frozenset[str]) -> list[Ppc]:
             point, control = ppc_point(record), entry.defense.control
             if point is not None and control is not None:
                 key = (entry.defense.id, control.name, point.distance.name)
-                lines[key].setdefault((_line_name(entry, record), adaptive(record, known)), []).append(point)
+                lines[key].setdefault((_line_name(entry, record), known.adaptive(record)), []).append(point)
     found = []
     for (defense, control_name, distance), attacks in sorted(lines.items()):
         drawn = [Line(name, knows, tuple(points)) for (name, knows), points in sorted(attacks.items())]

@@ -14,8 +14,9 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.controls import is_image, value
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import Entry, adaptive
+from ppbench.report.page.entries import Entry
 from ppbench.report.page.evaluations import Said
 from ppbench.report.page.sections import Section
 from ppbench.report.page.sprites import Album, Floats
@@ -99,7 +100,7 @@ def profiles(
     outcomes: Sequence[Outcome],
     costs: Sequence[CostRow],
     album: Album,
-    known: frozenset[str],
+    known: Knowledge,
 ) -> list[Profile]:
     """Return one part for each defense on the boards but the controls, by name."""
     rows: dict[str, list[tuple[Section, Entry]]] = {}
@@ -122,7 +123,7 @@ def profiles(
     ]
 
 
-def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: frozenset[str]) -> Iterator[Gallery]:
+def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: Knowledge) -> Iterator[Gallery]:
     """Yield the reconstructions of the settings that have any."""
     for section, entry in rows:
         if section.question.inputs and is_image(entry.sample):
@@ -131,9 +132,9 @@ def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: froze
                 yield found
 
 
-def _gallery(section: Section, entry: Entry, album: Album, known: frozenset[str]) -> Gallery | None:
+def _gallery(section: Section, entry: Entry, album: Album, known: Knowledge) -> Gallery | None:
     told = [r for r in entry.records if question_for(r).inputs and r.status == "complete"]
-    sides = [best([r for r in told if adaptive(r, known) == knows], "psnr_median") for knows in (False, True)]
+    sides = [best([r for r in told if known.adaptive(r) == knows], "psnr_median") for knows in (False, True)]
     shown = [r for r in sides if r is not None]
     main = _sprite(shown, album, known)
     if main is None:
@@ -142,7 +143,7 @@ def _gallery(section: Section, entry: Entry, album: Album, known: frozenset[str]
     return Gallery(section.short, entry.name, main, _sprite(rest, album, known))
 
 
-def _sprite(records: Sequence[Record], album: Album, known: frozenset[str]) -> Sprite | None:
+def _sprite(records: Sequence[Record], album: Album, known: Knowledge) -> Sprite | None:
     """Return the originals above each record's reconstructions; above its own where it asked about other victims."""
     rows: list[Floats] = []
     shots: list[Shot] = []
@@ -159,6 +160,6 @@ def _sprite(records: Sequence[Record], album: Album, known: frozenset[str]) -> S
             shots.append(Shot("originals", False, None, ""))
         rows.append(found.guess)
         psnr = value(record, "psnr_median")
-        shots.append(Shot(record.config.attack.id, adaptive(record, known), psnr, record.cell_id))
+        shots.append(Shot(record.config.attack.id, known.adaptive(record), psnr, record.cell_id))
     uri = album.sprite(rows) if rows else None
     return None if uri is None else Sprite(uri, tuple(shots))

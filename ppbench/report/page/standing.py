@@ -10,7 +10,7 @@ from ppbench.records.figure import leak
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, is_image, rebuilding
 from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import Entry
+from ppbench.report.page.entries import UNINFORMED, Entry
 from ppbench.report.verdict.verdict import Fate, members_fate, outputs_fate, rebuilt_fate, unless_belied
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
@@ -146,7 +146,7 @@ def _hidden(value: Value, none: Value | None) -> tuple[str, Tone]:
         return "undecided, attacks failed", "warning"
     if useless(value, none):
         return f"hides {what}, useless model", "warning"
-    if any(badge.text == "plain attacks only" for badge in value.entry.badges):
+    if any(badge.text in UNINFORMED for badge in value.entry.badges):
         return f"hides {what} from plain attacks", "warning"
     given = [word for word, is_given in (("labels", value.gives_labels), ("members", value.gives_members)) if is_given]
     if given:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.figure import best
 from ppbench.records.schema import Record, Utility
 from ppbench.report.controls import BELIED, is_image, rebuilding, value
+from ppbench.report.frame import Key
+from ppbench.report.knowing import Knowledge
 from ppbench.report.verdict.lines import STAGES, Row, by, decibels, figure, lines, listed, probed, utility_text
 from ppbench.report.verdict.verdict import HIDDEN, Fate, Verdict, fate, rebuilt_fate, together, unless_belied
 from ppbench.report.worst import WorstCase, attack_of
@@ -19,7 +21,7 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     Of pixels one a control value, at the smallest batch, at random weights where attacked there; values at which the
     server sees what it would see without the defense share one.
     """
-    said: list[Verdict] = []
+    said, known = list[Verdict](), Knowledge.of(records)
     everything = lines(records)
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.key.threat for row in everything})
@@ -32,8 +34,16 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
         for role in sorted({row.key.role for row in rows if row.key.defense == defense}):
             some = [row for row in rows if row.key.defense != defense or row.key.role == role]
             found = _seen(defense, some, masked and threat == "server/1", role)
-            said += [verdict.worded(prefix + verdict.sentence) for verdict in found]
+            informed = {row.key for row in some if known.vouches(row.of("reconstruction") or row.records)}
+            said += [verdict.worded(prefix + _qualified(verdict, informed)) for verdict in found]
     return said
+
+
+def _qualified(verdict: Verdict, informed: Container[Key]) -> str:
+    """Return a verdict's sentence; that something is hidden says so where nobody who knows of the defense tried."""
+    if verdict.fate != "hidden" or all(key in informed for key in verdict.settings):
+        return verdict.sentence
+    return f"{verdict.sentence[:-1]}; no attack here is shown to know of it."
 
 
 def _seen(defense: str, rows: Sequence[Row], masked: bool, role: str) -> list[Verdict]:

@@ -1,0 +1,67 @@
+"""Who declares to know a defense vouches for nothing by that: neither a rank nor a word can be bought with it."""
+
+import pytest
+
+from ppbench.report.page.boards import boards
+from ppbench.report.page.entries import UNINFORMED
+from ppbench.report.page.table import no_claims
+from ppbench.report.verdict import sentences
+
+CLAUSE = "; no attack here is shown to know of it."
+
+
+@pytest.fixture
+def scene(fabricate):
+    """Return controls that hold and a defense at two values under `dlg` and an attack that declares to know it."""
+
+    def make(attack, found, plain=(8.0, 8.0), none=35.0, knows_all=False):
+        records = [fabricate(d, None, "dlg", "reconstruction", db) for d, db in (("none", 35.0), ("full_noise", 6.0))]
+        records.append(fabricate("none", None, attack, "reconstruction", none, adaptive=knows_all))
+        for value, own, other in zip((0.1, 1.0), found, plain, strict=True):
+            records.append(fabricate("mine", value, "dlg", "reconstruction", other, control="sigma"))
+            told = dict(adaptive=True, control="sigma")
+            records.append(fabricate("mine", value, attack, "reconstruction", own, **told))
+        return records
+
+    return make
+
+
+def ranked(records):
+    """Return, by control value, a defense's rank and its badges about who knows it."""
+    (board,) = boards(records, no_claims)
+    rows = [entry for entry in board.entries if entry.defense.id == "mine"]
+    assert board.reliable
+    return {e.key.value: (e.rank, [b.text for b in e.badges if b.text in UNINFORMED]) for e in rows}
+
+
+def qualified(records):
+    return [s.endswith(CLAUSE) for s in sentences("mine", records) if "hides the median image" in s]
+
+
+def test_a_rank_cannot_be_bought_by_an_attack_that_says_that_it_knows(scene):
+    """A renamed iDLG: it breaks `none`, and finds what plain attacks find."""
+    bought = scene("bought", (8.0, 8.0))
+    assert ranked(bought) == {0.1: ("", [UNINFORMED[1]]), 1.0: ("", [UNINFORMED[1]])}
+    assert qualified(bought) == [True, True]
+
+
+def test_knowledge_shows_where_it_finds_what_nobody_else_does(scene):
+    """At one setting: then what it finds little of, at another, counts."""
+    proven = scene("theirs", (35.0, 8.0))
+    assert ranked(proven) == {0.1: ("2", []), 1.0: ("1", [])}
+    assert qualified(proven) == [False]
+    lame = scene("theirs", (35.0, 8.0), none=9.0)
+    assert all(badges == [UNINFORMED[1]] for _, badges in ranked(lame).values()), (
+        "it does not break what nothing protects"
+    )
+    for declared_of_all in (scene("theirs", (8.0, 8.0), knows_all=True), scene("theirs", (35.0, 35.0), (35.0, 35.0))):
+        assert all(rank == "" for rank, _ in ranked(declared_of_all).values())
+
+
+def test_ours_count_at_full_strength_and_the_generic_one_always(scene):
+    assert ranked(scene("adaptive_dp", (8.0, 7.5))) == {0.1: ("1-2", []), 1.0: ("1-2", [])}
+    weak = ranked(scene("adaptive_dp", (8.0, 6.0), (8.0, 9.0)))
+    assert weak[0.1][0] and weak[1.0] == ("", [UNINFORMED[1]]), "over a dB less than who knows nothing"
+    assert ranked(scene("adaptive_dp", (8.0, 6.0), (8.0, 30.0)))[1.0] == ("2", []), "what falls needs no voucher"
+    generic = ranked(scene("adaptive_server", (8.0, 6.0), (8.0, 9.0), knows_all=True))
+    assert all(rank and not badges for rank, badges in generic.values())
