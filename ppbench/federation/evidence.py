@@ -15,7 +15,9 @@ from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.wire import Slot
 
 Simulate = Callable[..., Params]
-Measure = Literal["squares", "absolute", "cosine", "hinge"]
+Measure = Literal["squares", "absolute", "cosine", "tensors", "hinge"]
+FLOOR = 1e-4
+"""A tensor counts as explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,8 @@ class Evidence:
         weight: precision of each entry (0 hides it), or of a tensor's entries alike (no axes); None for equal.
         noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, a sample.
         measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
-            over all entries (unknown scale); "hinge", where only signs o are observed, the mean over a tensor's
+            over all entries (unknown scale); "tensors" is the geometric mean of `FLOOR` + 1 - cosine of each tensor
+            (unknown scales, any of them poisoned: those that can be explained decide); "hinge", where only signs o are observed, the mean over a tensor's
             entries of relu(-s o / mean|s|), averaged over the tensors.
     """
 
@@ -68,6 +71,8 @@ class Evidence:
         """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
         if self.measure == "cosine":
             return self._cosine(simulated)
+        if self.measure == "tensors":
+            return self._tensors(simulated)
         if self.measure == "hinge":
             return self._hinge(simulated)
         total = next(iter(simulated.values())).new_zeros(())
@@ -88,6 +93,16 @@ class Evidence:
         cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=1e-30)
         return 1 - cosine
 
+    def _tensors(self, simulated: Params) -> Tensor:
+        total, count = next(iter(simulated.values())).new_zeros(()), 0.0
+        for name, s in simulated.items():
+            o = self.observed[name].to(s.dtype)
+            w = torch.ones_like(o) if self.weight is None else self.weight[name].to(s.dtype).expand_as(o)
+            seen = ((w * o * o).sum() > 0).to(s.dtype)
+            apart = 1 - (w * s * o).sum() / ((w * s * s).sum() * (w * o * o).sum()).clamp(min=1e-30).sqrt()
+            total, count = total + seen * torch.log(FLOOR + apart), count + seen
+        return (total / torch.as_tensor(count).clamp(min=1)).exp()
+
     def _hinge(self, simulated: Params) -> Tensor:
         parts = []
         for name, s in simulated.items():
@@ -100,7 +115,7 @@ class Evidence:
 
         Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
         """
-        if self.measure in ("cosine", "hinge"):
+        if self.measure in ("cosine", "tensors", "hinge"):
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()}).cpu()
 

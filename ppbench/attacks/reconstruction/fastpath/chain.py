@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo
-from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target
+from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target, tensors
 from ppbench.attacks.reconstruction.fastpath.layers import (
     ACTIVATIONS,
     Activation,
@@ -126,11 +126,11 @@ class ChainObjective:
         observed: Sequence[Params],
         weights: Sequence[Params] | None,
         batch: int,
-        measure: Literal["squares", "absolute", "cosine"] = "squares",
+        measure: Literal["squares", "absolute", "cosine", "tensors"] = "squares",
     ) -> None:
         self.steps, self.output, self.measure = steps, OUTPUTS[loss], measure
         self.layers = [step for step in steps if isinstance(step, Affine)]
-        self.targets = [target(layer, observed, weights, batch, factor=measure != "absolute") for layer in self.layers]
+        self.targets = [target(layer, observed, weights, batch, factor=measure in ("squares", "cosine")) for layer in self.layers]
         self.chosen: tuple[Tensor, list[Target]] | None = None
 
     def select(self, index: Tensor) -> list[Target]:
@@ -144,8 +144,9 @@ class ChainObjective:
         a, memos = forward(self.steps, x)
         pairs = backward(self.steps, memos, self.output.cotangent(a, y))
         layers = [(*pair, goal) for pair, goal in zip(pairs, self.select(index), strict=True)]
-        if self.measure == "cosine":
-            total, directions = cosine([gap(*layer) for layer in layers])
+        if self.measure in ("cosine", "tensors"):
+            joined = cosine if self.measure == "cosine" else tensors
+            total, directions = joined([gap(*layer) for layer in layers])
         else:
             parts = [(absolute if self.measure == "absolute" else residual)(*layer) for layer in layers]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]

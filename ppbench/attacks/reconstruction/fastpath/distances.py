@@ -7,7 +7,7 @@ With s and o the two gradients and w the precisions, all parameters together: "s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo, Outer
 from ppbench.base.tree import Params
+from ppbench.federation.evidence import FLOOR
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""
@@ -177,6 +178,47 @@ def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
     total = torch.where((a == 0) | (b == 0), 1.0, total)
     p, q = (1 - total) * a * a, a * b
     return total, [gap.combined(p, q).direction(gap.layer) for gap in gaps]
+
+
+def tensors(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
+    """Return the geometric mean over tensors of FLOOR + 1 - cos [S], and its slope by each layer.
+
+    Tensors of which nothing was observed are left out. The targets must be written out.
+    """
+    parts = [[_angle(s, o, w) for s, o, w in _tensors(gap)] for gap in gaps]
+    apart = torch.stack([angle.apart for some in parts for angle in some]) + FLOOR
+    seen = torch.stack([angle.seen for some in parts for angle in some])
+    count = seen.sum(0).clamp(min=1)
+    total = ((seen * apart.log()).sum(0) / count).exp()
+    scales, directions = iter(seen * total / (count * apart)), []
+    for gap, some in zip(gaps, parts, strict=True):
+        rows, *bias = [next(scales).view(-1, *[1] * (angle.slope.dim() - 1)) * angle.slope for angle in some]
+        directions.append(Direction(gap.layer.direction(rows), bias[0] if bias else None))
+    return total, directions
+
+
+@dataclass(frozen=True)
+class Angle:
+    """1 - cosine of one tensor and its target [S], the slope by the tensor, and whether anything was observed [S]."""
+
+    apart: Tensor
+    slope: Tensor
+    seen: Tensor
+
+
+def _angle(s: Tensor, o: Tensor, weight: Tensor | None) -> Angle:
+    a, b = _inverse_root(_squares(s, weight)), _inverse_root(_squares(o, weight))
+    apart = torch.where((a == 0) | (b == 0), 1.0, 0.5 * _squares(_minus(s, a, o, b), weight))
+    return Angle(apart, _times(_minus(s, (1 - apart) * a * a, o, a * b), weight, 1.0), (b != 0).to(s.dtype))
+
+
+def _tensors(gap: Gap) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield a layer's simulated weight and bias gradients with their targets and precisions."""
+    goal = gap.goal
+    assert gap.rows is not None and isinstance(goal.rows, Tensor)
+    yield gap.rows, goal.rows, goal.weight
+    if gap.bias is not None and goal.bias is not None:
+        yield gap.bias, goal.bias, goal.bias_weight
 
 
 def _inverse_root(size: Tensor) -> Tensor:
