@@ -9,11 +9,13 @@ import torch
 from observations import Seen, observation, psnr, reached, seeded, server_sees
 from torch import Tensor
 
+from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.layers_left_out import IGLayers, explained, hypotheses, layer, layers, masked
 from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
 from ppbench.attacks.reconstruction.search.priors import Norm, Sum, TotalVariation
+from ppbench.attacks.reconstruction.search.starts import posed
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
@@ -43,6 +45,50 @@ def test_slopes_of_priors_are_those_of_autograd(prior):
     found, mine = prior(x.detach(), index)
     assert torch.allclose(found, value(x).detach())
     assert torch.allclose(mine, slope)
+
+
+def test_color_edges_that_coincide_cost_less_than_those_that_do_not():
+    """Of three channels their differences vary too: nothing for grey images, as autograd has it for others."""
+    x = torch.rand(3, 2, 3, 5, 4, generator=seeded(), dtype=torch.float64).requires_grad_()
+    prior, index = TotalVariation(2.0), torch.arange(3)
+
+    def rough(x: Tensor) -> Tensor:
+        return x.diff(dim=-1).abs().flatten(1).mean(1) + x.diff(dim=-2).abs().flatten(1).mean(1)
+
+    pairs = torch.stack([x[:, :, a] - x[:, :, b] for a, b in ((0, 1), (1, 2), (2, 0))], 2)
+    value = 2.0 * (rough(x) + rough(pairs))
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    found, mine = prior(x.detach(), index)
+    assert torch.allclose(found, value.detach())
+    assert torch.allclose(mine, slope)
+    grey = x.detach()[:, :, :1].expand(-1, -1, 3, -1, -1)
+    assert torch.allclose(prior(grey, index)[0], prior(grey[:, :, :1], index)[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 16)])
+def test_a_balanced_prior_pulls_as_hard_as_the_observation_whatever_the_size(shape):
+    plan = Plan(net_spec("dlnet", shape, 4), 1)
+    x = torch.rand(2, *shape, generator=seeded(4))
+    evidence = [observation(plan, initial(plan.spec, 0), x[i : i + 1], torch.eye(4)[i : i + 1]) for i in range(2)]
+    victims = posed(evidence, plan, [Challenge(e.unit, 1) for e in evidence], seeded())
+    problem, index = IG(tries=2).problem(victims, evidence, 2), torch.arange(4)
+    free, balanced = replace(problem, penalty=None), problem.balanced(0.5)
+    value = free(problem.start, index)
+    added = balanced(problem.start, index).gradient - value.gradient
+    assert torch.allclose(added.abs().sum(1), 0.5 * value.gradient.abs().sum(1), rtol=1e-4)
+    assert len(set(balanced.strength.tolist())) == 4
+    assert free.balanced(0.5) is free
+
+
+def test_a_prior_that_says_nothing_of_a_start_or_that_nothing_pulls_against_has_no_weight():
+    plan = Plan(net_spec("mlp", (6,), 3, {}), 1)
+    evidence = observation(plan, initial(plan.spec, 0), torch.rand(1, 6, generator=seeded(1)), torch.eye(3)[:1])
+    victims = posed([evidence], plan, [Challenge(evidence.unit, 1)], seeded())
+    problem = IG().problem(victims, [evidence], 1)
+    assert problem.balanced(1.0).strength.tolist() == [0.0]
+    (found,) = IG(budget=5).attack(victims)
+    assert found.evaluations == 5
+    assert bool(found.x.isfinite().all())
 
 
 def test_inputs_without_a_grid_and_images_of_one_pixel_have_no_variation():

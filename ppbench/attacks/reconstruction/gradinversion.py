@@ -68,6 +68,7 @@ class GradInversion(Inversion):
     """
 
     name: ClassVar[str] = "gradinversion"
+    version: ClassVar[str] = "2"
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021"
 

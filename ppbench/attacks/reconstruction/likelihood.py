@@ -47,6 +47,7 @@ class Likelihood(Inversion):
     """
 
     name: ClassVar[str] = "likelihood"
+    version: ClassVar[str] = "2"
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 

@@ -88,6 +88,7 @@ class Problem:
         matching: D of the V victims' evidence.
         starts: first images, labels and nuisance unknowns of the S rows: a victim's rows follow one another.
         penalty: on the images, or None; multiplied by the present score, taken as a constant, if it is `fading`.
+        strength: [S] what each row's penalty is multiplied by, see `balanced`; None for 1.
     """
 
     space: Space
@@ -97,6 +98,7 @@ class Problem:
     tries: int = 1
     penalty: Penalty | None = None
     fading: bool = False
+    strength: Tensor | None = None
 
     def __call__(self, z: Tensor, index: Tensor) -> Value:
         """Return what whole rows z [S', n + E + ...] of the starts `index` [S'] are worth."""
@@ -110,6 +112,9 @@ class Problem:
         loss = score
         if self.penalty is not None:
             more, slope = self.penalty(x, index)
+            if self.strength is not None:
+                own = self.strength[index]
+                more, slope = own * more, _wide(own, slope) * slope
             if self.fading:
                 more, slope = score * more, _wide(score, slope) * slope
             loss, gx = score + more, gx + slope
@@ -119,6 +124,21 @@ class Problem:
     def start(self) -> Tensor:
         """The rows to begin with, where the space is that of images."""
         return self.starts.rows(self.starts.x.flatten(1))
+
+    def balanced(self, share: float) -> Problem:
+        """Return the problem with a penalty that pulls, at the starts, `share` times as hard as what was observed.
+
+        Its slope is then `share` times as long (summed |slope| over pixels) as that of the mismatch's logarithm, which
+        a `fading` penalty is weighed against. A weight that suits 8x8 digits is a thirtieth of what 32x32 photographs
+        need, but this share is alike for all. Costs one evaluation a row; the space must be that of images.
+        """
+        if self.penalty is None:
+            return self
+        index = torch.arange(len(self.start), device=self.start.device)
+        value = replace(self, penalty=None)(self.start, index)
+        wanted = value.gradient[:, : self.space.size].abs().sum(1) / value.score
+        pulling = self.penalty(self.starts.x, index)[1].abs().flatten(1).sum(1)
+        return replace(self, strength=torch.where((pulling > 0) & wanted.isfinite(), share * wanted / pulling, 0.0))
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
         """Return whole rows z of the starts `index` put back to where they may be: only the part that is an image."""
