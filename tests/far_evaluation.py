@@ -31,13 +31,13 @@ FOLLOWED = None, "dlg"
 
 SEARCHED = "analytic", "dlg"
 """Reconstructions that every defense meets."""
-APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "adaptive_spn": ("mp_dp_naive",)}
+APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "feature_inversion": ("mp_dp_naive",)}
 """Searches that make something else of what these defenses send."""
 ALIKE = "mia_mentr", "mia_nn"
 """What reads a defense's delivered model as `mia_loss` does, and makes something else of its outputs."""
 STAGE = {"membership": "final", "extraction": "iterate"}
 """Where the mask of a defense is read: what attacks of both kinds read is read by the same functions."""
-STEPPED = "adaptive_spn", "fedavg_inversion", "ig_layers", "label_recovery"
+STEPPED = "feature_inversion", "fedavg_inversion", "ig_layers", "label_recovery"
 """What reaches every line that local training alone does."""
 LITTLE = {"budget": 2, "joint_budget": 2, "inversion_budget": 2, "sign_budget": 2, "restarts": 1, "steps": 1}
 """Parameters of attacks that say how long they search, or learn."""

@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.adaptive.feature_inversion import System, class_starts, invert_features, recover_features
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
+from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
+from ppbench.attacks.reconstruction.features.images import System, class_starts, invert_features, recover_features
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan

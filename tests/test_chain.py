@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from observations import seeded
 from torch import Tensor, nn
 
-from ppbench.attacks.adaptive.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.fastpath import affine
 from ppbench.attacks.reconstruction.fastpath.affine import Convolution, Outer
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Measure, simulation

@@ -120,8 +120,8 @@ class Attack:
         adaptive: whether it knows the defense's mechanism.
         targets: defenses it is built for; None for all.
         probes: what probed clients must do for it to say anything that others do not: "gradient", "local".
-        general: whether an attack with targets is worth running on other defenses too, where it counts as plain.
         standard: whether it belongs to the quick portfolio, `--attack standard`; others run when named, or by "all".
+        contains: a plain attack that does the same and knows less: "standard" and "all" leave it out beside this one.
         audit: what a membership or tracing attack needs that only an audit has: "references" (reference runs) or
             "rounds" (the mail of all rounds of training); "" for nothing.
         reads_alone: whether its own evidence is all that it goes by; where that tells nothing, the cell says so.
@@ -135,8 +135,8 @@ class Attack:
     adaptive: ClassVar[bool] = False
     targets: ClassVar[frozenset[str] | None] = None
     probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
-    general: ClassVar[bool] = False
     standard: ClassVar[bool] = True
+    contains: ClassVar[str] = ""
     audit: ClassVar[Literal["", "references", "rounds"]] = ""
     reads_alone: ClassVar[bool] = False
     reference: ClassVar[str] = ""

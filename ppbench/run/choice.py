@@ -84,7 +84,7 @@ def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> At
 
 def built_for(attack: Attack, defense: str) -> bool:
     """Return whether an attack may be run on a defense: it is built for it, or for no defense in particular."""
-    return attack.targets is None or defense in attack.targets or attack.general
+    return attack.targets is None or defense in attack.targets
 
 
 def points(config: EvaluateConfig) -> list[Point]:
@@ -122,6 +122,8 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
             raise UsageError(f"Attack {name!r} {obstacle}")
         if not obstacle:
             chosen.append(attack)
+    known = {attack.contains for attack in chosen}
+    chosen = [attack for attack in chosen if attack.name in named or attack.name not in known]
     _check_sources(chosen)
     return chosen
 

@@ -1,171 +1,34 @@
-"""The attack that knows SPN: labels and features from the untouched public head, then images from both gradients.
+"""The attack that knows SPN: the head is untouched, and the cotangent at the features can be anything.
 
 SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head; the public head's gradient holds no trace of
-it, and the total cotangent at the features can be searched as an unknown. It works on every gradient at public weights.
+it, and the total cotangent at the features can be searched as an unknown, as `feature_inversion` does anyway.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.backbone import backbone_objective
-from ppbench.attacks.adaptive.feature_inversion import (
-    Features,
-    Images,
-    head_cotangents,
-    invert_features,
-    match_backbone,
-    recover_features,
-)
-from ppbench.attacks.reconstruction.analytic import guessed_labels
-from ppbench.attacks.reconstruction.search import starts
-from ppbench.base.tree import Params, tree_map
+from ppbench.attacks.reconstruction.feature_inversion import FeatureInversion
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
-HEAD = ("head.weight", "head.bias")
-
 
 @dataclass(frozen=True)
-class Victim:
-    """One challenge that can be attacked: place, public weights, gradient (float32), its precision, features."""
-
-    place: int
-    params: Params
-    observed: Params
-    weight: Params | None
-    features: Features
-
-
-@dataclass(frozen=True)
-class AdaptiveSPN(Attack):
-    """Labels, exact features, feature inversion, then the backbone's gradient with a free cotangent.
-
-    Attributes:
-        restarts: starts of the batch feature solver besides the plain one.
-        inversion_budget: gradient evaluations an image from its features alone.
-        inversion_tv: weight of the total variation there.
-        joint_budget: gradient evaluations a victim with the backbone's gradient; 0 leaves that stage out.
-        joint_tv: weight of the total variation there for batches; one example needs none.
-        joint_stop: objective at which a victim is done (about 50 dB on CIFAR-10 and DLNet).
-        consistency: weight of the known features there.
-        accept: largest final objective at which the joint stage counts as an explanation of the observation; above
-            it (noise, a pruned gradient) the image from the features alone is the guess.
-    """
-
-    restarts: int = 30
-    inversion_budget: int = 400
-    inversion_tv: float = 0.003
-    joint_budget: int = 2500
-    joint_tv: float = 3e-5
-    joint_stop: float = 1e-8
-    consistency: float = 10.0
-    accept: float = 0.1
+class AdaptiveSPN(FeatureInversion):
+    """Feature inversion of what SPN leaves exact: what it explains is the public head's gradient."""
 
     name: ClassVar[str] = "adaptive_spn"
-    version: ClassVar[str] = "2"
-    kind: ClassVar[Kind] = "reconstruction"
+    version: ClassVar[str] = "3"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"spn"})
-    general: ClassVar[bool] = True
-    reference: ClassVar[str] = "this project; features as in Phong et al. 2018 and Geiping et al. 2020"
+    contains: ClassVar[str] = "feature_inversion"
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with weight on the public head alone: the part that SPN leaves exact."""
         return [
             replace(e, weight={n: torch.full_like(v, float(n.startswith("head."))) for n, v in e.observed.items()})
-            for e in view.defense.evidence(view)
+            for e in super().evidence(view)
         ]
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return reconstructions [U * B, *shape] and labels [U * B], aligned, challenge by challenge.
-
-        The confidence is the attacker's own final objective (relative squared mismatch of backbone gradient and
-        features), of the head's gradient alone where the joint stage did not run. A challenge without a usable
-        observation (none, not finite, zero) gets grey images and drawn labels.
-        """
-        found = {evidence.unit: evidence for evidence in view.defense.evidence(view)}
-        guesses: list[Guess] = []
-        groups: list[list[Victim]] = []
-        for place, asked in enumerate(challenges):
-            evidence = found.get(asked.unit)
-            labels = guessed_labels(starts.Victim(evidence, asked, view.plan, generator)).cpu()
-            grey = sum(view.plan.data_range) / 2
-            guesses.append(Guess(x=torch.full((len(labels), *view.plan.spec.shape), grey), y=labels))
-            victim = self._victim(place, evidence, labels, generator)
-            if victim is not None:
-                alike = next((group for group in groups if _alike(group[0], victim)), [])
-                if not alike:
-                    groups.append(alike)
-                alike.append(victim)
-        for victims in groups:
-            for victim, guess in zip(victims, self._guess(view.plan, victims, generator), strict=True):
-                guesses[victim.place] = guess
-        return guesses
-
-    def _victim(
-        self, place: int, evidence: Evidence | None, labels: Tensor, generator: torch.Generator
-    ) -> Victim | None:
-        """Return what the head tells, or None where it tells nothing that an image could be fitted to."""
-        if evidence is None or evidence.params is None or not evidence.observed.keys() >= set(HEAD):
-            return None
-        seen = tree_map(lambda t: t.detach().float(), evidence.observed)
-        if not all(bool(value.isfinite().all()) for value in seen.values()):
-            return None
-        params, (dw, db) = tree_map(lambda t: t.detach().cpu(), evidence.params), (seen[n].cpu() for n in HEAD)
-        features = recover_features(params, dw, db, labels, generator, restarts=self.restarts)
-        norms = features.value.norm(dim=1)
-        if not bool(norms.isfinite().all() & (norms > 0).all()):
-            return None
-        return Victim(place, evidence.params, seen, evidence.weight, features)
-
-    def _guess(self, plan: Plan, victims: Sequence[Victim], generator: torch.Generator) -> list[Guess]:
-        """Return the guesses for victims that share params, batch size and how much is known."""
-        params = tree_map(lambda t: t.detach().float(), victims[0].params)
-        phi = torch.stack([victim.features.value for victim in victims]).to(params["head.weight"])
-        first = invert_features(
-            plan, params, phi, generator, budget=self.inversion_budget, smoothness=self.inversion_tv
-        )
-        second = None
-        if self.joint_budget > 0 and victims[0].features.exact:
-            second = self._joint(plan, params, victims, phi, first.x)
-        return [_choose(victim, v, first, second, self.accept) for v, victim in enumerate(victims)]
-
-    def _joint(self, plan: Plan, params: Params, victims: Sequence[Victim], phi: Tensor, start: Tensor) -> Images:
-        weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight]
-        observed = [victim.observed for victim in victims]
-        objective = backbone_objective(
-            plan, params, observed, phi, weights=weights or None, consistency=self.consistency
-        )
-        labels = torch.stack([victim.features.labels for victim in victims]).to(phi.device)
-        smoothness = self.joint_tv / (plan.data_range[1] - plan.data_range[0]) if phi.shape[1] > 1 else 0.0
-        cotangents = head_cotangents(params, phi, labels)
-        return match_backbone(
-            objective, start, cotangents, budget=self.joint_budget, stop=self.joint_stop, smoothness=smoothness
-        )
-
-
-def _alike(a: Victim, b: Victim) -> bool:
-    """Return whether victims can share evaluations: equal weights (each probe has a copy), batch size, knowledge."""
-    known = [(len(v.features.labels), v.features.exact, v.weight is None) for v in (a, b)]
-    same = a.params is b.params or all(torch.equal(value, b.params[name]) for name, value in a.params.items())
-    return same and known[0] == known[1]
-
-
-def _choose(victim: Victim, v: int, first: Images, second: Images | None, accept: float) -> Guess:
-    """Return the joint stage's image where its own objective says that it explains the observation, else the first."""
-    spent, labels = int(first.evaluations[v]), victim.features.labels
-    if second is None:
-        return Guess(x=first.x[v], y=labels, confidence=victim.features.residual, evaluations=spent)
-    spent += int(second.evaluations[v])
-    loss = float(second.loss[v])
-    x = second.x[v] if loss <= accept else first.x[v]
-    return Guess(x=x, y=labels, confidence=loss if math.isfinite(loss) else None, evaluations=spent)

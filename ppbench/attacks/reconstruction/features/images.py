@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ppbench.attacks.adaptive.backbone import BackboneObjective
+from ppbench.attacks.reconstruction.features.backbone import BackboneObjective
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.priors import TotalVariation
 from ppbench.base.tree import Params
