@@ -37,7 +37,7 @@ ALIKE = "mia_mentr", "mia_nn"
 """What reads a defense's delivered model as `mia_loss` does, and makes something else of its outputs."""
 STAGE = {"membership": "final", "extraction": "iterate"}
 """Where the mask of a defense is read: what attacks of both kinds read is read by the same functions."""
-STEPPED = "feature_inversion", "fedavg_inversion", "ig_layers", "label_recovery"
+STEPPED = "feature_inversion", "fedavg_inversion", "ig_masked", "label_recovery"
 """What reaches every line that local training alone does."""
 LITTLE = {"budget": 2, "joint_budget": 2, "inversion_budget": 2, "sign_budget": 2, "restarts": 1, "steps": 1}
 """Parameters of attacks that say how long they search, or learn."""
@@ -119,7 +119,7 @@ def main(folder: str, battery: str, *defenses: str) -> None:
     asked, whole, home = [(defense, small(defense)) for defense in defenses], battery == "whole", Path(folder)
     itself = far_device.itself()
     if AUDITED in defenses:  # what is asked of local training alone; searches that try labels and hypotheses first
-        more = {**settings(), "ig_layers.budget": 48, "likelihood.budget": 12}
+        more = {**settings(), "ig_masked.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
         asked.append((AUDITED, small(AUDITED, settings=more, **local, **({} if whole else {"attacks": STEPPED}))))
     rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]

@@ -42,7 +42,7 @@ ATTACKS: dict[str, type[Attack]] = {
 }
 EXTRACTION = [name for name, attack in ATTACKS.items() if attack.kind == "extraction"]
 DECIBELS = {"gifd": 25, "gias": 25, "ggl": 20}  # through a generator, whose stages share the budget; by its latent
-ENOUGH = {"gradinversion": 400, "ig_layers": 120, "likelihood": 150, "ig": 100, "gias": 150}
+ENOUGH = {"gradinversion": 400, "ig_masked": 120, "likelihood": 150, "ig": 100, "gias": 150}
 """Budgets, less than their own, at which attacks find their planted leak 9 dB and more above what is asked."""
 ELSEWHERE = {("ggl", "finds_the_planted_leak")}  # of what its generator makes, below
 
@@ -139,7 +139,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     ),
     "gifd": dict(method=["magic"], rho=[-1.0], latent=[2.0], steps=[0], map_lr=[0.0], spread=[NAN]),
     "ig": dict(tries=[0], slots=[0], tv=[NAN], label=["guess"]),
-    "ig_layers": dict(hypotheses=[0], tries=[2]),
+    "ig_masked": dict(tries=[2]),
     "likelihood": dict(lr=[0.0], budget=[0]),
     "gradinversion": dict(group=[-1.0], norm=[INF]),
     "baffle_labels": dict(method=["bayes"]),

@@ -12,8 +12,8 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.layers_left_out import IGLayers, explained, hypotheses, layer, layers, masked
 from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
+from ppbench.attacks.reconstruction.masked import IGMasked
 from ppbench.attacks.reconstruction.search.priors import Norm, Sum, TotalVariation
 from ppbench.attacks.reconstruction.search.starts import posed
 from ppbench.base.seeds import Seeds
@@ -120,28 +120,6 @@ def test_consistency_draws_seeds_of_one_victim_together_and_lonely_ones_nowhere(
     assert not slope[2].any()
 
 
-# -- hypotheses --------------------------------------------------------------------------------------------------------
-def test_hypotheses_are_each_layer_alone_every_prefix_and_every_suffix_none_twice():
-    plan = Plan(net_spec("dlnet", (1, 8, 8), 4), 1)
-    evidence = observation(plan, initial(plan.spec, 0), torch.rand(1, 1, 8, 8, generator=seeded(4)), torch.eye(4)[:1])
-    names = layers(evidence)
-    assert len(names) == 5
-
-    def visible(found: Evidence) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(layer(n) for n, w in found.weight.items() if bool((w > 0).any())))
-
-    kept = [visible(found) for found in hypotheses(evidence, 99, zeros=False)]
-    assert kept[0] == tuple(names)
-    assert len(set(kept)) == len(kept)
-    wanted = {tuple(n for n in names if n != name) for name in names}
-    wanted |= {tuple(names[:k]) for k in range(1, 6)} | {tuple(names[-k:]) for k in range(1, 6)}
-    assert set(kept) == wanted
-    assert len(hypotheses(evidence, 4, zeros=False)) == 4
-    zeros = {n: v * (torch.arange(v.numel()).view(v.shape) % 2) for n, v in evidence.observed.items()}
-    hidden = hypotheses(replace(evidence, observed=zeros), 99, zeros=True)[1]
-    assert all(bool(((w > 0) == (zeros[n] != 0)).all()) for n, w in hidden.weight.items())
-
-
 # -- attacks -----------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def seen(digits: Data) -> Seen:
@@ -175,7 +153,7 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
         assert all(count % 3 == 0 for count in counts)
 
 
-@pytest.mark.parametrize("attack", [IG(budget=100), GradInversion(budget=120, tries=2), IGLayers(budget=100)], ids=type)
+@pytest.mark.parametrize("attack", [IG(budget=100), GradInversion(budget=120, tries=2), IGMasked(budget=100)], ids=type)
 def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
     found, guesses = reached(pairs, attack)
@@ -191,7 +169,7 @@ def test_variants_differ_in_the_prior_alone_and_none_is_free():
         assert variants[0] == attack
         assert len({v.tv for v in variants}) == len(variants) > 1
         assert all(replace(v, tv=attack.tv) == attack for v in variants)
-    assert list(IGLayers().variants()) == [IGLayers()]
+    assert list(IGMasked().variants()) == [IGMasked()]
 
 
 def hand(noise: Noise | None, weight: dict[str, torch.Tensor] | None = None) -> Evidence:
@@ -271,46 +249,6 @@ def test_under_noise_the_likelihood_beats_the_oblivious(law, digits):
     aware, oblivious = (median(reached(seen, attack)[0]) for attack in (Likelihood(budget=200), IG(budget=120)))
     assert aware > oblivious + 5
     assert aware > 20
-
-
-# -- how well a guess explains ----------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def truth(digits: Data) -> Data:
-    return Data(digits.x[:1], digits.y[:1])
-
-
-@pytest.fixture(scope="module")
-def case(truth: Data) -> Evidence:
-    """An exact observation of one digit."""
-    plan = Plan(net_spec("dlnet", (1, 8, 8), 10), 1)
-    return observation(plan, initial(plan.spec, 1), truth.x, truth.y)
-
-
-def test_the_truth_explains_all_layers_and_one_poisoned_layer_costs_one_layer(case, truth):
-    exact = explained(case, truth.x, truth.y)
-    assert exact == pytest.approx(math.log(1e-4))
-    count = len(layers(case))
-    noise = {n: torch.randn(case.observed[n].shape, generator=seeded()) for n in ("head.weight", "head.bias")}
-    found = explained(replace(case, observed={**case.observed, **noise}), truth.x, truth.y)
-    assert found == pytest.approx(exact * (count - 1) / count, abs=0.1)
-
-
-def test_hidden_layers_and_entries_do_not_count(case, truth):
-    names = layers(case)
-    wrong = dict(case.observed)
-    wrong["head.weight"] = -wrong["head.weight"]
-    wrong["head.bias"] = -wrong["head.bias"]
-    seen = masked(replace(case, observed=wrong), names[:-1])
-    assert explained(seen, truth.x, truth.y) == pytest.approx(math.log(1e-4))
-    zeroed = {n: v * (torch.arange(v.numel()).view(v.shape) % 3 > 0) for n, v in case.observed.items()}
-    assert explained(replace(case, observed=zeroed), truth.x, truth.y) == pytest.approx(math.log(1e-4))
-
-
-def test_nothing_finite_explains_nothing(case, truth):
-    bad = {n: v * torch.nan for n, v in case.observed.items()}
-    assert explained(replace(case, observed=bad), truth.x, truth.y) == math.inf
-    right = explained(case, truth.x, truth.y)
-    assert explained(case, truth.x * torch.nan, truth.y) > right
 
 
 def test_the_law_of_a_weight_change_is_divided_as_the_change_is(plan, digits):

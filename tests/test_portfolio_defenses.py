@@ -16,8 +16,8 @@ from observations import Seen, reached, seeded, server_sees
 from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.layers_left_out import IGLayers
 from ppbench.attacks.reconstruction.likelihood import Likelihood
+from ppbench.attacks.reconstruction.masked import IGMasked
 from ppbench.base.tree import Tree
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context, Defense
@@ -27,7 +27,7 @@ VICTIMS = 3
 EXACT = 54.0
 """PSNR in dB at which an image is wrong by half a grey level of eight bits: what is nearer counts as that."""
 OBLIVIOUS = (IDLG(budget=60), IG(budget=80))
-PORTFOLIO = (OBLIVIOUS[1], IGLayers(budget=200), Likelihood(budget=60))
+PORTFOLIO = (OBLIVIOUS[1], IGMasked(budget=200), Likelihood(budget=60))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def test_noise_on_the_last_layer_is_undone(noisy, undefended):
     assert max(found.oblivious) < undefended - 5
 
 
-@pytest.mark.parametrize("attack", [IGLayers(budget=20), Likelihood(budget=20)], ids=["ig_layers", "likelihood"])
+@pytest.mark.parametrize("attack", [IGMasked(budget=20), Likelihood(budget=20)], ids=["ig_masked", "likelihood"])
 def test_either_knows_labels_that_a_noisy_head_hides(attack, noisy):
     view, victims = noisy
     true = [int(victims.truth(unit).y.argmax()) for unit in victims.units]

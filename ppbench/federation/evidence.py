@@ -15,7 +15,7 @@ from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.wire import Slot
 
 Simulate = Callable[..., Params]
-Measure = Literal["squares", "absolute", "cosine", "tensors", "hinge"]
+Measure = Literal["squares", "absolute", "cosine", "tensors", "bounded", "hinge"]
 FLOOR = 1e-4
 """A tensor counts as explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""
 
@@ -48,8 +48,9 @@ class Evidence:
         noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, a sample.
         measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
             over all entries (unknown scale); "tensors" is the geometric mean of `FLOOR` + 1 - cosine of each tensor
-            (unknown scales, any of them poisoned: those that can be explained decide); "hinge", where only signs o are observed, the mean over a tensor's
-            entries of relu(-s o / mean|s|), averaged over the tensors.
+            (unknown scales, some of them poisoned: those that can be explained decide), "bounded" the same of entries
+            brought into -1..1 by `bounded` (some of them poisoned, or signs alone known); "hinge", where only signs o
+            are observed, the mean over a tensor's entries of relu(-s o / mean|s|), averaged over the tensors.
     """
 
     unit: tuple[Slot, ...]
@@ -71,7 +72,7 @@ class Evidence:
         """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
         if self.measure == "cosine":
             return self._cosine(simulated)
-        if self.measure == "tensors":
+        if self.measure in ("tensors", "bounded"):
             return self._tensors(simulated)
         if self.measure == "hinge":
             return self._hinge(simulated)
@@ -94,14 +95,16 @@ class Evidence:
         return 1 - cosine
 
     def _tensors(self, simulated: Params) -> Tensor:
-        total, count = next(iter(simulated.values())).new_zeros(()), 0.0
+        total = count = next(iter(simulated.values())).new_zeros(())
         for name, s in simulated.items():
             o = self.observed[name].to(s.dtype)
             w = torch.ones_like(o) if self.weight is None else self.weight[name].to(s.dtype).expand_as(o)
+            if self.measure == "bounded":
+                s, o = (bounded(side.reshape(1, -1))[0].view_as(side) for side in (s, o))
             seen = ((w * o * o).sum() > 0).to(s.dtype)
             apart = 1 - (w * s * o).sum() / ((w * s * s).sum() * (w * o * o).sum()).clamp(min=1e-30).sqrt()
             total, count = total + seen * torch.log(FLOOR + apart), count + seen
-        return (total / torch.as_tensor(count).clamp(min=1)).exp()
+        return (total / count.clamp(min=1)).exp()
 
     def _hinge(self, simulated: Params) -> Tensor:
         parts = []
@@ -115,9 +118,20 @@ class Evidence:
 
         Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
         """
-        if self.measure in ("cosine", "tensors", "hinge"):
+        if self.measure in ("cosine", "tensors", "bounded", "hinge"):
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()}).cpu()
+
+
+def bounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return v / (|v| + c) of rows [S, n], and its slope; c is the median size of a row's entries that are not 0.
+
+    No entry counts for much more than another then, whatever was put in its place; c is taken for a constant.
+    """
+    size = rows.detach().abs()
+    middle = torch.where(size == 0, torch.nan, size).nanmedian(1, keepdim=True).values.nan_to_num(1.0)
+    whole = rows.abs() + middle
+    return rows / whole, middle / whole.detach().square()
 
 
 @dataclass(frozen=True, eq=False)

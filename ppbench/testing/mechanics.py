@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, encode, leaves, nbytes
 from ppbench.federation.contract import Server
 from ppbench.federation.drive import Drive, Parties, client_map
-from ppbench.federation.engine import Federation
+from ppbench.federation.engine import Federation, ProbeKind
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial
@@ -118,7 +118,8 @@ def probes_are_steps_of_training(trial: Trial) -> Iterator[str]:
     tolerance.
     """
     local, told = replace(trial.plan.local, batch=SHARD), False
-    for upload, kind in (("delta", "local"), ("gradient", "gradient")):
+    kinds: tuple[tuple[Literal["delta", "gradient"], ProbeKind], ...] = ("delta", "local"), ("gradient", "gradient")
+    for upload, kind in kinds:
         try:
             run = trial.federate(start=False, local=replace(local, upload=upload), schedule="parallel")
             run.seeds = OneDraw(0)

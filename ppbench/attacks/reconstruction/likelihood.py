@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.inversion import Inversion, Story, descended, known
-from ppbench.attacks.reconstruction.layers_left_out import tried_labels
+from ppbench.attacks.reconstruction.masked import tried_labels
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.bounds import Count, NonNegative, Positive

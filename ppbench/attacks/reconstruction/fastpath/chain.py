@@ -126,11 +126,12 @@ class ChainObjective:
         observed: Sequence[Params],
         weights: Sequence[Params] | None,
         batch: int,
-        measure: Literal["squares", "absolute", "cosine", "tensors"] = "squares",
+        measure: Literal["squares", "absolute", "cosine", "tensors", "bounded"] = "squares",
     ) -> None:
         self.steps, self.output, self.measure = steps, OUTPUTS[loss], measure
         self.layers = [step for step in steps if isinstance(step, Affine)]
-        self.targets = [target(layer, observed, weights, batch, factor=measure in ("squares", "cosine")) for layer in self.layers]
+        factor = measure in ("squares", "cosine")
+        self.targets = [target(layer, observed, weights, batch, factor) for layer in self.layers]
         self.chosen: tuple[Tensor, list[Target]] | None = None
 
     def select(self, index: Tensor) -> list[Target]:
@@ -144,9 +145,10 @@ class ChainObjective:
         a, memos = forward(self.steps, x)
         pairs = backward(self.steps, memos, self.output.cotangent(a, y))
         layers = [(*pair, goal) for pair, goal in zip(pairs, self.select(index), strict=True)]
-        if self.measure in ("cosine", "tensors"):
-            joined = cosine if self.measure == "cosine" else tensors
-            total, directions = joined([gap(*layer) for layer in layers])
+        if self.measure == "cosine":
+            total, directions = cosine([gap(*layer) for layer in layers])
+        elif self.measure in ("tensors", "bounded"):
+            total, directions = tensors([gap(*layer) for layer in layers], self.measure == "bounded")
         else:
             parts = [(absolute if self.measure == "absolute" else residual)(*layer) for layer in layers]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo, Outer
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import FLOOR
+from ppbench.federation.evidence import FLOOR, bounded
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""
@@ -180,12 +180,13 @@ def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
     return total, [gap.combined(p, q).direction(gap.layer) for gap in gaps]
 
 
-def tensors(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
+def tensors(gaps: Sequence[Gap], bound: bool) -> tuple[Tensor, list[Direction]]:
     """Return the geometric mean over tensors of FLOOR + 1 - cos [S], and its slope by each layer.
 
-    Tensors of which nothing was observed are left out. The targets must be written out.
+    bound: whether entries are `bounded` first. Tensors of which nothing was observed are left out. The targets must be
+    written out.
     """
-    parts = [[_angle(s, o, w) for s, o, w in _tensors(gap)] for gap in gaps]
+    parts = [[_angle(s, o, w, bound) for s, o, w in _tensors(gap)] for gap in gaps]
     apart = torch.stack([angle.apart for some in parts for angle in some]) + FLOOR
     seen = torch.stack([angle.seen for some in parts for angle in some])
     count = seen.sum(0).clamp(min=1)
@@ -206,10 +207,14 @@ class Angle:
     seen: Tensor
 
 
-def _angle(s: Tensor, o: Tensor, weight: Tensor | None) -> Angle:
+def _angle(s: Tensor, o: Tensor, weight: Tensor | None, bound: bool) -> Angle:
+    inner = None
+    if bound:
+        s, inner, o = (part.view_as(s) for part in (*bounded(s.flatten(1)), bounded(o.flatten(1))[0]))
     a, b = _inverse_root(_squares(s, weight)), _inverse_root(_squares(o, weight))
     apart = torch.where((a == 0) | (b == 0), 1.0, 0.5 * _squares(_minus(s, a, o, b), weight))
-    return Angle(apart, _times(_minus(s, (1 - apart) * a * a, o, a * b), weight, 1.0), (b != 0).to(s.dtype))
+    slope = _times(_minus(s, (1 - apart) * a * a, o, a * b), weight, 1.0)
+    return Angle(apart, slope if inner is None else inner * slope, (b != 0).to(s.dtype))
 
 
 def _tensors(gap: Gap) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:

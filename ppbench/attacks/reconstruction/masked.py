@@ -1,0 +1,172 @@
+"""Inverting gradients of which a part was masked: which part, and how, is a hypothesis that is tried, not known.
+
+Soteria zeroes columns of one layer's gradient, other defenses drown layers in noise, scale each tensor, send signs or
+spoil some entries; what is left still gives the image (Balunovic et al. 2022 leave the defended layer out). Which
+layers are left need not be tried one by one: a geometric mean over tensors goes by those that can be explained. What is
+done to entries is tried: a few hypotheses are searched for a while, and for each victim the one whose image explains
+most of what was observed (`unexplained`) is searched on, without any truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.attack import Attack, Guess
+from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.inversion import Story, descended, known
+from ppbench.attacks.reconstruction.search.descent import descend
+from ppbench.attacks.reconstruction.search.problem import Problem, discrepancy
+from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
+from ppbench.base.errors import UsageError
+from ppbench.federation.bounds import NonNegative
+from ppbench.federation.evidence import Evidence, Measure
+
+MEASURES: Final[tuple[Measure, ...]] = ("tensors", "bounded")
+SCOUT = 0.5
+"""Share of the budget for trying hypotheses."""
+FEWEST = 8
+"""Steps without which trying a hypothesis says nothing; with less, the first one alone is tried."""
+MARGIN = 0.7
+"""What is left unexplained under another hypothesis than the first, beside it, for that one to be taken."""
+
+
+@dataclass(frozen=True)
+class IGMasked(IG):
+    """Inverting gradients tensor by tensor: of unknown scale, some poisoned, or some entries of them, or signs alone.
+
+    Labels of single images are tried out too, instead of read off the head.
+    """
+
+    name: ClassVar[str] = "ig_masked"
+    version: ClassVar[str] = "1"
+    reference: ClassVar[str] = (
+        "Geiping et al., Inverting Gradients, NeurIPS 2020; Balunovic et al., Bayesian Framework for Gradient Leakage, "
+        "ICLR 2022 (leaving the defended layer out)"
+    )
+
+    tv: NonNegative = 0.1
+
+    def variants(self) -> Sequence[Attack]:
+        """Return this one alone: hypotheses are chosen victim by victim, and the prior fades by itself."""
+        return (self,)
+
+    def check(self) -> None:
+        """Refuse parameters out of range, and several starts (UsageError)."""
+        super().check()
+        if self.tries != 1:
+            raise UsageError(f"Attack {self.name!r}: tries={self.tries} cannot be used; hypotheses are its starts: 1.")
+
+    def matched(self, evidence: Evidence) -> Evidence:
+        """Return `evidence` as it is: each hypothesis has a measure of its own."""
+        return evidence
+
+    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims of one block, each under the hypothesis that explains it best."""
+        evidences, labels, spent = [known(v) for v in victims], None, 0
+        if self.budget > victims[0].plan.spec.classes:
+            labels, spent = tried_labels(victims, evidences, self.start)
+        left = self.budget - spent
+        choices = [*zip(*(hypotheses(e, hidden(evidences)) for e in evidences), strict=True)]
+        steps = int(SCOUT * left) // len(choices) - 1
+        scouts = [self.scouted(victims, choice, labels, steps) for choice in choices if steps >= FEWEST]
+        left -= len(scouts) * (steps + 1)
+        best = chosen(evidences, scouts)
+        found: dict[int, Guess] = {}
+        for b in sorted(set(best)):
+            rows = [i for i, own in enumerate(best) if own == b]
+            some, given = [victims[i] for i in rows], None if labels is None else labels[rows]
+            problem = self.weighed(some, [choices[b][i] for i in rows], given)
+            z = scouts[b].z[rows] if scouts else problem.start
+            story = Story(1, self.budget - left + 1)
+            guesses = story.add(problem, descended(problem, z, self.schedule(left - 1, some[0].plan))).guesses()
+            for i, guess in zip(rows, guesses, strict=True):
+                others = tuple(scout.ends.x[i] for turn, scout in enumerate(scouts) if turn != b)
+                found[i] = replace(guess, others=others)
+        return [found[i] for i in range(len(victims))]
+
+    def weighed(self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None) -> Problem:
+        """Return what fresh rows explain under one hypothesis, the prior weighed at the start; one evaluation each."""
+        return self.problem(victims, evidences, 1, labels).balanced(self.tv)
+
+    def scouted(
+        self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None, steps: int
+    ) -> Scout:
+        """Return where `steps` evaluations under one hypothesis lead."""
+        problem = self.weighed(victims, evidences, labels)
+        z = descend(problem, problem.start, self.schedule(steps, victims[0].plan), project=problem.project).z
+        return Scout(z, problem.at(z))
+
+
+@dataclass(frozen=True)
+class Scout:
+    """Where the search under one hypothesis ended: rows z [V, n], and what they stand for."""
+
+    z: Tensor
+    ends: Starts
+
+
+def chosen(evidences: Sequence[Evidence], scouts: Sequence[Scout]) -> list[int]:
+    """Return which of the hypotheses each victim's observation speaks for: the first, unless one explains it better."""
+    if not scouts:
+        return [0] * len(evidences)
+    scores = torch.tensor([[_left(s.ends, v, e) for v, e in enumerate(evidences)] for s in scouts])
+    return torch.where(scores.amin(0) < MARGIN * scores[0], scores.argmin(0), 0).tolist()
+
+
+def _left(ends: Starts, victim: int, evidence: Evidence) -> float:
+    return unexplained(evidence, ends.x[victim], ends.labels[victim], ends.extra[victim])
+
+
+def unexplained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = None) -> float:
+    """Return what of `evidence` images x [N, *shape], y [N, C], extra [E] leave unexplained, whatever was masked of it.
+
+    By "bounded", entries that are exactly 0 left out: these may be hidden. From 1e-4 to 2; infinite if not finite.
+    """
+    fair = replace(under(evidence, zeros=False), measure="bounded")
+    with torch.no_grad():
+        value = float(discrepancy(fair, x, y, x.new_zeros(0) if extra is None else extra))
+    return value if math.isfinite(value) else math.inf
+
+
+def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start: Start) -> tuple[Tensor | None, int]:
+    """Return labels [V, 1, C] that explain best, evaluations spent; None: granted, batches, one output, nuisance."""
+    classes = victims[0].plan.spec.classes
+    if any(v.size[0] > 1 or v.challenge.y is not None for v in victims) or classes == 1 or evidences[0].nuisance:
+        return None, 0
+    found, every = [], one_hot(torch.arange(classes), classes).float()
+    for victim, evidence in zip(victims, evidences, strict=True):
+        x = victim.image(start).to(evidence.device)
+        scores = torch.tensor([unexplained(evidence, x, y[None].to(x)) for y in every])
+        found.append(every[scores.argmin()][None])
+    return torch.stack(found), classes
+
+
+def hidden(evidences: Sequence[Evidence]) -> bool:
+    """Return whether any observation has entries that are exactly 0."""
+    return any(bool((value == 0).any()) for e in evidences for value in e.observed.values())
+
+
+def under(evidence: Evidence, zeros: bool) -> Evidence:
+    """Return `evidence` with entries that are exactly 0 only where `zeros`."""
+    if zeros or not hidden([evidence]):
+        return evidence
+    ones = {n: torch.ones_like(v) for n, v in evidence.observed.items()} if evidence.weight is None else evidence.weight
+    return replace(evidence, weight={n: ones[n] * (v != 0) for n, v in evidence.observed.items()})
+
+
+def hypotheses(evidence: Evidence, zeros: bool) -> list[Evidence]:
+    """Return the evidence under each hypothesis on what was done to entries: nothing, they were spoilt or are signs.
+
+    The same where `zeros` with entries that are exactly 0 left out. Signs that are said to be signs stay such.
+    """
+    kept = [under(evidence, shown) for shown in ((True, False) if zeros else (True,))]
+    if evidence.measure == "hinge":
+        return kept
+    return [replace(e, measure=measure) for e in kept for measure in MEASURES]
