@@ -88,21 +88,24 @@ def images(attack, plan, params, truth, mask):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_is_left_of_a_masked_gradient_gives_the_image(mask, plan, params, truth):
-    found, guesses = images(IGMasked(budget=200), plan, params, truth, MASKS[mask])
-    assert median(found) > 30
+    budget = 300 if mask == "zeroed" else 150
+    found, guesses = images(IGMasked(budget=budget), plan, params, truth, MASKS[mask])
+    assert median(found) > 25
     assert [int(g.y[0]) for g in guesses] == truth.y.argmax(1).tolist()
+    assert {g.evaluations for g in guesses} == {budget}
     if mask != "nothing":
-        assert median(images(IG(budget=100), plan, params, truth, MASKS[mask])[0]) < 20, "which a cosine does not see"
+        assert median(images(IG(budget=60), plan, params, truth, MASKS[mask])[0]) < 15, "which a cosine does not see"
 
 
 @pytest.mark.parametrize("mask", [lambda u: {n: v.sign() for n, v in u.items()}, spoilt], ids=["signs", "outliers"])
-def test_of_signs_and_among_outliers_an_image_is_seen(mask, plan, params, truth):
-    found, _ = images(IGMasked(budget=400), plan, params, truth, mask)
-    assert median(found) > 12 > median(images(IG(budget=200), plan, params, truth, mask)[0]) + 3
+def test_of_signs_and_among_outliers_more_is_seen_than_by_a_cosine(mask, plan, params, truth):
+    found, guesses = images(IGMasked(budget=150), plan, params, truth, mask)
+    assert [int(g.y[0]) for g in guesses] == truth.y.argmax(1).tolist()
+    assert median(found) > median(images(IG(budget=60), plan, params, truth, mask)[0]) + 2
 
 
 def test_noise_over_all_is_not_undone(plan, params, truth):
-    found, _ = images(IGMasked(budget=100), plan, params, truth, lambda u: noise(u, list(u)))
+    found, _ = images(IGMasked(budget=80), plan, params, truth, lambda u: noise(u, list(u)))
     assert median(found) < 12
 
 

@@ -33,7 +33,7 @@ SCOUT = 0.5
 """Share of the budget for trying hypotheses."""
 FEWEST = 8
 """Steps without which trying a hypothesis says nothing; with less, the first one alone is tried."""
-MARGIN = 0.7
+MARGIN = 0.95
 """What is left unexplained under another hypothesis than the first, beside it, for that one to be taken."""
 
 
