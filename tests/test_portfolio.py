@@ -163,7 +163,7 @@ def test_audits_and_references_are_asked_for_before_attacks_that_need_them():
     assert "mia_lira" not in alone and "mia_whitebox" in alone, "nothing to learn from without references"
     whole = {attack.name for attack in attacks(configure("portfolio", defense="spn"))}
     assert {"dlg", "adaptive_spn"} <= quick < whole
-    assert {"ig_masked", "likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick
+    assert {"likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick
 
 
 def test_one_budget_for_all_that_search_unless_one_is_named():
