@@ -12,6 +12,7 @@ from torch import Tensor
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.tree import moved, node
+from ppbench.federation.acting import Before, Sent
 from ppbench.federation.bounds import bounds_of
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -178,6 +179,13 @@ class Attack:
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""
         return self.adaptive and (self.targets is None or defense in self.targets)
+
+    def crafted(self, before: Before, generator: torch.Generator) -> Sent:
+        """Return the weights that clients are sent, where the server acts ("server-active/1"); the view is of these.
+
+        Such an attack has no other threat model: what it reads, it has sown. UsageError: see `acting.acted`.
+        """
+        raise NotImplementedError
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the attack matches. The scorer checks it at the truth. Default: the defense's plain evidence."""

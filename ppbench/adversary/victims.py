@@ -16,7 +16,7 @@ from ppbench.adversary.attack import Challenge, References
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Data
-from ppbench.federation.view import TARGET
+from ppbench.federation.view import TARGET, acts
 from ppbench.federation.wire import Slot
 
 
@@ -85,13 +85,15 @@ def choose_victims(
     Server and eavesdropper: clients in order. A curious client (`adversary`): whole cohorts, all others' batches being
     one unit; whole cohorts too where uploads can be read only as `sums`. Where clients play several `roles` (see
     `Victims.playing`): probes of whole cohorts, each slot a unit, so that enough play each one. Collusion: likewise,
-    client 0 the only victim of each. What is drawn depends on (master seed, batch, client, probe) only.
+    client 0 the only victim of each; so too of a server that acts, where it sees sums, or decides on roles. What is
+    drawn depends on (master seed, batch, client, probe) only.
 
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
     """
     clients, wanted = sorted(shards), -(-count // batch)
-    curious, colluding = threat.startswith("client/"), threat.startswith("collusion/")
+    curious = threat.startswith("client/")
+    colluding = threat.startswith("collusion/") or (acts(threat) and (sums or roles > 1))
     cohort = curious or (sums and not colluding)
     per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
     if per_probe == 0:

@@ -182,6 +182,10 @@ class Drive:
             self.states.append(StateRecord(self.probe, self.round, BEGUN, SERVER, begun))
         return self.defense.round(ctx, server, cohort)
 
+    def unkept(self, cohort: Sequence[int]) -> Round:
+        """Return the coroutine of this round, of which no transcript is kept."""
+        return self.defense.round(self.context(SERVER, 0), self.parties.server, cohort)
+
     def run(self, coroutine: Round) -> None:
         """Drive `coroutine` to its end and keep the states that it leaves."""
         together([self.working(coroutine)])

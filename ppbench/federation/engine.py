@@ -14,6 +14,7 @@ from torch import Tensor
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, load, moved, save
+from ppbench.federation.acting import Acting, acted
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.drive import Backend, Drive, Parties, Working, context, together
 from ppbench.federation.optim import Opt
@@ -117,7 +118,13 @@ class Federation:
         """Return top-1 accuracy of the delivered model on `data`."""
         return float((self.outputs(data.x).argmax(1) == data.y.argmax(1)).double().mean())
 
-    def probe(self, victims: Mapping[Slot, Data], kind: ProbeKind = "gradient", rounds: int = 1) -> Transcript:
+    def probe(
+        self,
+        victims: Mapping[Slot, Data],
+        kind: ProbeKind = "gradient",
+        rounds: int = 1,
+        acting: Acting | None = None,
+    ) -> Transcript:
         """Fork rounds in which each client holds a victim's batch and nothing else; nothing real moves.
 
         Every probe runs the defense's own client code from the present states, in parallel (a gradient fed to a server
@@ -125,6 +132,7 @@ class Federation:
 
         victims: batches by slot; the slots of one probe are its cohort. kind: a client uploads ONE "gradient" of its
         batch, or what its "local" part makes of it. rounds: how many it holds the batch, all of them in the transcript.
+        acting: of a server that sends weights of its own; UsageError where these are of another architecture.
         """
         plan = self._probe_plan(max(len(data.x) for data in victims.values()), kind, rounds)
         wire, states = Wire(keep=True), []
@@ -133,7 +141,8 @@ class Federation:
             parties = Parties(self.parties.server, list(self.parties.clients))
             for round_ in range(self.round + 1, self.round + rounds + 1):
                 drive = self.drive(plan, session_of(probe), probe, round_, wire, parties, data)
-                drive.run(drive.begin(sorted(data)))
+                cohort, draws = sorted(data), self.seeds.generator("acting", probe, round_)
+                drive.run(drive.begin(cohort) if acting is None else acted(drive, cohort, acting, draws))
                 states += drive.states
             _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
             wire.post(probe, self.round + rounds + 1, 0, SERVER, sorted(data), message)

@@ -25,9 +25,15 @@ THREATS = {
     "client/1": "one curious client: the broadcasts that it received, its own state and data",
     "eavesdropper/1": "a listener on links without encryption: every message, nobody's state",
     "collusion/1": "the server and all clients but client 0: every upload, the states of all of them",
+    "server-active/1": "a server that sends any weights, others to each client: every upload, its own state",
 }
 TARGET = 0
-"""The client that the others of "collusion/1" are after."""
+"""The client that the others of "collusion/1" are after, and a server that acts where it can read nobody else."""
+
+
+def acts(threat: str) -> bool:
+    """Return whether the server of a threat model sends other weights than the model's."""
+    return threat.startswith("server-active/")
 
 
 class Mechanism(Protocol):
@@ -211,7 +217,7 @@ class Transcript:
         if threat == "collusion/1":
             states = tuple(s for s in self.states if s.party != TARGET)
             return View(threat, SERVER, self.plan, self.defense, self.mail, states)
-        me = SERVER if threat == "server/1" else (party or 0)
+        me = SERVER if threat.startswith("server") else (party or 0)
         mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
         states = tuple(s for s in self.states if s.party == me)
         return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else ())

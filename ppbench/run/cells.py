@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ppbench.adversary.attack import Attack
-from ppbench.federation.view import THREATS
+from ppbench.federation.view import THREATS, acts
 from ppbench.metrics.perceptual import identity, measurable
 from ppbench.questions.base import question_of
 from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Control, DefenseInfo, Scalar, ThreatModel
@@ -21,7 +21,10 @@ RECORDS_BATCH = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that share a view and a role that their victims played. records: asked through a model, not by probes."""
+    """Cells that share a view and a role that their victims played.
+
+    records: asked through a model, not by probes. acting: the attack that sent the weights, where the server acts.
+    """
 
     point: int
     stage: Stage
@@ -29,6 +32,7 @@ class Group:
     batch: int
     records: bool
     role: str = ""
+    acting: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,11 @@ def groups(experiment: Experiment) -> Iterator[Group]:
                 if masked and threat.startswith("client/"):
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
                 # What a client learns is a sum over the others, and colluders are after one, whatever part it plays.
-                mixed = threat.startswith(("client/", "collusion/"))
+                mixed = threat.startswith(("client/", "collusion/")) or acts(threat)
                 for batch in experiment.config.attack_batch:
                     for role in ("",) if mixed else point.defense.roles:
-                        yield Group(index, stage, threat, batch, False, role)
+                        for acting in _acting(experiment, threat):
+                            yield Group(index, stage, threat, batch, False, role, acting)
             of_records = {"final": record, "iterate": record if masked else [], "audit": audited}
             for threat in of_records.get(stage, []):
                 yield Group(index, stage, threat, RECORDS_BATCH, True)
@@ -74,6 +79,11 @@ def groups(experiment: Experiment) -> Iterator[Group]:
 def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[str]:
     chosen = [attack for attack in experiment.attacks if asked(attack, stage, records)]
     return sorted({threat for attack in chosen for threat in threats_of(attack, experiment.config)})
+
+
+def _acting(experiment: Experiment, threat: str) -> list[str]:
+    """Return the attacks that each need a view of their own, [""] where one view is all attacks'."""
+    return [a.name for a in experiment.attacks if threat in a.threats] if acts(threat) else [""]
 
 
 def asked(attack: Attack, stage: Stage, records: bool) -> bool:
@@ -96,6 +106,7 @@ def cells(experiment: Experiment, group: Group) -> list[Cell]:
     """Return the cells of `group`, attacks before those that follow them."""
     threat, config = group.threat, experiment.config
     chosen = [a for a in experiment.attacks if threat in threats_of(a, config) and asked(a, group.stage, group.records)]
+    chosen = [a for a in chosen if group.acting in ("", a.name)]
     found = []
     for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
         for follows in _sources(attack, chosen):

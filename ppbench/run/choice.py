@@ -14,6 +14,7 @@ from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load, load_all, plugins
 from ppbench.federation.contract import Defense
+from ppbench.federation.view import acts
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
@@ -151,9 +152,13 @@ def _check_sources(chosen: Sequence[Attack]) -> None:
 
 
 def _meant(config: EvaluateConfig, factory: Any) -> bool:
-    """Return whether "standard" or "all" means this plugin: an audit that is asked for comes with its own attacks."""
+    """Return whether "standard" or "all" means this plugin.
+
+    An audit that is asked for comes with its own attacks, a server that acts with those that act.
+    """
     audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
-    return "all" in config.attacks or audited or bool(getattr(factory, "standard", True))
+    acting = any(acts(threat) for threat in config.threats if threat in getattr(factory, "threats", ()))
+    return "all" in config.attacks or audited or acting or bool(getattr(factory, "standard", True))
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:
@@ -165,6 +170,10 @@ def _attack(config: EvaluateConfig, name: str) -> Attack:
 
 
 def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:
-    """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own."""
+    """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own.
+
+    Where a server that acts was asked about, an attack that does not act is run as its who does not.
+    """
     asked = [threat for threat in config.threats if threat in attack.threats]
-    yield from asked or attack.threats
+    passive = ["server/1"] if any(map(acts, config.threats)) and "server/1" in attack.threats else []
+    yield from asked or passive or attack.threats

@@ -18,8 +18,9 @@ from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow
 from ppbench.base.version import __version__
+from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
-from ppbench.federation.view import View
+from ppbench.federation.view import TARGET, View
 from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored, Yardstick
@@ -84,7 +85,8 @@ class Bench:
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
         group, config, task = self.group, self.experiment.config, self.experiment.task
         victims = victims_of(self.experiment, group)
-        transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
+        acting = acting_of(self.experiment, group, victims)
+        transcript = fed.probe(victims.data, config.probe, config.probe_rounds, acting)
         view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
         if group.role:
             victims = victims.playing(group.role, transcript.roles(), config.victims)
@@ -183,8 +185,17 @@ class Bench:
 def victims_of(experiment: Experiment, group: Group) -> Victims:
     """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
     task, defense, count = experiment.task, experiment.points[group.point].defense, experiment.config.victims
-    roles = len(defense.roles) if group.role else 1
+    roles = len(defense.roles) if group.role or group.acting else 1
     return choose_victims(task.shards, group.threat, group.batch, count, task.seeds, sums=defense.sums, roles=roles)
+
+
+def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting | None:
+    """Return how the server of a group acts, None where it does not; after one client where only that one is asked."""
+    attack = next((a for a in experiment.attacks if group.acting and a.name == group.acting), None)
+    if attack is None:
+        return None
+    asked = sum(map(len, victims.units))
+    return Acting(attack.crafted, TARGET if asked < len(victims.data) else None, experiment.task.public)
 
 
 def yardstick_of(experiment: Experiment) -> Yardstick:

@@ -1,0 +1,224 @@
+"""Networks as a server that acts wires them: what comes before a first hidden linear layer, the layer, what follows.
+
+Only weights change. Layers before it become pass-throughs (convolutions of one entry 1 each: shifts, so that strides
+and pools drop as few pixels as the channels allow); layers behind it carry one number to one output of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vjp
+
+from ppbench.base.tree import Params
+from ppbench.federation.plan import Plan
+
+STEPS = (nn.ReLU, nn.LeakyReLU, nn.Hardswish)
+"""Activations whose slope is a step, of few units of width; the units of others, `BUMPS`, fire around one value."""
+BUMPS = (nn.Sigmoid, nn.Tanh)
+LIFT = {nn.ReLU: 1.0, nn.LeakyReLU: 1.0, nn.Hardswish: 4.0, nn.Sigmoid: 0.0, nn.Tanh: 0.0}
+"""Bias at which an activation passes numbers from -1 to 1 as they are, or (sigmoid, tanh) bent but told apart."""
+CLOSED = {nn.Sigmoid: -200.0}
+"""Bias at which a unit without weights gives 0 exactly, in float32 too; 0 for others."""
+NEWTON, SOLVES, DONE = 4, 60, 1e-24
+"""Steps, conjugate gradients of each at most, and the squared slope at which these are done, where features are
+inverted."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with weights (its name in the parameters), the activation behind it, and what its maps are pooled by."""
+
+    name: str
+    module: nn.Linear | nn.Conv2d
+    activation: nn.Module
+    pool: int = 1
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A network's layers. before: convolutions; trap: the first hidden linear layer; after: linear ones to the head."""
+
+    before: tuple[Layer, ...]
+    trap: Layer
+    after: tuple[Layer, ...]
+
+    @property
+    def bumps(self) -> bool:
+        """Whether the trap's units fire around one value each, and not from one value on."""
+        return isinstance(self.trap.activation, BUMPS)
+
+    @property
+    def units(self) -> int:
+        """How many units the trap has."""
+        return int(self.trap.module.weight.shape[0])
+
+    @property
+    def carrier(self) -> str:
+        """The name of the layer that the trap's units enter."""
+        return self.after[0].name if self.after else "head"
+
+
+@lru_cache
+def wiring(plan: Plan) -> Wiring | None:
+    """Return the layers of the network of `plan`; None where it has no hidden linear layer, or layers without wiring.
+
+    Known are convolutions, average and maximum pools, linear layers with biases and the activations of `LIFT`, one
+    after another; the head must have a bias too.
+    """
+    module = plan.net.module
+    if not isinstance(module.features, nn.Sequential) or not isinstance(module.head, nn.Linear):
+        return None
+    layers = _layers(module.features)
+    linear = [layer for layer in layers or () if isinstance(layer.module, nn.Linear)]
+    biased = all(layer.module.bias is not None for layer in linear) and module.head.bias is not None
+    if layers is None or not linear or not biased or plan.loss == "bce":
+        return None
+    place = layers.index(linear[0])
+    return Wiring(tuple(layers[:place]), linear[0], tuple(layers[place + 1 :]))
+
+
+def _layers(features: nn.Sequential) -> list[Layer] | None:
+    """Return the layers with weights, in order; None where there is anything that is not known."""
+    found: list[Layer] = []
+    for name, module in features.named_children():
+        last = found[-1] if found else None
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and _plain(module)):
+            found.append(Layer(f"features.{name}", module, nn.Identity()))
+        elif type(module) in LIFT and last is not None and isinstance(last.activation, nn.Identity):
+            found[-1] = Layer(last.name, last.module, module)
+        elif isinstance(module, nn.AvgPool2d | nn.MaxPool2d) and last is not None and last.pool == 1:
+            found[-1] = Layer(last.name, last.module, last.activation, int(module.kernel_size))  # type: ignore[arg-type]
+        elif not isinstance(module, nn.Flatten | nn.Identity):
+            return None
+    return None if any(isinstance(layer.activation, nn.Identity) for layer in found) else found
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+
+
+def passing(layers: Sequence[Layer], params: Params, data_range: tuple[float, float]) -> Params:
+    """Return weights of convolutions that hand the image on, as far as channels allow: one entry each, and a bias.
+
+    A stride, or a pool behind, of s takes s^2 channels for each channel that is handed on: the image shifted by 0 to
+    s - 1 rows and columns. Of `channels` too few the first are kept, whole shifts of all colors before further ones.
+    """
+    found, (low, high) = Params(), data_range
+    used = None
+    for layer in layers:
+        weight = torch.zeros_like(params[f"{layer.name}.weight"])
+        out, inputs, rows, columns = weight.shape
+        used = min(inputs, used or inputs)
+        pad = layer.module.padding if isinstance(layer.module.padding, tuple) else (0, 0)
+        stride = int(layer.module.stride[0]) * layer.pool
+        shifts = [(u, v) for u in range(stride) for v in range(stride)]
+        shifts = [(u, v) for u, v in shifts if u + pad[0] < rows and v + pad[1] < columns]
+        for place, ((u, v), channel) in enumerate([(s, c) for s in _spread(shifts) for c in range(used)][:out]):
+            weight[place, channel, u + pad[0], v + pad[1]] = 1 / (high - low) if not found else 1.0
+        lift = LIFT[type(layer.activation)] + (-low / (high - low) if not found else 0.0)
+        bent = isinstance(layer.activation, BUMPS)
+        used = min(out, used * len(shifts))
+        found[f"{layer.name}.weight"] = weight
+        if f"{layer.name}.bias" in params:
+            found[f"{layer.name}.bias"] = torch.full_like(params[f"{layer.name}.bias"], lift - 0.5 * bent)
+    return found
+
+
+def _spread(shifts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return shifts with those on a diagonal first: of few, they cover most rows and columns."""
+    return sorted(shifts, key=lambda s: (s[0] != s[1], s))
+
+
+def silent(wired: Wiring, params: Params) -> Params:
+    """Return weights whose gradient is 0 in all layers but the head's bias, whatever the data.
+
+    The last hidden layer gives 0 and the head has no weights, so nothing goes back through it (Pasquini et al. 2022
+    take dead ReLUs; a head of zeros does it for every activation).
+    """
+    last = (wired.after or (wired.trap,))[-1]
+    closed = CLOSED.get(type(last.activation), 0.0)  # type: ignore[arg-type]
+    found = {name: value.clone() for name, value in params.items()}
+    for name in (f"{last.name}.weight", "head.weight", "head.bias"):
+        found[name] = torch.zeros_like(found[name])
+    found[f"{last.name}.bias"] = torch.full_like(found[f"{last.name}.bias"], closed)
+    return found
+
+
+def carried(wired: Wiring, params: Params, coefficients: Tensor, shift: float, loss: str) -> Params:
+    """Return weights of the layers behind the trap: its units times `coefficients` [H], less `shift`, reach output 0.
+
+    There it adds to a bias at which the output is undecided, so that every example has a gradient of about one size.
+    """
+    found = Params()
+    for layer in wired.after:
+        weight, bias = (torch.zeros_like(params[f"{layer.name}.{part}"]) for part in ("weight", "bias"))
+        first = layer is wired.after[0]
+        weight[0] = coefficients.to(weight) if first else 0.0
+        if not first:
+            weight[0, 0] = 1.0
+        bias[0] = LIFT[type(layer.activation)] - (shift if first else 0.0)  # type: ignore[index]
+        found |= {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
+    weight, bias = torch.zeros_like(params["head.weight"]), torch.zeros_like(params["head.bias"])
+    undecided = torch.tensor(float(len(bias) - 1)).log() if loss == "cross_entropy" else torch.tensor(0.5)
+    if wired.after:
+        weight[0, 0] = 1.0
+        bias[0] = undecided - _level(wired.after)
+    else:
+        weight[0] = coefficients.to(weight)
+        bias[0] = undecided - shift
+    return {**found, "head.weight": weight, "head.bias": bias}
+
+
+def _level(after: Sequence[Layer]) -> float:
+    """Return what the last hidden layer carries where the trap's sum is 0."""
+    value = torch.zeros(())
+    for layer in after:
+        value = layer.activation(value + LIFT[type(layer.activation)])  # type: ignore[index]
+    return float(value)
+
+
+def entering(plan: Plan, wired: Wiring, params: Params, x: Tensor) -> Tensor:
+    """Return what enters the trap [N, F] for inputs x [N, *shape]."""
+    with torch.no_grad():
+        return plan.net.flat_features(params, x) if wired.before else x.flatten(1)
+
+
+def inverted(plan: Plan, wired: Wiring, params: Params, features: Tensor) -> Tensor:
+    """Return inputs [N, *shape] float64 that enter the trap as `features` [N, F], by least squares.
+
+    Gauss-Newton steps on the layers before it, each solved by conjugate gradients on all examples side by side; those
+    whose features no input has (mixtures of saturated ones) come out as whatever fits best.
+    """
+    shape = (len(features), *plan.spec.shape)
+    if not wired.before or not len(features):
+        return features.view(shape)
+    weights = {name: value.double() for name, value in params.items()}
+    x = torch.full(shape, sum(plan.data_range) / 2, dtype=torch.float64)
+    for _ in range(NEWTON):
+        seen, back = vjp(lambda inputs: plan.net.flat_features(weights, inputs), x)
+        x = x + _least(plan, weights, x, back, features - seen)
+    return x.detach()
+
+
+def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Tensor]], wanted: Tensor) -> Tensor:
+    """Return the steps [N, *shape] of least squares towards `wanted` [N, F] (CGLS)."""
+    step, left = torch.zeros_like(x), wanted
+    slope = back(left)[0]
+    along, power = slope, slope.flatten(1).square().sum(1)
+    for _ in range(SOLVES):
+        _, moved = jvp(lambda inputs: plan.net.flat_features(weights, inputs), (x,), (along,))
+        size = (power / moved.square().sum(1).clamp(min=1e-300)).where(power > 0, 0.0)
+        step = step + size.view(-1, *[1] * (x.dim() - 1)) * along
+        left = left - size[:, None] * moved
+        slope = back(left)[0]
+        fresh = slope.flatten(1).square().sum(1)
+        along = slope + (fresh / power.clamp(min=1e-300)).view(-1, *[1] * (x.dim() - 1)) * along
+        power = fresh
+        if bool((power <= DONE).all()):
+            break
+    return step.detach()
