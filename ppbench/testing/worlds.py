@@ -15,11 +15,12 @@ from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, leaves, tree_map
 from ppbench.federation.contract import Defense
+from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import View
+from ppbench.federation.view import TARGET, View, acts
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.base import question_of
@@ -117,13 +118,24 @@ class Duel:
         """Names of the attack's fields that bound its evaluations."""
         return [field.name for field in fields(self.attack) if field.name.endswith("budget")]
 
-    def probe(self, count: int, batch: int = 1, threat: str = "server/1", pictures: Change | None = None) -> World:
-        """Return what `threat` sees of `count` victims, whose images `pictures` may replace, with public noise."""
-        run = self.federate()
+    @property
+    def threat(self) -> str:
+        """The threat model under which most is asked: the server's, or of a server that acts the attack's own."""
+        return next(filter(acts, self.attack.threats), "server/1")
+
+    def probe(self, count: int, batch: int = 1, threat: str = "", pictures: Change | None = None) -> World:
+        """Return what `threat` sees of `count` victims, whose images `pictures` may replace, with public noise.
+
+        threat: by default the duel's. Where its server acts, clients were sent what the attack has crafted.
+        """
+        run, threat = self.federate(), threat or self.threat
         victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
         if pictures is not None:
             victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
-        view = replace(run.probe(victims.data).view(threat, own=victims.own), public=noise_pictures())
+        target = TARGET if sum(map(len, victims.units)) < len(victims.data) else None
+        acting = Acting(self.attack.crafted, target, noise_pictures()) if acts(threat) else None
+        transcript = run.probe(victims.data, acting=acting)
+        view = replace(transcript.view(threat, own=victims.own), public=noise_pictures())
         inquiry = question_of(self.attack.kind).of_probe(Probe(self.attack, view, victims, Seeds(0), digits()))
         return World(view, inquiry.challenges, victims, run)
 

@@ -26,7 +26,7 @@ from ppbench.federation.acting import Before, Sent
 from ppbench.federation.contract import Server
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import View
+from ppbench.federation.view import TARGET, View
 from ppbench.federation.wire import SERVER, Slot
 
 MEAN, SPREAD = 0.4, 0.12
@@ -37,6 +37,10 @@ SLACK = 0.25
 """How far out of the data range, in units of it, what a bin shows may lie: noise lies farther in some pixel."""
 TWICE = 1e-3
 """Root mean squared distance, in units of the data range, below which two bins show one image."""
+REACH = 3.0
+"""How far below the first quantile, in units of all of them, the lowest bin begins."""
+QUIET = 0.005
+"""What the trap adds to an output, where there is no noise to be drowned: no example is decided, no range left."""
 MOST = 1000
 """Public examples that are looked at."""
 SHARP = {nn.Hardswish: 12.0, nn.Sigmoid: 12.0, nn.Tanh: 6.0}
@@ -50,7 +54,12 @@ class Imprint(Attack):
     Bins are equally likely on the public examples, by their leading principal direction; without any, by brightness and
     a normal law. With fewer units than examples each bin is as likely as one example of the batch, and the rest of the
     law goes without: 1 in e bins then holds one image. Convolutions before the layer pass the image on.
+
+    loud: whether gradients are made as large as can be, which drowns noise that has no clipping before it; not of a
+    target among others, whose numbers travel in a range.
     """
+
+    loud: bool = True
 
     name: ClassVar[str] = "imprint"
     kind: ClassVar[Kind] = "reconstruction"
@@ -71,16 +80,21 @@ class Imprint(Attack):
         wired = _wired(before.plan)
         params = {name: value.detach().cpu() for name, value in before.server.params.items()}
         trap = {**params, **passing(wired.before, params, before.plan.data_range)}
-        trap |= _bins(wired, trap, before.plan, before.public)
-        return Sent(trap, None if before.target is None else silent(wired, params))
+        trap |= _bins(wired, trap, before, self.loud and before.target is None)
+        return Sent(trap, None if before.target is None else silent(wired, params, before.plan.loss))
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the defense makes of uploads; of a cohort in which one client alone has a gradient, that one's.
 
         Of unknown scale then: the share that the target has of the sum.
         """
-        found = view.defense.evidence(view)
-        return [_of_target(view, evidence) if len(evidence.unit) > 1 else evidence for evidence in found]
+        found: list[Evidence] = []
+        for evidence in view.defense.evidence(view):
+            if len(evidence.unit) == 1:
+                found.append(evidence)
+            elif any(slot.client == TARGET for slot in evidence.unit):
+                found += _of_target(view, evidence)
+        return found
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge: images that bins show, then grey ones; labels are not told."""
@@ -99,6 +113,15 @@ class Imprint(Attack):
         return Guess(x=images, evaluations=1)
 
 
+@dataclass(frozen=True)
+class QuietImprint(Imprint):
+    """Trap weights of small gradients of one size: what sparsifies keeps more of them, and a client notices less."""
+
+    name: ClassVar[str] = "imprint_quiet"
+
+    loud: bool = False
+
+
 def _wired(plan: Plan) -> Wiring:
     found = wiring(plan)
     if found is None:
@@ -109,37 +132,36 @@ def _wired(plan: Plan) -> Wiring:
     return found
 
 
-def _bins(wired: Wiring, params: Params, plan: Plan, public: Data | None) -> Params:
-    """Return the trap's weights and those behind it."""
-    direction, thresholds = _law(wired, params, plan, public)
-    first, last = thresholds[0] - 10 * (thresholds[-1] - thresholds[0]), 2 * thresholds[-1] - thresholds[-2]
-    widths = torch.cat([thresholds, last[None]]).diff()
+def _bins(wired: Wiring, params: Params, before: Before, loud: bool) -> Params:
+    """Return the trap's weights and those behind it, whose gradients are to be as large as can be where `loud`."""
+    direction, thresholds = _law(wired, params, before.plan, before.public)
+    widths = torch.cat([thresholds.diff(), thresholds[-1:] - thresholds[-2:-1]])
     sharp = SHARP.get(type(wired.trap.activation))  # type: ignore[arg-type]
     gains = torch.ones_like(thresholds) if sharp is None else sharp / widths
-    if not wired.bumps:  # the first unit steps below all: what it has and the second has not is the lowest bin
-        thresholds, gains = torch.cat([first[None], thresholds[:-1]]), torch.cat([gains[:1], gains[:-1]])
-    weight, bias = gains[:, None] * direction, -gains * thresholds
-    coefficients = _alternating(wired, gains)
-    places = torch.linspace(float(thresholds[1]), float(thresholds[-1]), 4096, dtype=torch.float64)
-    sums = wired.trap.activation(gains * (places[:, None] - thresholds)) @ coefficients
-    size = float((sums.max() - sums.min()) / 2) or 1.0
-    shift = float((sums.max() + sums.min()) / 2) / size
+    heights = torch.ones_like(widths) if loud else QUIET * widths / widths.median()
+    if wired.bumps:
+        coefficients = 2.0 * _signs(len(gains)) * heights
+    else:  # the first unit steps below all: what it has and the second has not is the lowest bin
+        below = REACH * (thresholds[-1] - thresholds[0])
+        thresholds = torch.cat([thresholds[:1] - below, thresholds[:-1]])
+        widths, gains = torch.cat([below[None], widths[:-1]]), torch.cat([gains[:1], gains[:-1]])
+        slopes = 2 * _signs(len(gains)) * torch.cat([heights[:1], heights[:-1]]) / widths
+        coefficients = slopes.diff(prepend=slopes.new_zeros(1)) / gains
+    middle = torch.linspace(float(thresholds[1]), float(thresholds[-1]), 4096, dtype=torch.float64)
+    sums = wired.trap.activation(gains * (middle[:, None] - thresholds)) @ coefficients
     name = wired.trap.name
     like = params[f"{name}.weight"]
-    found = {f"{name}.weight": weight.to(like), f"{name}.bias": bias.to(like)}
-    return found | carried(wired, params, coefficients / size, shift, plan.loss)
+    found = {f"{name}.weight": (gains[:, None] * direction).to(like), f"{name}.bias": (-gains * thresholds).to(like)}
+    return found | carried(wired, params, coefficients, float((sums.max() + sums.min()) / 2), before.plan.loss)
 
 
-def _alternating(wired: Wiring, gains: Tensor) -> Tensor:
-    """Return the signs with which units are summed, over their gains: the sum stays small whatever their number.
+def _signs(count: int) -> Tensor:
+    """Return 1, -1, 1, ... [count] float64: sums over units stay small whatever their number.
 
-    So each may weigh much: gradients are large beside noise, and no example is decided. A first step of half a weight
-    makes the slope of the sum alternate.
+    So each may weigh much: gradients are large beside noise, and no example is decided. Of units that step it is the
+    slope of the sum that alternates, by bins: from -1 to 1 in one, and back in the next.
     """
-    signs = 1.0 - 2.0 * (torch.arange(len(gains), dtype=torch.float64) % 2)
-    if not wired.bumps:
-        signs[0] = 0.5
-    return signs / gains
+    return 1.0 - 2.0 * (torch.arange(count, dtype=torch.float64) % 2)
 
 
 def _law(wired: Wiring, params: Params, plan: Plan, public: Data | None) -> tuple[Tensor, Tensor]:
@@ -172,12 +194,14 @@ def _trap_of(view: View, slot: Slot) -> Params | None:
     return None
 
 
-def _of_target(view: View, evidence: Evidence) -> Evidence:
-    """Return evidence about a cohort as evidence about the target alone, in whose gradient it is up to a factor."""
-    target, params = min(evidence.unit), _trap_of(view, min(evidence.unit))
+def _of_target(view: View, evidence: Evidence) -> list[Evidence]:
+    """Return evidence about a cohort as evidence about the target alone, whose gradient it is up to a factor."""
+    target = next(slot for slot in evidence.unit if slot.client == TARGET)
+    params = _trap_of(view, target)
     if params is None:
-        return evidence
-    return replace(evidence, unit=(target,), simulate=simulation(view.plan, params), params=None, measure="cosine")
+        return []
+    seen = simulation(view.plan, params)
+    return [replace(evidence, unit=(target,), simulate=seen, params=None, weight=None, measure="cosine")]
 
 
 def _shown(wired: Wiring, params: Params, evidence: Evidence) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ LIFT = {nn.ReLU: 1.0, nn.LeakyReLU: 1.0, nn.Hardswish: 4.0, nn.Sigmoid: 0.0, nn.
 """Bias at which an activation passes numbers from -1 to 1 as they are, or (sigmoid, tanh) bent but told apart."""
 CLOSED = {nn.Sigmoid: -200.0}
 """Bias at which a unit without weights gives 0 exactly, in float32 too; 0 for others."""
+WRONG = 20.0
+"""Logit of one class, whatever the data, in weights that no client is to be chosen for."""
 NEWTON, SOLVES, DONE = 4, 60, 1e-24
 """Steps, conjugate gradients of each at most, and the squared slope at which these are done, where features are
 inverted."""
@@ -134,8 +136,10 @@ def _spread(shifts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted(shifts, key=lambda s: (s[0] != s[1], s))
 
 
-def silent(wired: Wiring, params: Params) -> Params:
-    """Return weights whose gradient is 0 in all layers but the head's bias, whatever the data.
+def silent(wired: Wiring, params: Params, loss: str) -> Params:
+    """Return weights whose gradient is 0 in all layers but the head's bias, whatever the data, and whose loss is large.
+
+    So who is chosen among clients by the smallest loss is the target.
 
     The last hidden layer gives 0 and the head has no weights, so nothing goes back through it (Pasquini et al. 2022
     take dead ReLUs; a head of zeros does it for every activation).
@@ -146,6 +150,8 @@ def silent(wired: Wiring, params: Params) -> Params:
     for name in (f"{last.name}.weight", "head.weight", "head.bias"):
         found[name] = torch.zeros_like(found[name])
     found[f"{last.name}.bias"] = torch.full_like(found[f"{last.name}.bias"], closed)
+    if loss == "cross_entropy":
+        found["head.bias"][0] = WRONG
     return found
 
 
