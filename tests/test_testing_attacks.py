@@ -20,6 +20,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.acting import Sent
 from ppbench.federation.view import THREATS
 from ppbench.testing import check_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, ONCE, duels
@@ -106,7 +107,18 @@ Nobody = spoilt(TRACES, "Nobody", answer=lambda g, c: Guess(owner=torch.full((le
 Zeros = spoilt(Query, "Zeros", answer=lambda g, c: replace(g, outputs=torch.zeros_like(g.outputs)))
 Infinite = spoilt(Query, "Infinite", answer=lambda g, c: replace(g, outputs=g.outputs + torch.inf))
 
+GROWN = {"crafted": lambda attack, before, generator: Sent({**before.server.params, "extra": torch.ones(1)})}
+RESTLESS = {
+    "crafted": lambda attack, before, generator: Sent({n: torch.rand(v.shape) for n, v in before.server.params.items()})
+}
+GREEDY = {"crafted": lambda attack, before, generator: Sent({n: v.mul_(2) for n, v in before.server.params.items()})}
+ONE, BOTH = ("server-active/1",), ("server/1", "server-active/1")
+
 FAULTS = [
+    (spoilt(IMAGES, "ActsAndNot", threats=BOTH, **GROWN), "declares_itself", "acts under some of its threat models"),
+    (spoilt(IMAGES, "Grows", threats=ONE, **GROWN), "sends_what_was_agreed", "weights of another architecture"),
+    (spoilt(IMAGES, "Restless", threats=ONE, **RESTLESS), "sends_what_was_agreed", "one seed gives two guesses"),
+    (spoilt(IMAGES, "Greedy", threats=ONE, **GREEDY), "sends_what_was_agreed", "changes the server's state in place"),
     (Nameless, "declares_itself", "does not say where it comes from"),
     (Elsewhere, "declares_itself", "views of ['server/9']"),
     (Blind, "finds_the_planted_leak", "give a median PSNR of"),

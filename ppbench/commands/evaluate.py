@@ -37,7 +37,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "references": (int, "Reference runs of an audit: an even number, 0 for none."),
     "canaries": (int, "Canaries of each of three families in an audit."),
     "stage": (str, "init, iterate, final, audit (membership with canaries and references); commas between."),
-    "threat": (str, "server/1, client/1, eavesdropper/1, collusion/1; commas between."),
+    "threat": (str, "server/1, client/1, eavesdropper/1, collusion/1, server-active/1; commas between."),
     "partition": (str, "iid, imbalanced, dirichlet:ALPHA or domains."),
     "schedule": (str, "round_robin or parallel."),
     "loss": (str, "cross_entropy, squared, or bce for masks."),

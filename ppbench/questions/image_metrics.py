@@ -8,6 +8,7 @@ no victim drops out of a mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ NEAR = 0.1
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 OLD = "scores of before it was measured"
+DETECTION = "detection_auc"
 
 
 class ImageScore(ProbedScore):
@@ -49,6 +51,7 @@ class ImageScore(ProbedScore):
             records of before it was measured, which have no `mse`, `oracle` and `path` either.
         oracle: PSNR of the best among the answer and the reconstructions that the attack rejected; never a result.
         path: (gradient evaluations, PSNR) of what the attack would have answered after so many, ascending.
+        detected: of a server that acts, the share of honest clients who notice less (`run.detection`); else null.
     """
 
     kind: Literal["image"] = "image"
@@ -67,6 +70,7 @@ class ImageScore(ProbedScore):
     blind: float | None = None
     oracle: float | None = None
     path: list[tuple[int, float]] = Field(default_factory=list)
+    detected: float | None = None
 
     @property
     def decibels(self) -> float:
@@ -90,8 +94,12 @@ Make = Callable[[Sequence[ImageScore], int, int], Metric]
 
 
 def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:
-    """Return `METRICS` by name, computed when called for; `LATER` only of scores that have `ImageScore.blind`."""
+    """Return `METRICS` by name, computed when called for.
+
+    `LATER` only of scores that have `ImageScore.blind`, `detection_auc` only of those that have `ImageScore.detected`.
+    """
     names = [n for n in METRICS if n not in LATER or any(score.blind is not None for score in scores)]
+    names = [n for n in names if n != DETECTION or any(score.detected is not None for score in scores)]
     return {name: partial(METRICS[name], scores, classes, seed) for name in names}
 
 
@@ -161,6 +169,16 @@ def _price(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     return metric_of("evaluations_per_broken", figure, True)
 
 
+def _detection(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    """Return the area under the curve of the test by which clients tell a server that acts from an honest one.
+
+    Over clients, whose images share one message: the interval is that of the attacked ones, the honest ones being many.
+    """
+    clients: dict[tuple[int, int], float] = {(s.probe, s.client): s.detected for s in scores if s.detected is not None}
+    placed = [np.array([value], dtype=np.float64) for value in clients.values()]
+    return metric_of(DETECTION, replace(bootstrap(placed, "mean", seed_of(seed, DETECTION)), chance=0.5), True)
+
+
 LATER: dict[str, Make] = dict(
     [
         _over_all("psnr_worst_decile", lambda s: s.decibels, "worst_decile", False),
@@ -185,6 +203,7 @@ METRICS: dict[str, Make] = dict(
         ("label_accuracy", _labels),
         _over_known("at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", True),
         _over_known("ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known"),
+        (DETECTION, _detection),
         *LATER.items(),
     ]
 )

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from itertools import repeat
 from math import isfinite
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,12 +40,14 @@ def score_images(
     plain: Mapping[tuple[Slot, ...], Evidence],
     data_range: Range,
     yardstick: Yardstick | None = None,
+    detected: Mapping[Slot, float] = MappingProxyType({}),
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
 
     evidence: the attack's own, for the at-truth discrepancy, whose median raises "evidence_inexact" unless it is about
     0: noise, or a mechanism that is not modelled; plain: the defense's, for the ratio of gradient to perturbation. With
-    a yardstick blind guesses and perceptual figures are measured, and the flags of `questions.flags` raised.
+    a yardstick blind guesses and perceptual figures are measured, and the flags of `questions.flags` raised. detected:
+    see `Probe`.
     """
     scores: list[ImageScore] = []
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -61,6 +64,7 @@ def score_images(
         made = _unit_scores(guess, found, truth, data_range, mean)
         for index, score in enumerate(made):
             slot = unit[index // victims.batch]
+            score["detected"] = detected.get(slot)
             score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
             scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
         pairs.append((found, truth.x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ppbench.base.seeds import Seeds
     from ppbench.federation.plan import Data
     from ppbench.federation.view import View
+    from ppbench.federation.wire import Slot
     from ppbench.metrics.perceptual import Network
 
 
@@ -60,7 +61,8 @@ class Probe:
     """Probed clients: the attack with its view, and its victims with the truth; test: examples that nobody trains on.
 
     yardstick: makes what reconstructions are measured with; None: only what tells good answers from bad is measured,
-    nothing about the evidence. answers: of the attack that this one follows, on the same victims.
+    nothing about the evidence. answers: of the attack that this one follows, on the same victims. detected: where the
+    server acts, how far each victim notices, see `run.detection`.
     """
 
     attack: Attack
@@ -70,6 +72,7 @@ class Probe:
     test: Data
     yardstick: Callable[[], Yardstick] | None = None
     answers: Sequence[Guess] = ()
+    detected: Mapping[Slot, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

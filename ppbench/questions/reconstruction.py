@@ -57,7 +57,7 @@ class Reconstruction(Question):
                 return score_images(victims, guesses, {}, {}, view.plan.data_range)
             own = {e.unit: e for e in reversed(probe.attack.evidence(view))}
             plain = {e.unit: e for e in view.defense.evidence(view)}
-            found = score_images(victims, guesses, own, plain, view.plan.data_range, probe.yardstick())
+            found = score_images(victims, guesses, own, plain, view.plan.data_range, probe.yardstick(), probe.detected)
             flags = accounts_differ(victims, own, plain) if probe.attack.reads_alone else ()
             return replace(found, flags=(*found.flags, *flags))
 

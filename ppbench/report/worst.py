@@ -20,7 +20,7 @@ from ppbench.report.controls import rebuilding
 
 OF_ONE_ATTACK = (
     *("at_truth_median", "ratio_median", "blind_median", "oracle_median", "evaluations_per_broken"),
-    *("rmse_raw_mean", "rmse_unit_mean"),
+    *("rmse_raw_mean", "rmse_unit_mean", "detection_auc"),
 )
 """Metrics that a portfolio does not have: they describe one attack and its evidence, or count its evaluations alone."""
 

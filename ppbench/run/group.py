@@ -21,6 +21,7 @@ from ppbench.base.version import __version__
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import TARGET, View
+from ppbench.federation.wire import Slot
 from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored, Yardstick
@@ -31,6 +32,7 @@ from ppbench.report.controls import UNREAD
 from ppbench.run.audit.questions import Questions
 from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished
+from ppbench.run.detection import detected
 from ppbench.run.experiment import Experiment
 from ppbench.run.noticing import noticed
 from ppbench.run.train import Trained, federation, train, untrained
@@ -85,8 +87,11 @@ class Bench:
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
         group, config, task = self.group, self.experiment.config, self.experiment.task
         victims = victims_of(self.experiment, group)
-        acting = acting_of(self.experiment, group, victims)
+        acting, noticed_by = acting_of(self.experiment, group, victims), dict[Slot, float]()
         transcript = fed.probe(victims.data, config.probe, config.probe_rounds, acting)
+        if acting is not None:
+            asked = {slot: victims.data[slot] for unit in victims.units for slot in unit}
+            noticed_by = detected(fed, acting, transcript, asked)
         view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
         if group.role:
             victims = victims.playing(group.role, transcript.roles(), config.victims)
@@ -105,7 +110,7 @@ class Bench:
                 attack, choice = tuned(cell.attack, trial, task, label)
                 cell = replace(cell, attack=attack)
             earlier, ruler = given.get(cell.follows or "", []), partial(yardstick_of, self.experiment)
-            probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier)
+            probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
             looks = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat == "server/1"
             flags = noticed(fed, transcript, victims.data) if looks else ()

@@ -10,7 +10,7 @@ from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load, plugins
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS
+from ppbench.federation.view import THREATS, acts
 from ppbench.questions.base import question_of
 from ppbench.testing import gradients, records, traces
 from ppbench.testing.findings import Finding, Property, ask_all, raise_failures, unnamed
@@ -28,6 +28,9 @@ def declares_itself(duel: Duel) -> Iterator[str]:
     strange = sorted(set(attack.threats) - set(THREATS))
     if strange or not attack.threats:
         yield f"it can use views of {strange or 'nothing'}; known threat models are {', '.join(THREATS)}"
+    crafts = type(attack).crafted is not Attack.crafted
+    if any(acts(threat) is not crafts for threat in attack.threats):
+        yield "it acts under some of its threat models and not under others; define `crafted` where all of them act"
 
 
 UPLOADS: Asked = {
@@ -37,6 +40,7 @@ UPLOADS: Asked = {
     **{f"survives_{poison}": partial(gradients.survives_poison, poison=poison) for poison in POISONS},
     "poison_harms_no_other": gradients.poison_harms_no_other,
     "answers_without_mail": gradients.answers_without_mail,
+    "sends_what_was_agreed": gradients.sends_what_was_agreed,
     "survives_black_images": partial(gradients.survives_constant_images, level=0.0),
     "survives_white_images": partial(gradients.survives_constant_images, level=1.0),
     "guesses_the_same_from_disk": gradients.guesses_the_same_from_disk,
@@ -92,6 +96,10 @@ ONCE = frozenset(
 """Properties that are asked without a defense only."""
 
 
+ACTING = frozenset({"sends_what_was_agreed"})
+"""Properties that are asked of attacks alone whose server acts."""
+
+
 def duels(attack: Attack, against: Iterable[Defense] = ()) -> list[Duel]:
     """Return the attack against no defense, against each of its targets that is installed, and against `against`."""
     targets = sorted(name for name in attack.targets or () if name in plugins("defenses"))
@@ -103,7 +111,8 @@ def duels(attack: Attack, against: Iterable[Defense] = ()) -> list[Duel]:
 def asked_of(duel: Duel) -> Asked:
     """Return the properties that are asked in a duel, by name."""
     every = properties_of(duel.attack.kind)
-    return {name: question for name, question in every.items() if duel.undefended or name not in ONCE}
+    once = {name: question for name, question in every.items() if duel.undefended or name not in ONCE}
+    return {name: question for name, question in once.items() if name not in ACTING or acts(duel.threat)}
 
 
 def check_attack(

@@ -12,8 +12,10 @@ import torch
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.isolate import isolated
 from ppbench.base.registry import plugins
+from ppbench.base.tree import leaves
+from ppbench.federation.acting import Before
 from ppbench.federation.plan import Data
-from ppbench.federation.view import View
+from ppbench.federation.view import TARGET, View
 from ppbench.metrics.labels import multiset_hits
 from ppbench.questions.base import question_of
 from ppbench.questions.labels import score_labels
@@ -30,6 +32,7 @@ from ppbench.testing.worlds import (
     content,
     malformed,
     mute,
+    noise_pictures,
     psnrs,
     seeded,
     silenced,
@@ -157,6 +160,31 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
         over = [g.evaluations for g in guesses if not 0 < g.evaluations <= most]
         if duel.limits and over:
             yield f"with a budget of {budget} a guess tells {over[0]} evaluations; 1 to {most} are right"
+
+
+def sends_what_was_agreed(duel: Duel) -> Iterator[str]:
+    """Ask whether what is crafted has the network's names and shapes, depends on the seed alone, and leaves the rest.
+
+    To a whole cohort and to one client among others, with public examples and without.
+    """
+    run = duel.federate()
+    server, plan = run.parties.server, replace(run.plan, local=replace(run.plan.local, upload="gradient", batch=4))
+    kept = [leaf.clone() for leaf in leaves(server)]
+    like = {name: value.shape for name, value in server.params.items()}
+    for target, public in ((None, noise_pictures()), (TARGET, None)):
+        before = Before(plan, duel.defense, server, tuple(range(plan.clients)), target, public)
+        first, again = (duel.attack.crafted(before, seeded(1)) for _ in range(2))
+        for sent, other in ((first.params, again.params), (first.others, again.others)):
+            if sent is None or other is None:
+                continue
+            if {name: value.shape for name, value in sent.items()} != like:
+                yield "it sends weights of another architecture; names and shapes are those of the model"
+            elif not all(bool(value.isfinite().all()) for value in sent.values()):
+                yield "it sends weights that are not finite; no client trains on them"
+            elif not all(torch.equal(sent[name], other[name]) for name in sent):
+                yield TWO_GUESSES
+    if not all(map(torch.equal, kept, leaves(server))):
+        yield "it changes the server's state in place; copy before you write"
 
 
 def survives_poison(duel: Duel, poison: str) -> Iterator[str]:

@@ -14,8 +14,8 @@ from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, leaves, tree_map
-from ppbench.federation.contract import Defense
 from ppbench.federation.acting import Acting
+from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt

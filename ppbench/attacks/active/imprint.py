@@ -10,7 +10,7 @@ image is the image. Where the server reads sums alone all others get weights wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -43,7 +43,7 @@ QUIET = 0.005
 """What the trap adds to an output, where there is no noise to be drowned: no example is decided, no range left."""
 MOST = 1000
 """Public examples that are looked at."""
-SHARP = {nn.Hardswish: 12.0, nn.Sigmoid: 12.0, nn.Tanh: 6.0}
+SHARP: Mapping[type[nn.Module], float] = {nn.Hardswish: 12.0, nn.Sigmoid: 12.0, nn.Tanh: 6.0}
 """Input over a bin's width at which an activation that is no sharp step tells two bins apart."""
 
 
@@ -66,8 +66,8 @@ class Imprint(Attack):
     threats: ClassVar[tuple[str, ...]] = ("server-active/1",)
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = (
-        "Fowl et al., Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models, ICLR "
-        "2022; Boenisch et al., When the Curious Abandon Honesty, EuroS&P 2023; Pasquini et al., Eluding Secure "
+        "Fowl et al., Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models, "
+        "ICLR 2022; Boenisch et al., When the Curious Abandon Honesty, EuroS&P 2023; Pasquini et al., Eluding Secure "
         "Aggregation in Federated Learning via Model Inconsistency, CCS 2022"
     )
 
@@ -136,7 +136,7 @@ def _bins(wired: Wiring, params: Params, before: Before, loud: bool) -> Params:
     """Return the trap's weights and those behind it, whose gradients are to be as large as can be where `loud`."""
     direction, thresholds = _law(wired, params, before.plan, before.public)
     widths = torch.cat([thresholds.diff(), thresholds[-1:] - thresholds[-2:-1]])
-    sharp = SHARP.get(type(wired.trap.activation))  # type: ignore[arg-type]
+    sharp = SHARP.get(type(wired.trap.activation))
     gains = torch.ones_like(thresholds) if sharp is None else sharp / widths
     heights = torch.ones_like(widths) if loud else QUIET * widths / widths.median()
     if wired.bumps:

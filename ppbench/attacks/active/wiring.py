@@ -6,7 +6,7 @@ and pools drop as few pixels as the channels allow); layers behind it carry one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,9 +20,15 @@ from ppbench.federation.plan import Plan
 STEPS = (nn.ReLU, nn.LeakyReLU, nn.Hardswish)
 """Activations whose slope is a step, of few units of width; the units of others, `BUMPS`, fire around one value."""
 BUMPS = (nn.Sigmoid, nn.Tanh)
-LIFT = {nn.ReLU: 1.0, nn.LeakyReLU: 1.0, nn.Hardswish: 4.0, nn.Sigmoid: 0.0, nn.Tanh: 0.0}
+LIFT: Mapping[type[nn.Module], float] = {
+    nn.ReLU: 1.0,
+    nn.LeakyReLU: 1.0,
+    nn.Hardswish: 4.0,
+    nn.Sigmoid: 0.0,
+    nn.Tanh: 0.0,
+}
 """Bias at which an activation passes numbers from -1 to 1 as they are, or (sigmoid, tanh) bent but told apart."""
-CLOSED = {nn.Sigmoid: -200.0}
+CLOSED: Mapping[type[nn.Module], float] = {nn.Sigmoid: -200.0}
 """Bias at which a unit without weights gives 0 exactly, in float32 too; 0 for others."""
 WRONG = 20.0
 """Logit of one class, whatever the data, in weights that no client is to be chosen for."""
@@ -39,6 +45,17 @@ class Layer:
     module: nn.Linear | nn.Conv2d
     activation: nn.Module
     pool: int = 1
+
+    @property
+    def stride(self) -> int:
+        """The stride of a convolution."""
+        return self.module.stride[0] if isinstance(self.module, nn.Conv2d) else 1
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """The rows and columns that a convolution adds on each side."""
+        found = self.module.padding if isinstance(self.module, nn.Conv2d) else (0, 0)
+        return (0, 0) if isinstance(found, str) else (found[0], found[1])
 
 
 @dataclass(frozen=True)
@@ -69,8 +86,8 @@ class Wiring:
 def wiring(plan: Plan) -> Wiring | None:
     """Return the layers of the network of `plan`; None where it has no hidden linear layer, or layers without wiring.
 
-    Known are convolutions, average and maximum pools, linear layers with biases and the activations of `LIFT`, one
-    after another; the head must have a bias too.
+    Known are convolutions, average pools, linear layers with biases and the activations of `LIFT`, one after another;
+    the head must have a bias too. A maximum pool lets one pixel in four through, whichever is brightest.
     """
     module = plan.net.module
     if not isinstance(module.features, nn.Sequential) or not isinstance(module.head, nn.Linear):
@@ -93,7 +110,7 @@ def _layers(features: nn.Sequential) -> list[Layer] | None:
             found.append(Layer(f"features.{name}", module, nn.Identity()))
         elif type(module) in LIFT and last is not None and isinstance(last.activation, nn.Identity):
             found[-1] = Layer(last.name, last.module, module)
-        elif isinstance(module, nn.AvgPool2d | nn.MaxPool2d) and last is not None and last.pool == 1:
+        elif isinstance(module, nn.AvgPool2d) and last is not None and last.pool == 1:
             found[-1] = Layer(last.name, last.module, last.activation, int(module.kernel_size))  # type: ignore[arg-type]
         elif not isinstance(module, nn.Flatten | nn.Identity):
             return None
@@ -116,8 +133,8 @@ def passing(layers: Sequence[Layer], params: Params, data_range: tuple[float, fl
         weight = torch.zeros_like(params[f"{layer.name}.weight"])
         out, inputs, rows, columns = weight.shape
         used = min(inputs, used or inputs)
-        pad = layer.module.padding if isinstance(layer.module.padding, tuple) else (0, 0)
-        stride = int(layer.module.stride[0]) * layer.pool
+        pad = layer.padding
+        stride = layer.stride * layer.pool
         shifts = [(u, v) for u in range(stride) for v in range(stride)]
         shifts = [(u, v) for u, v in shifts if u + pad[0] < rows and v + pad[1] < columns]
         for place, ((u, v), channel) in enumerate([(s, c) for s in _spread(shifts) for c in range(used)][:out]):
@@ -145,7 +162,7 @@ def silent(wired: Wiring, params: Params, loss: str) -> Params:
     take dead ReLUs; a head of zeros does it for every activation).
     """
     last = (wired.after or (wired.trap,))[-1]
-    closed = CLOSED.get(type(last.activation), 0.0)  # type: ignore[arg-type]
+    closed = CLOSED.get(type(last.activation), 0.0)
     found = {name: value.clone() for name, value in params.items()}
     for name in (f"{last.name}.weight", "head.weight", "head.bias"):
         found[name] = torch.zeros_like(found[name])
@@ -167,7 +184,7 @@ def carried(wired: Wiring, params: Params, coefficients: Tensor, shift: float, l
         weight[0] = coefficients.to(weight) if first else 0.0
         if not first:
             weight[0, 0] = 1.0
-        bias[0] = LIFT[type(layer.activation)] - (shift if first else 0.0)  # type: ignore[index]
+        bias[0] = LIFT[type(layer.activation)] - (shift if first else 0.0)
         found |= {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
     weight, bias = torch.zeros_like(params["head.weight"]), torch.zeros_like(params["head.bias"])
     undecided = torch.tensor(float(len(bias) - 1)).log() if loss == "cross_entropy" else torch.tensor(0.5)
@@ -184,7 +201,7 @@ def _level(after: Sequence[Layer]) -> float:
     """Return what the last hidden layer carries where the trap's sum is 0."""
     value = torch.zeros(())
     for layer in after:
-        value = layer.activation(value + LIFT[type(layer.activation)])  # type: ignore[index]
+        value = layer.activation(value + LIFT[type(layer.activation)])
     return float(value)
 
 
@@ -206,7 +223,7 @@ def inverted(plan: Plan, wired: Wiring, params: Params, features: Tensor) -> Ten
     weights = {name: value.double() for name, value in params.items()}
     x = torch.full(shape, sum(plan.data_range) / 2, dtype=torch.float64)
     for _ in range(NEWTON):
-        seen, back = vjp(lambda inputs: plan.net.flat_features(weights, inputs), x)
+        seen, back = vjp(lambda inputs: plan.net.flat_features(weights, inputs), x)[:2]
         x = x + _least(plan, weights, x, back, features - seen)
     return x.detach()
 
@@ -217,7 +234,7 @@ def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Ten
     slope = back(left)[0]
     along, power = slope, slope.flatten(1).square().sum(1)
     for _ in range(SOLVES):
-        _, moved = jvp(lambda inputs: plan.net.flat_features(weights, inputs), (x,), (along,))
+        moved = jvp(lambda inputs: plan.net.flat_features(weights, inputs), (x,), (along,))[1]
         size = (power / moved.square().sum(1).clamp(min=1e-300)).where(power > 0, 0.0)
         step = step + size.view(-1, *[1] * (x.dim() - 1)) * along
         left = left - size[:, None] * moved

@@ -44,7 +44,8 @@ COLUMNS: Final = [
     "feat_mse_mean_low", "feat_mse_mean_high", "blind_median", "oracle_median", "evaluations_per_broken",
     "tpr_at_1pct_fpr", "tpr_at_1pct_fpr_low", "tpr_at_1pct_fpr_high", "canary_auc", "canary_auc_low",
     "canary_auc_high", "canary_tpr_at_1pct_fpr", "canary_tpr_at_1pct_fpr_low", "canary_tpr_at_1pct_fpr_high",
-    "epsilon_lower", "public", "references", "canaries", "perceptual", "tuned", "flags",
+    "epsilon_lower", "public", "references", "canaries", "perceptual", "tuned", "flags", "detection_auc",
+    "detection_auc_low", "detection_auc_high",
 ]  # fmt: skip
 """The columns of the CSV, in order; new ones go last.
 

@@ -187,7 +187,9 @@ def _larger_batches(rows: Sequence[Row], stage: str, smallest: int) -> list[Verd
         verb = {"falls": f"fall{whole}", "hidden": f"stay hidden{whole}", "undecided": "are undecided (20 dB)"}
         does = verb[min(fates)] if len(fates) == 1 else "fare unlike over the grid"
         at = by(attack_of(top.rebuilt.worst), top.control)
-        sentence = f"In batches of {batch}, pixels {does}: at most {decibels(top.rebuilt.worst)} ({at})."
+        share = max(value(row.rebuilt.worst, "share_above_20db") or 0.0 for row in some)
+        still = f", though {share:.0%} of the images come out above 20 dB" if share > 0 and fates == {"hidden"} else ""
+        sentence = f"In batches of {batch}, pixels {does}: at most {decibels(top.rebuilt.worst)} ({at}){still}."
         said.append(_verdict(some, together(fates), sentence, top))
     return said
 

@@ -1,0 +1,122 @@
+"""Whether a client could have noticed that its server acts: an honest message against one that an attack crafted.
+
+A client knows the message that it was sent and what its own step makes of it. (That others were sent something else it
+does not see.) Of both, `signs` are taken, on its own batch. Which sign tells crafted from honest best is chosen on some
+models, and how well it tells, on others: the real one among them, so that no test learns one model by heart. After
+training honest models are the real one and fresh ones, which training begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params, Tree, leaves, tree_map
+from ppbench.federation.acting import Acting, Before
+from ppbench.federation.engine import Federation
+from ppbench.federation.plan import Data, Plan
+from ppbench.federation.view import Transcript
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.nets.net import initial
+
+MODELS = 8
+"""Models in all, half of which a sign is chosen on."""
+CLIENTS = 6
+"""Clients at most whose batches are put to each."""
+ROWS = 128
+"""Rows of a matrix, at most, that are compared with one another."""
+
+
+def detected(
+    fed: Federation, acting: Acting, transcript: Transcript, victims: Mapping[Slot, Data]
+) -> dict[Slot, float]:
+    """Return for each victim the share of honest clients, of equals half, on whom the chosen sign is weaker.
+
+    Its mean over victims is the area under the curve of the test that the sign is: .5 where nothing can be noticed.
+    """
+    plan, batch = transcript.plan, max(len(data.x) for data in victims.values())
+    chosen, scored = [_population(fed, acting, plan, batch, range(first, MODELS, 2)) for first in (1, 0)]
+    honest, crafted = chosen
+    areas = torch.stack([_placed(honest[:, i], crafted[:, i]).mean() for i in range(honest.shape[1])])
+    sign = int((areas - 0.5).abs().argmax())
+    way = 1.0 if float(areas[sign]) >= 0.5 else -1.0
+    first = {Slot(e.probe, e.receiver): e.message for e in reversed(transcript.mail) if e.sender == SERVER}
+    seen = {slot: signs(fed, plan, first[slot], data)[sign] for slot, data in victims.items() if slot in first}
+    return {slot: float(_placed(way * scored[0][:, sign], way * value[None])) for slot, value in seen.items()}
+
+
+def _population(
+    fed: Federation, acting: Acting, plan: Plan, batch: int, models: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the signs [M, S] of honest and of crafted messages, of several models, each on batches of its clients."""
+    honest, crafted = list[Tensor](), list[Tensor]()
+    clients = sorted(fed.shards)[:CLIENTS]
+    for model in models:
+        draws = Seeds(fed.seeds.seed("detection", model)).generator("batches")
+        params = fed.parties.server.params if model == 0 else _fresh(fed, model)
+        server = replace(fed.parties.server, params=params)
+        ctx = fed.context(f"detection-{model}", fed.round + 1, 0, SERVER)
+        before = Before(plan, fed.defense, server, tuple(sorted(fed.shards)), acting.target, acting.public)
+        sent = acting.craft(before, fed.seeds.generator("acting", "detection", model)).params
+        for found, weights in ((honest, params), (crafted, sent)):
+            _, message = fed.defense.broadcast(replace(ctx, plan=plan), replace(server, params=weights))
+            for client in clients:
+                shard = fed.shards[client]
+                some = torch.randperm(len(shard.x), generator=draws)[:batch].to(shard.x.device)
+                found.append(signs(fed, plan, message, Data(shard.x[some], shard.y[some])))
+    return torch.stack(honest), torch.stack(crafted)
+
+
+def _fresh(fed: Federation, model: int) -> Params:
+    like = fed.parties.server.params
+    return {
+        name: value.to(like[name]) for name, value in initial(fed.plan.spec, fed.seeds.seed("model", model)).items()
+    }
+
+
+def _placed(honest: Tensor, crafted: Tensor) -> Tensor:
+    """Return for each of crafted [A] the share of honest [H] below it, of equals half."""
+    below = (honest[:, None] < crafted).double() + 0.5 * (honest[:, None] == crafted).double()
+    return below.mean(0)
+
+
+def signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
+    """Return [S] float64 what a client can look at in a message, and in a step on its batch; infinite numbers as huge.
+
+    Of the message the size, the largest entry beside the typical one, the share of zeros and how alike rows are; of the
+    step the loss, the gradient's size, its share of zeros and the share of dead units, all by the defense's `predict`.
+    """
+    weights = [leaf.detach() for leaf in leaves(message) if leaf.is_floating_point()]
+    flat = torch.cat([leaf.flatten().double() for leaf in weights])
+    typical = flat.abs().median().clamp(min=1e-30)
+    parts = [_log(flat.norm()), _log(flat.abs().max() / typical), (flat == 0).double().mean(), _alike(weights)]
+    told = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), message)
+    with torch.enable_grad():
+        outputs = fed.defense.predict(plan, told, data.x.to(flat.device))
+        loss = plan.example_loss(outputs, data.y.to(outputs)).mean()
+    inputs = [leaf for leaf in leaves(told) if leaf.requires_grad]
+    slopes = torch.autograd.grad(loss, inputs, allow_unused=True)
+    steps = [slope.detach().double() for slope in slopes if slope is not None]
+    step = torch.cat([part.flatten() for part in steps])
+    dead = torch.cat([(part.flatten(1) == 0).all(1).double() for part in steps if part.dim() > 1])
+    parts += [loss.detach().double(), _log(step.norm()), (step == 0).double().mean(), dead.mean()]
+    return torch.stack([part.cpu() for part in parts]).nan_to_num(1e30, 1e30, -1e30)
+
+
+def _log(value: Tensor) -> Tensor:
+    return value.clamp(min=1e-30).log10()
+
+
+def _alike(weights: Sequence[Tensor]) -> Tensor:
+    """Return the mean over rows of the largest |cosine| with another row of the same matrix."""
+    found = []
+    for weight in weights:
+        rows = weight.flatten(1)[:ROWS].double() if weight.dim() > 1 else weight[None, :0]
+        if min(rows.shape) > 1:
+            rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
+            found.append((rows @ rows.T).abs().fill_diagonal_(0).amax(1))
+    return torch.cat(found).mean() if found else torch.zeros((), dtype=torch.float64)

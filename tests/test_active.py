@@ -1,0 +1,235 @@
+"""Servers that act: probes from weights of their own, trap weights, one target among others, what clients notice."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from ppbench.adversary.leaks import leaks
+from ppbench.adversary.victims import choose_victims
+from ppbench.attacks.active.imprint import Imprint, QuietImprint
+from ppbench.attacks.active.wiring import silent, wiring
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves
+from ppbench.defenses.baffle.protocol import Baffle
+from ppbench.defenses.dp import DP
+from ppbench.defenses.fedpc.protocol import FedPC
+from ppbench.defenses.full_noise import FullNoise
+from ppbench.defenses.none import NoDefense
+from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.federation.acting import Acting, Sent
+from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import simulation
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.nets.net import initial, net_spec
+from ppbench.run.config import configure
+from ppbench.run.detection import detected
+from ppbench.run.evaluation import evaluate
+from ppbench.run.experiment import resolve
+from ppbench.testing.scene import digits
+from ppbench.testing.worlds import World, psnrs
+
+ACTIVE = "server-active/1"
+SQUARED = {"loss": "squared"}
+
+
+def federated(defense, model="mlp", options=None, clients=4, seed=0, **changes):
+    """Return a started federation on all digits but 200, which are public, and these."""
+    found = digits()
+    x, y = (part[torch.randperm(1797, generator=torch.Generator().manual_seed(0))] for part in (found.x, found.y))
+    size = 1597 // clients
+    shards = {c: Data(*(part[200:][c * size : (c + 1) * size].clone() for part in (x, y))) for c in range(clients)}
+    local = Local("delta" if isinstance(defense, FedPC) else "gradient", batch=32)
+    plan = replace(
+        Plan(net_spec(model, (1, 8, 8), 10, {"hidden": 256} if options is None else options), clients, local), **changes
+    )
+    run = Federation(defense, plan, shards, Seeds(seed))
+    run.start(initial(plan.spec, seed + 1))
+    return run, Data(x[:200].clone(), y[:200].clone())
+
+
+def probed(attack, defense, batch, count, **options):
+    """Return what an active server sees of `count` images, by `attack`, and how it acted."""
+    run, public = federated(defense, **options)
+    found = choose_victims(run.shards, ACTIVE, batch, count, Seeds(0), sums=defense.sums, roles=len(defense.roles))
+    acting = Acting(attack.crafted, 0 if sum(map(len, found.units)) < len(found.data) else None, public)
+    view = replace(run.probe(found.data, acting=acting).view(ACTIVE), public=public)
+    return World(view, found.challenges(), found, run), acting
+
+
+def share(attack, defense, batch, count, **options):
+    """Return the share of images above 20 dB."""
+    world, _ = probed(attack, defense, batch, count, **options)
+    return sum(value > 20 for value in psnrs(world, world.answers(attack, 3))) / count
+
+
+def as_it_is(before, generator):
+    """Send the model itself, as an honest server does, but to the target and to the others apart."""
+    return Sent(before.server.params, dict(before.server.params))
+
+
+MASKED = [(PBPFLExt(), SQUARED), (Baffle(k=8, masks="ring64"), {}), (FedPC(masks="ring"), {}), (NoDefense(), {})]
+
+
+@pytest.mark.parametrize(("defense", "options"), MASKED, ids=lambda value: getattr(value, "name", ""))
+def test_a_round_in_two_versions_of_one_model_is_the_honest_round_bit_for_bit(defense, options):
+    """Masks, sessions and secrets are those of one round; clients' code is the honest one."""
+    run, _ = federated(defense, options={"hidden": 16}, **options)
+    found = choose_victims(run.shards, ACTIVE, 4, 8, Seeds(0), sums=True)
+    kept = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
+    honest, acted = (run.probe(found.data, acting=acting) for acting in (None, Acting(as_it_is, 0)))
+    assert len(honest.mail) == len(acted.mail)
+    for one, other in zip(honest.mail, acted.mail, strict=True):
+        assert (one.probe, one.round, one.step, one.sender) == (other.probe, other.round, other.step, other.sender)
+    sent = [{(e.probe, e.round, e.step, e.sender, e.receiver): e.message for e in t.mail} for t in (honest, acted)]
+    assert sent[0].keys() == sent[1].keys()
+    for key, message in sent[0].items():
+        assert all(map(torch.equal, leaves(message), leaves(sent[1][key])))
+    assert all(map(torch.equal, kept, leaves((run.parties.server, run.parties.clients))))  # nothing real moves
+
+
+def test_the_target_alone_is_sent_the_trap_and_the_sum_is_its_gradient():
+    world, _ = probed(QuietImprint(), PBPFLExt(), 8, 8, **SQUARED)
+    assert world.victims.units == ((Slot(0, 0),),) and len(world.victims.data) == 4
+    sent = {e.receiver: leaves(e.message) for e in world.view.mail if e.sender == SERVER and e.round == 1}
+    assert all(map(torch.equal, sent[1], sent[2])) and not all(map(torch.equal, sent[0], sent[1]))
+    (evidence,) = QuietImprint().evidence(world.view)
+    data = world.victims.data[Slot(0, 0)]
+    exact = evidence.simulate(data.x[None].double(), data.y[None].double())
+    name = "features.1.weight"
+    torch.testing.assert_close(4 * evidence.observed[name], exact[name], rtol=1e-5, atol=1e-9)
+
+
+def test_views_of_active_servers_reach_no_secret():
+    for defense, options in MASKED[:3]:
+        world, acting = probed(QuietImprint(), defense, 2, 4, options={"hidden": 16}, **options)
+        hidden = [part for d in [*world.victims.data.values(), *world.run.shards.values()] for part in (d.x, d.y)]
+        assert leaks((world.view, world.challenges, acting.craft), [h for h in hidden if h[0].numel() > 10]) == []
+
+
+@pytest.mark.parametrize("wrong", ["name", "shape", "nan"])
+def test_only_finite_weights_of_the_agreed_architecture_are_sent(wrong):
+    def craft(before, generator):
+        params = dict(before.server.params)
+        bias = params.pop("head.bias")
+        changed = {"name": {"other": bias}, "shape": {"head.bias": bias[1:]}, "nan": {"head.bias": bias / 0}}
+        return Sent({**params, **changed[wrong]})
+
+    run, _ = federated(NoDefense())
+    with pytest.raises(UsageError, match="A server that acts must send"):
+        run.probe(choose_victims(run.shards, ACTIVE, 1, 1, Seeds(0)).data, acting=Acting(craft))
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        *[("mlp", {"hidden": 256, "activation": a}) for a in ("relu", "leaky_relu", "hardswish", "sigmoid", "tanh")],
+        *[("mlp", {"hidden": "256,32", "activation": a}) for a in ("relu", "hardswish", "tanh")],
+        ("cnn", {"hidden": 256, "pool": "avg", "widths": 16}),
+        ("cnn", {"hidden": 256, "pool": "avg", "widths": 16, "activation": "tanh"}),
+    ],
+)
+def test_trap_weights_rebuild_most_of_a_batch_of_64(model, options):
+    """An image is alone in its bin, of 256, with probability (1 - 1/256)^63 = .78, by exact quantiles."""
+    assert share(QuietImprint(), NoDefense(), 64, 128 if model == "mlp" else 64, model=model, options=options) > 0.55
+
+
+def test_few_units_still_rebuild_one_image_in_e_bins():
+    few = share(QuietImprint(), NoDefense(), 64, 256, options={"hidden": 64})
+    assert 0.2 < few < 0.5  # 1 / e = .37
+
+
+def test_a_single_image_is_exact_whatever_the_public_examples():
+    world, _ = probed(Imprint(), NoDefense(), 1, 4)
+    assert min(psnrs(world, world.answers(Imprint()))) > 80
+
+
+@pytest.mark.parametrize("defense", [DP(sigma=0.1)])
+def test_loud_traps_drown_noise_that_nothing_is_clipped_before(defense):
+    assert share(Imprint(), defense, 8, 64) > 0.7 and share(QuietImprint(), defense, 8, 64) == 0
+
+
+def test_sums_that_hide_clients_give_the_target_away():
+    assert share(Imprint(), PBPFLExt(), 64, 128, **SQUARED) > 0.5
+
+
+def test_planted_null_uploads_of_noise_show_nothing():
+    for batch in (1, 8, 64):
+        assert share(Imprint(), FullNoise(), batch, 64) == 0
+
+
+def test_what_it_cannot_wire_is_refused():
+    for model, options in (("dlnet", {}), ("cnn", {"hidden": 64}), ("mlp", {"hidden": ""}), ("mlp", {"bias": False})):
+        run, _ = federated(NoDefense(), model, options)
+        assert not Imprint().suits(run.plan)
+    config = configure(defense="none", attacks=("imprint",), threats=(ACTIVE,), model="dlnet", rounds=1)
+    with pytest.raises(UsageError, match="'imprint' has no use for model 'dlnet'"):
+        assert resolve(config).attacks
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "hardswish", "sigmoid", "tanh"])
+def test_weights_for_all_but_the_target_have_no_gradient_but_the_heads_bias(activation):
+    run, _ = federated(NoDefense(), options={"hidden": "32,16", "activation": activation})
+    plan, data = run.plan, run.shards[0]
+    params = silent(wiring(plan), run.parties.server.params, plan.loss)
+    found = simulation(plan, params)(data.x[None], data.y[None])
+    assert {name for name, value in found.items() if bool((value != 0).any())} == {"head.bias"}
+
+
+@dataclass(frozen=True)
+class Honest(Imprint):
+    """Sends other weights of the law that honest ones have."""
+
+    name: ClassVar[str] = "honest"
+
+    def crafted(self, before, generator):
+        return Sent(initial(before.plan.spec, int(torch.randint(2**31, (), generator=generator))))
+
+
+def test_clients_notice_a_trap_and_nothing_where_there_is_nothing():
+    world, acting = probed(QuietImprint(), NoDefense(), 8, 32)
+    transcript = world.run.probe(world.victims.data, acting=acting)
+    assert set(detected(world.run, acting, transcript, world.victims.data).values()) == {1.0}
+    placed = []
+    for seed in range(12):
+        world, acting = probed(Honest(), NoDefense(), 8, 32, seed=seed, options={"hidden": 16})
+        transcript = world.run.probe(world.victims.data, acting=acting)
+        placed += detected(world.run, acting, transcript, world.victims.data).values()
+    assert 0.25 < sum(placed) / len(placed) < 0.75
+
+
+SMALL = {
+    "model": "mlp",
+    "model_options": {"hidden": 64},
+    "clients": 3,
+    "rounds": 1,
+    "schedule": "parallel",
+    "public": 0.2,
+}
+
+
+def test_an_evaluation_keeps_servers_that_act_apart(tmp_path):
+    config = configure(defense="dp", **SMALL)
+    assert not {"imprint", "imprint_quiet"} & {a.name for a in resolve(config).attacks}
+    asked = {"attacks": ("analytic", "imprint", "imprint_quiet"), "threats": ("server/1", ACTIVE), "victims": 16}
+    asked |= {"attack_batch": (8,), "stages": ("init",), "tuning": 0, "grid": (0.1,)}
+    found = evaluate(defense="dp", **SMALL, **asked, out=tmp_path, workers=1)
+    told = {(r.config.defense.id, r.config.attack.id): r for r in found.records}
+    for (defense, attack), record in told.items():
+        assert record.status == "complete", record.reason
+        acting = attack != "analytic"
+        assert (record.config.threat_model.id == ACTIVE) is acting
+        assert (record.metric("detection_auc") is not None) is acting
+        if acting:
+            assert record.metric("detection_auc").chance == 0.5
+        if defense == "none" and acting:
+            assert record.metric("share_above_20db").value > 0.5
+        if defense == "full_noise":
+            assert record.metric("share_above_20db").value == 0
+    assert len(told) == 9
+    loud, quiet = (told["dp", name].metric("share_above_20db").value for name in ("imprint", "imprint_quiet"))
+    assert loud > 0 and quiet == 0  # each has a view of its own
+    assert ACTIVE in (tmp_path / "leaderboard.html").read_text()
