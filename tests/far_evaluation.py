@@ -31,7 +31,12 @@ FOLLOWED = None, "dlg"
 
 SEARCHED = "analytic", "dlg"
 """Reconstructions that every defense meets."""
+<<<<<<< HEAD
 APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "feature_inversion": ("mp_dp_naive",)}
+=======
+APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "adaptive_spn": ("mp_dp_naive",)}
+APART |= {"imprint": ("baffle",), "imprint_quiet": ("baffle",)}  # its network has what these need
+>>>>>>> be88bfe (secagg: secure aggregation as a defense of its own; its masked sums fall to trap weights for one target)
 """Searches that make something else of what these defenses send."""
 ALIKE = "mia_mentr", "mia_nn"
 """What reads a defense's delivered model as `mia_loss` does, and makes something else of its outputs."""
@@ -79,7 +84,7 @@ def met(defense: str, attack: Attack, threat: str, stage: str) -> bool:
         return stage in (STAGE.get(attack.kind, stage), "audit")
     if attack.kind != "reconstruction":
         return threat != "collusion/1" and (defense == AUDITED or attack.name not in ALIKE)
-    return threat == "server/1" and (
+    return threat in ("server/1", "server-active/1") and (
         defense == AUDITED or attack.name in SEARCHED or defense in APART.get(attack.name, ())
     )
 

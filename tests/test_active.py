@@ -19,9 +19,11 @@ from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.full_noise import FullNoise
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.secagg import SecureAggregation
 from ppbench.federation.acting import Acting, Sent
 from ppbench.federation.engine import Federation
-from ppbench.federation.evidence import simulation
+from ppbench.federation.evidence import at_truth, simulation
+from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
@@ -71,7 +73,13 @@ def as_it_is(before, generator):
     return Sent(before.server.params, dict(before.server.params))
 
 
-MASKED = [(PBPFLExt(), SQUARED), (Baffle(k=8, masks="ring64"), {}), (FedPC(masks="ring"), {}), (NoDefense(), {})]
+MASKED = [
+    (SecureAggregation(), {}),
+    (PBPFLExt(), SQUARED),
+    (Baffle(k=8, masks="ring64"), {}),
+    (FedPC(masks="ring"), {}),
+    (NoDefense(), {}),
+]
 
 
 @pytest.mark.parametrize(("defense", "options"), MASKED, ids=lambda value: getattr(value, "name", ""))
@@ -104,7 +112,7 @@ def test_the_target_alone_is_sent_the_trap_and_the_sum_is_its_gradient():
 
 
 def test_views_of_active_servers_reach_no_secret():
-    for defense, options in MASKED[:3]:
+    for defense, options in MASKED[:-1]:
         world, acting = probed(QuietImprint(), defense, 2, 4, options={"hidden": 16}, **options)
         hidden = [part for d in [*world.victims.data.values(), *world.run.shards.values()] for part in (d.x, d.y)]
         assert leaks((world.view, world.challenges, acting.craft), [h for h in hidden if h[0].numel() > 10]) == []
@@ -152,8 +160,28 @@ def test_loud_traps_drown_noise_that_nothing_is_clipped_before(defense):
     assert share(Imprint(), defense, 8, 64) > 0.7 and share(QuietImprint(), defense, 8, 64) == 0
 
 
-def test_sums_that_hide_clients_give_the_target_away():
-    assert share(Imprint(), PBPFLExt(), 64, 128, **SQUARED) > 0.5
+@pytest.mark.parametrize(("defense", "options"), [(SecureAggregation(), {}), (PBPFLExt(), SQUARED)])
+def test_sums_that_hide_clients_give_the_target_away(defense, options):
+    assert share(Imprint(), defense, 64, 128, **options) > 0.5
+
+
+@pytest.mark.parametrize("upload", ["gradient", "delta"])
+def test_secure_aggregation_steps_as_no_defense_and_tells_sums_alone(upload):
+    local = Local(upload, batch=32, opt=Opt("sgd", lr=0.1))
+    runs = [federated(d, options={"hidden": 16}, local=local)[0] for d in (NoDefense(), SecureAggregation())]
+    assert all(run.run(2) for run in runs)
+    for one, other in zip(*(leaves(run.parties.server.params) for run in runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    run = runs[1]
+    found = choose_victims(run.shards, "server/1", 4, 16, Seeds(0), sums=True)
+    transcript, cohort = run.probe(found.data), tuple(Slot(0, c) for c in range(4))
+    (seen,) = SecureAggregation().evidence(transcript.view("server/1"))
+    (bare,) = SecureAggregation().evidence(transcript.view("collusion/1"))
+    assert SecureAggregation().evidence(transcript.view("eavesdropper/1")) == []
+    for evidence, unit in ((seen, cohort), (bare, cohort[:1])):
+        assert evidence.unit == unit
+        x, y = (torch.stack([getattr(found.data[s], part) for s in unit]) for part in ("x", "y"))
+        assert at_truth(evidence, x, y) < 1e-10
 
 
 def test_planted_null_uploads_of_noise_show_nothing():

@@ -19,8 +19,14 @@ from ppbench.testing.findings import Finding, ask
 from ppbench.testing.scene import Trial, plan_for, victims_of
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.distribution == "ppbench"]
-UNFIT = {"pbpfl_ext", "mpdp", "mpdp_h", "fedpc"}  # for clients in turn: what cancels in a sum needs them all at once
-UNREAD = {"central", "fedpc", "mpdp_h", "pbpfl_ext"}  # their servers make nothing of one client's messages
+UNFIT = {
+    "pbpfl_ext",
+    "secagg",
+    "mpdp",
+    "mpdp_h",
+    "fedpc",
+}  # for clients in turn: what cancels in a sum needs them all at once
+UNREAD = {"central", "fedpc", "mpdp_h", "pbpfl_ext", "secagg"}  # their servers make nothing of one client's messages
 BARE = {"central"}  # hands its examples over, on purpose
 OFF: dict[str, dict[str, Any]] = {"dp": {"sigma": 0.0}, "ppdl": {"theta": 1.0, "sigma": 0.0}, "spn": {"alpha2": 0.0}}
 MOVES = "control_moves_accuracy_one_way"
@@ -88,6 +94,7 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     # name: of P parameters, C classes and N clients: down and up a message, set-up up and down of all clients
     "pbpfl": lambda p, c, n: (8 * (p + c), 3 * 8 * p, 8 * n, 0),
     "pbpfl_ext": lambda p, c, n: (8 * (p + c), 3 * 8 * p, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
+    "secagg": lambda p, c, n: (4 * p, 8 * p, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
     "ppdl": lambda p, c, n: (4 * p, None, 8 * n, 0),  # what it sends depends on the data
     "baffle": lambda p, c, n: (4 * p + 4, 4 * 100, 8 * n, 0),  # a seed down, K = 100 numbers up
 }

@@ -23,14 +23,16 @@ BLIND = "nothing in the view of", "was given 0 reconstructions"
 """What cells say whose adversary sees no upload, and what follows them: no device has a part in it."""
 
 
+LINEAR = {"analytic", "imprint", "imprint_quiet"}
+"""What needs a linear layer that images, or their features, enter: BAFFLE's network alone has one here."""
+
+
 def expected(defense: str) -> set[str]:
     """Return the attacks that must end on a defense: what is built for it, `dlg`; on `none` everything general."""
     built = {name: attack.targets for name, attack in load_all("attacks").items()}
     named = {name for name, targets in built.items() if defense in (targets or ())}
-    general = (
-        {name for name, targets in built.items() if targets is None} - {"analytic"} if defense == "none" else set()
-    )
-    return named | general | {"dlg"} | ({"analytic"} if defense == "baffle" else set())
+    general = {name for name, targets in built.items() if targets is None} - LINEAR if defense == "none" else set()
+    return named | general | {"dlg"} | (LINEAR if defense == "baffle" else set())
 
 
 @pytest.fixture(scope="module")

@@ -64,11 +64,11 @@ def acted(drive: Drive, cohort: Sequence[int], acting: Acting, generator: torch.
     server = drive.parties.server
     before = Before(drive.plan, drive.defense, server, tuple(cohort), acting.target, acting.public)
     sent = acting.craft(before, generator)
-    chosen = replace(server, params=_agreed(sent.params, server.params))
+    chosen = replace(server, params=agreed(sent.params, server.params))
     drive.parties.server = chosen
     if sent.others is None or acting.target is None:
         return drive.begin(cohort)
-    drive.parties.server = replace(server, params=_agreed(sent.others, server.params))
+    drive.parties.server = replace(server, params=agreed(sent.others, server.params))
     rest = drive.unkept(cohort)
     drive.parties.server = chosen
     return _inconsistent(drive.begin(cohort), rest, acting.target)
@@ -88,7 +88,7 @@ def _inconsistent(mine: Round, rest: Round, target: int) -> Round:
         answers = yield Step(asked.server, out)
 
 
-def _agreed(params: Params, like: Params) -> Params:
+def agreed(params: Params, like: Params) -> Params:
     """Return weights in the dtype and on the device of the model's; UsageError unless names and shapes are its."""
     if {n: p.shape for n, p in params.items()} != {n: p.shape for n, p in like.items()}:
         raise UsageError("A server that acts must send weights of the agreed architecture: equal names and shapes.")
