@@ -60,11 +60,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Wiring:
-    """A network's layers. before: convolutions; trap: the first hidden linear layer; after: linear ones to the head."""
+    """A network's layers. before: convolutions; trap: the first hidden linear layer; after: linear ones to the head.
+
+    biased: whether linear layers have biases.
+    """
 
     before: tuple[Layer, ...]
     trap: Layer
     after: tuple[Layer, ...]
+    biased: bool = True
 
     @property
     def bumps(self) -> bool:
@@ -86,19 +90,25 @@ class Wiring:
 def wiring(plan: Plan) -> Wiring | None:
     """Return the layers of the network of `plan`; None where it has no hidden linear layer, or layers without wiring.
 
-    Known are convolutions, average pools, linear layers with biases and the activations of `LIFT`, one after another;
-    the head must have a bias too. A maximum pool lets one pixel in four through, whichever is brightest.
+    Known are convolutions, average pools, linear layers and the activations of `LIFT`, one after another; all linear
+    ones and the head with biases, or, of (leaky) ReLUs on inputs that are not negative, none. A maximum pool lets one
+    pixel in four through, whichever is brightest.
     """
     module = plan.net.module
     if not isinstance(module.features, nn.Sequential) or not isinstance(module.head, nn.Linear):
         return None
     layers = _layers(module.features)
     linear = [layer for layer in layers or () if isinstance(layer.module, nn.Linear)]
-    biased = all(layer.module.bias is not None for layer in linear) and module.head.bias is not None
-    if layers is None or not linear or not biased or plan.loss == "bce":
+    if layers is None or not linear or plan.loss == "bce":
         return None
-    place = layers.index(linear[0])
-    return Wiring(tuple(layers[:place]), linear[0], tuple(layers[place + 1 :]))
+    place, biases = (
+        layers.index(linear[0]),
+        {part.bias is not None for part in (*(x.module for x in linear), module.head)},
+    )
+    found = Wiring(tuple(layers[:place]), linear[0], tuple(layers[place + 1 :]), biases == {True})
+    plain = all(isinstance(layer.activation, nn.ReLU | nn.LeakyReLU) for layer in linear)
+    bare = biases == {False} and not found.before and plain and plan.data_range[0] >= 0
+    return found if found.biased or bare else None
 
 
 def _layers(features: nn.Sequential) -> list[Layer] | None:
@@ -164,8 +174,11 @@ def silent(wired: Wiring, params: Params, loss: str) -> Params:
     last = (wired.after or (wired.trap,))[-1]
     closed = CLOSED.get(type(last.activation), 0.0)
     found = {name: value.clone() for name, value in params.items()}
-    for name in (f"{last.name}.weight", "head.weight", "head.bias"):
+    for name in (f"{last.name}.weight", "head.weight"):
         found[name] = torch.zeros_like(found[name])
+    if not wired.biased:
+        return found
+    found["head.bias"] = torch.zeros_like(found["head.bias"])
     found[f"{last.name}.bias"] = torch.full_like(found[f"{last.name}.bias"], closed)
     if loss == "cross_entropy":
         found["head.bias"][0] = WRONG
