@@ -8,6 +8,7 @@ import torch
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
+from ppbench.attacks.active.fishing import ClassFishing
 from ppbench.attacks.active.imprint import Imprint, QuietImprint
 from ppbench.attacks.active.wiring import silent, wiring
 from ppbench.base.errors import UsageError
@@ -190,6 +191,17 @@ def test_secure_aggregation_steps_as_no_defense_and_tells_sums_alone(upload):
         assert at_truth(evidence, x, y) < 1e-10
 
 
+def test_a_class_of_which_a_batch_holds_one_is_fished():
+    """Of 8 digits nine in ten are of a class that is fished, and alone in theirs with probability .9^7 = .48."""
+    options = {"model": "cnn", "options": {"widths": 16, "pool": "avg"}}
+    assert share(ClassFishing(), NoDefense(), 1, 8, **options) >= 0.5
+    assert share(ClassFishing(), NoDefense(), 8, 64, **options) > 0.2
+    assert share(ClassFishing(), SecureAggregation(), 4, 16, **options) > 0.2
+    assert share(ClassFishing(), FullNoise(), 4, 16, **options) == 0
+    for model, others in (("dlnet", {}), ("mlp", {}), ("cnn", {"widths": 16})):
+        assert not ClassFishing().suits(federated(NoDefense(), model, others)[0].plan)
+
+
 def test_planted_null_uploads_of_noise_show_nothing():
     for batch in (1, 8, 64):
         assert share(Imprint(), FullNoise(), batch, 64) == 0
@@ -208,7 +220,7 @@ def test_what_it_cannot_wire_is_refused():
 def test_weights_for_all_but_the_target_have_no_gradient_but_the_heads_bias(activation):
     run, _ = federated(NoDefense(), options={"hidden": "32,16", "activation": activation})
     plan, data = run.plan, run.shards[0]
-    params = silent(wiring(plan), run.parties.server.params, plan.loss)
+    params = silent(wiring(plan).last, run.parties.server.params, plan.loss)
     found = simulation(plan, params)(data.x[None], data.y[None])
     assert {name for name, value in found.items() if bool((value != 0).any())} == {"head.bias"}
 

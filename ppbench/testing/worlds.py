@@ -22,7 +22,7 @@ from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import TARGET, View, acts
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import Option, initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Probe
@@ -34,6 +34,9 @@ START = 8
 """Evaluations that the smallest budget may be exceeded by: each pass of each restart looks at its start once."""
 RING = 2.0**48
 """Unit of the fixed-point numbers that masked defenses send."""
+
+NETWORKS: tuple[tuple[str, dict[str, Option]], ...] = (("mlp", {}), ("cnn", {"widths": 16, "pool": "avg"}))
+"""Networks for attacks that have no use for the usual one."""
 
 POISONS: dict[str, Change] = {
     "nan": lambda t: torch.full_like(t, torch.nan),
@@ -98,9 +101,10 @@ class Duel:
             opt = Opt(setting.get("optimizer", "adam"), setting.get("lr", 1e-3), setting.get("momentum", 0.0))
             local = Local(setting.get("upload", "delta"), batch=16, opt=opt)
             return replace(plan, spec=spec, local=local, loss=setting.get("loss", plan.loss))
-        if not self.attack.suits(plan):
-            return replace(plan, spec=net_spec("mlp", plan.spec.shape, plan.spec.classes))
-        return plan
+        shape, classes = plan.spec.shape, plan.spec.classes
+        others = (net_spec(model, shape, classes, options) for model, options in NETWORKS)
+        plans = [plan, *(replace(plan, spec=spec) for spec in others)]
+        return next(filter(self.attack.suits, plans), plans[1])
 
     def federate(self) -> Federation:
         """Return a started federation; the last client has fewer examples where the defense allows it."""

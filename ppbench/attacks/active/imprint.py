@@ -11,28 +11,21 @@ image is the image. Where the server reads sums alone all others get weights wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.active import bins, ratios
+from ppbench.attacks.active.target import of_targets, plausible, server_of
 from ppbench.attacks.active.wiring import Wiring, inverted, passing, silent, wiring
 from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.acting import Before, Sent
-from ppbench.federation.contract import Server
-from ppbench.federation.evidence import Evidence, simulation
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import TARGET, View
-from ppbench.federation.wire import SERVER, Slot
-
-SLACK = 0.25
-"""How far out of the data range, in units of it, what a bin shows may lie: noise lies farther in some pixel."""
-TWICE = 1e-3
-"""Root mean squared distance, in units of the data range, below which two bins show one image."""
+from ppbench.federation.view import View
 
 
 @dataclass(frozen=True)
@@ -68,17 +61,11 @@ class Imprint(Attack):
         params = {name: value.detach().cpu() for name, value in before.server.params.items()}
         trap = {**params, **passing(wired.before, params, before.plan.data_range)}
         trap |= (bins if wired.biased else ratios).sown(wired, trap, before, self.loud)
-        return Sent(trap, None if before.target is None else silent(wired, params, before.plan.loss))
+        return Sent(trap, None if before.target is None else silent(wired.last, params, before.plan.loss))
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the defense makes of uploads; of a cohort where one client alone has a gradient, that one's."""
-        found: list[Evidence] = []
-        for evidence in view.defense.evidence(view):
-            if len(evidence.unit) == 1:
-                found.append(evidence)
-            elif any(slot.client == TARGET for slot in evidence.unit):
-                found += _of_target(view, evidence)
-        return found
+        return of_targets(view)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge: images that bins show, then grey ones; labels are not told."""
@@ -87,12 +74,12 @@ class Imprint(Attack):
 
     def _answer(self, victim: Victim, view: View) -> Guess:
         images = victim.image("grey")
-        server = _server(view, victim.challenge.unit[0])
+        server = server_of(view, victim.challenge.unit[0])
         if victim.evidence is None or server is None:
             return Guess(x=images, evaluations=1)
         wired, params = _wired(view.plan), {name: value.detach().cpu() for name, value in server.params.items()}
         shown = (bins if wired.biased else ratios).shown(wired, params, victim.evidence, view.plan)
-        kept = _plausible(inverted(view.plan, wired, params, shown), view.plan)[: len(images)]
+        kept = plausible(inverted(view.plan, wired.before, params, shown), view.plan)[: len(images)]
         images[: len(kept)] = kept.float()
         return Guess(x=images, evaluations=1)
 
@@ -114,34 +101,3 @@ def _wired(plan: Plan) -> Wiring:
             f"{plan.spec.model!r} has none: take --model mlp, or cnn with --model-set hidden=256."
         )
     return found
-
-
-def _server(view: View, slot: Slot) -> Server | None:
-    """Return the server's own state in a probe, with the weights that its target was sent; None where it has none."""
-    found = (s.state for s in view.states if s.probe == slot.probe and s.party == SERVER)
-    return next((state for state in found if isinstance(state, Server)), None)
-
-
-def _of_target(view: View, evidence: Evidence) -> list[Evidence]:
-    """Return evidence about a cohort as evidence about the target alone: over its share of the examples."""
-    target = next(slot for slot in evidence.unit if slot.client == TARGET)
-    server = _server(view, target)
-    if server is None:
-        return []
-    counts = server.counts[[slot.client for slot in evidence.unit]].double()
-    share = float(server.counts[TARGET] / counts.sum())
-    observed = {name: value / share for name, value in evidence.observed.items()}
-    return [replace(evidence, unit=(target,), observed=observed, simulate=simulation(view.plan, server.params))]
-
-
-def _plausible(images: Tensor, plan: Plan) -> Tensor:
-    """Return those of images [N, *shape] that lie near the data range, each once; of two alike the first."""
-    low, high = plan.data_range
-    slack, flat = SLACK * (high - low), images.flatten(1)
-    inside = flat.isfinite().all(1) & (flat >= low - slack).all(1) & (flat <= high + slack).all(1)
-    kept: list[Tensor] = []
-    for image in flat[inside]:
-        apart = [float((image - other).square().mean().sqrt()) for other in kept]
-        if min(apart, default=high - low) > TWICE * (high - low):
-            kept.append(image)
-    return torch.stack(kept).view(-1, *images.shape[1:]) if kept else images[:0]

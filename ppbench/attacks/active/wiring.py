@@ -32,9 +32,9 @@ CLOSED: Mapping[type[nn.Module], float] = {nn.Sigmoid: -200.0}
 """Bias at which a unit without weights gives 0 exactly, in float32 too; 0 for others."""
 WRONG = 20.0
 """Logit of one class, whatever the data, in weights that no client is to be chosen for."""
-NEWTON, SOLVES, DONE = 4, 60, 1e-24
-"""Steps, conjugate gradients of each at most, and the squared slope at which these are done, where features are
-inverted."""
+NEWTON, SOLVES, DONE = 3, 60, 1e-18
+"""Steps, conjugate gradients of each at most, and the share of the squared slope at which these are done, where
+features are inverted."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ class Wiring:
         return int(self.trap.module.weight.shape[0])
 
     @property
+    def last(self) -> Layer:
+        """The layer before the head."""
+        return (self.after or (self.trap,))[-1]
+
+    @property
     def carrier(self) -> str:
         """The name of the layer that the trap's units enter."""
         return self.after[0].name if self.after else "head"
@@ -109,6 +114,17 @@ def wiring(plan: Plan) -> Wiring | None:
     plain = all(isinstance(layer.activation, nn.ReLU | nn.LeakyReLU) for layer in linear)
     bare = biases == {False} and not found.before and plain and plan.data_range[0] >= 0
     return found if found.biased or bare else None
+
+
+@lru_cache
+def convolutions(plan: Plan) -> tuple[Layer, ...]:
+    """Return the layers of a network of convolutions alone, behind which the head is; () for others."""
+    module = plan.net.module
+    if not isinstance(module.features, nn.Sequential) or not isinstance(module.head, nn.Linear) or plan.loss == "bce":
+        return ()
+    layers = _layers(module.features) or []
+    known = all(isinstance(layer.module, nn.Conv2d) for layer in layers) and module.head.bias is not None
+    return tuple(layers) if known else ()
 
 
 def _layers(features: nn.Sequential) -> list[Layer] | None:
@@ -163,20 +179,19 @@ def _spread(shifts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted(shifts, key=lambda s: (s[0] != s[1], s))
 
 
-def silent(wired: Wiring, params: Params, loss: str) -> Params:
+def silent(last: Layer, params: Params, loss: str) -> Params:
     """Return weights whose gradient is 0 in all layers but the head's bias, whatever the data, and whose loss is large.
 
     So who is chosen among clients by the smallest loss is the target.
 
-    The last hidden layer gives 0 and the head has no weights, so nothing goes back through it (Pasquini et al. 2022
-    take dead ReLUs; a head of zeros does it for every activation).
+    The `last` layer before the head gives 0 and the head has no weights, so nothing goes back through it (Pasquini et
+    al. 2022 take dead ReLUs; a head of zeros does it for every activation).
     """
-    last = (wired.after or (wired.trap,))[-1]
     closed = CLOSED.get(type(last.activation), 0.0)
     found = {name: value.clone() for name, value in params.items()}
     for name in (f"{last.name}.weight", "head.weight"):
         found[name] = torch.zeros_like(found[name])
-    if not wired.biased:
+    if "head.bias" not in params:
         return found
     found["head.bias"] = torch.zeros_like(found["head.bias"])
     found[f"{last.name}.bias"] = torch.full_like(found[f"{last.name}.bias"], closed)
@@ -224,14 +239,14 @@ def entering(plan: Plan, wired: Wiring, params: Params, x: Tensor) -> Tensor:
         return plan.net.flat_features(params, x) if wired.before else x.flatten(1)
 
 
-def inverted(plan: Plan, wired: Wiring, params: Params, features: Tensor) -> Tensor:
-    """Return inputs [N, *shape] float64 that enter the trap as `features` [N, F], by least squares.
+def inverted(plan: Plan, before: Sequence[Layer], params: Params, features: Tensor) -> Tensor:
+    """Return inputs [N, *shape] float64 of which the layers `before` make `features` [N, F], by least squares.
 
     Gauss-Newton steps on the layers before it, each solved by conjugate gradients on all examples side by side; those
     whose features no input has (mixtures of saturated ones) come out as whatever fits best.
     """
     shape = (len(features), *plan.spec.shape)
-    if not wired.before or not len(features):
+    if not before or not len(features):
         return features.view(shape)
     weights = {name: value.double() for name, value in params.items()}
     x = torch.full(shape, sum(plan.data_range) / 2, dtype=torch.float64)
@@ -246,6 +261,7 @@ def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Ten
     step, left = torch.zeros_like(x), wanted
     slope = back(left)[0]
     along, power = slope, slope.flatten(1).square().sum(1)
+    first = power
     for _ in range(SOLVES):
         moved = jvp(lambda inputs: plan.net.flat_features(weights, inputs), (x,), (along,))[1]
         size = (power / moved.square().sum(1).clamp(min=1e-300)).where(power > 0, 0.0)
@@ -255,6 +271,6 @@ def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Ten
         fresh = slope.flatten(1).square().sum(1)
         along = slope + (fresh / power.clamp(min=1e-300)).view(-1, *[1] * (x.dim() - 1)) * along
         power = fresh
-        if bool((power <= DONE).all()):
+        if bool((power <= DONE * first).all()):
             break
     return step.detach()
