@@ -31,12 +31,8 @@ FOLLOWED = None, "dlg"
 
 SEARCHED = "analytic", "dlg"
 """Reconstructions that every defense meets."""
-<<<<<<< HEAD
 APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "feature_inversion": ("mp_dp_naive",)}
-=======
-APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "adaptive_spn": ("mp_dp_naive",)}
 APART |= {"imprint": ("baffle",), "imprint_quiet": ("baffle",)}  # its network has what these need
->>>>>>> be88bfe (secagg: secure aggregation as a defense of its own; its masked sums fall to trap weights for one target)
 """Searches that make something else of what these defenses send."""
 ALIKE = "mia_mentr", "mia_nn"
 """What reads a defense's delivered model as `mia_loss` does, and makes something else of its outputs."""
