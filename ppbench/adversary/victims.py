@@ -173,11 +173,26 @@ def choose_candidates(
     order = torch.randperm(2 * n, generator=seeds.generator("candidates", "order"))  # places must tell nothing
     inside = torch.randperm(len(x), generator=seeds.generator("candidates", "member"))[:n]
     outside = torch.randperm(len(test.x), generator=seeds.generator("candidates", "other"))[:n]
-    side = torch.arange(n) % 2
-    member = torch.cat([torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)])
+    return _mixed(Data(x[inside], y[inside]), Data(test.x[outside], test.y[outside]), order)
+
+
+def beside(victims: Victims, test: Data, seeds: Seeds) -> Candidates:
+    """Return the victims' records as members and as many of `test` as others; halves are balanced."""
+    parts = [victims.truth(unit) for unit in victims.units]
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    n = min(len(x), len(test.x))
+    order = torch.randperm(2 * n, generator=seeds.generator("batch candidates", "order", victims.batch))
+    outside = torch.randperm(len(test.x), generator=seeds.generator("batch candidates", "other", victims.batch))[:n]
+    return _mixed(Data(x[:n], y[:n]), Data(test.x[outside].cpu(), test.y[outside].cpu()), order)
+
+
+def _mixed(members: Data, others: Data, order: Tensor) -> Candidates:
+    """Return `members` and as many `others` as candidates in this `order`; halves are balanced."""
+    n = len(members.x)
+    side, member = torch.arange(n) % 2, torch.arange(2 * n) < n
     return Candidates(
-        torch.cat([x[inside], test.x[outside]])[order],
-        torch.cat([y[inside], test.y[outside]])[order],
+        torch.cat([members.x, others.x])[order],
+        torch.cat([members.y, others.y])[order],
         member[order],
         torch.cat([side, side])[order],
     )

@@ -102,7 +102,8 @@ def _uploads(rows: Sequence[Row]) -> Table:
         ("worst case", lambda row: _entry(row.rebuilt.worst, name, form)),
         ("by", lambda row: attack_of(row.rebuilt.worst)),
         ("labels", lambda row: _entry(row.labels, "label_accuracy", ".0%")),
-        ("tracing", lambda row: _traced(row)),
+        ("tracing", _traced),
+        ("members", lambda row: _entry(row.top("batch_asr"), "batch_asr", ".0%")),
     ]
     if any(probed(row, rows) for row in rows):
         columns.insert(0, ("probe", lambda row: probed(row, rows).removeprefix("probe ").replace(", ", "\n")))

@@ -49,7 +49,8 @@ class MemberScore(Score):
         return self.family != AVERAGE
 
 
-def _hidden(asr: Any) -> Any:
+def hidden(asr: Any) -> Any:
+    """Return the distance of a share of right decisions, or of several: 1 at chance, 0 where all are right."""
     return 2 * (1 - np.maximum(asr, 0.5))
 
 
@@ -65,7 +66,7 @@ class Membership(Question):
     order = 2
     chart = "roc"
     chapter = "models"
-    distances = (DistanceLaw("mia/1", "asr", _hidden, "2 (1 - ASR)"),)
+    distances = (DistanceLaw("mia/1", "asr", hidden, "2 (1 - ASR)"),)
     figures = (
         *(("auc", "AUC"), ("asr", "ASR")),
         *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
@@ -131,8 +132,8 @@ class Membership(Question):
         return float(score.decision == score.member) if metric == "asr" else score.score
 
 
-def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
-    """Score each half by the answer in which it was unknown; ValueError: scores or decisions lack or are not finite."""
+def score_members(candidates: Candidates, guesses: Sequence[Guess], form: type[MemberScore] = MemberScore) -> Scored:
+    """Score each half by the answer in which it was unknown; ValueError: scores or decisions lack or are infinite."""
     scores = []
     families = candidates.family
     for half, guess in enumerate(guesses):
@@ -141,7 +142,7 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
         silent = [False] * len(guess.score) if guess.abstain is None else guess.abstain.tolist()
         for index in (candidates.half == half).nonzero().flatten().tolist():
             scores.append(
-                MemberScore(
+                form(
                     index=index,
                     half=half,
                     member=bool(candidates.member[index]),
