@@ -98,7 +98,8 @@ class Membership(Question):
         asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only
         canaries. Of canaries: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over all families together,
         and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the canaries, whose membership is
-        by independent coins, and no asr, which needs a decision on everyone.
+        by independent coins, and epsilon_gaussian, which a Gaussian mechanism alone must keep below its own; no asr,
+        which needs a decision on everyone.
         """
         average = [score for score in scores if not score.canary]
         canaries = [score for score in scores if score.canary]
@@ -109,8 +110,9 @@ class Membership(Question):
                 some = halves([s for s in canaries if s.family == family])
                 found.append(_auc(f"auc_{family}", some, terms.seed))
         if any(score.decision is None for score in scores):
-            bound = _bound(canaries, DELTA if terms.delta is None else terms.delta)
-            found.append(metric_of("epsilon_lower", bound, False))
+            for name, gaussian in (("epsilon_lower", False), ("epsilon_gaussian", True)):
+                bound = _bound(canaries, DELTA if terms.delta is None else terms.delta, gaussian)
+                found.append(metric_of(name, bound, False))
         return found
 
     def headline(self, config: CellConfig) -> str:
@@ -182,7 +184,7 @@ def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
     return metric_of(name, auc(both, seed_of(seed, name)), False)
 
 
-def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
+def _bound(canaries: Sequence[MemberScore], delta: float, gaussian: bool) -> Estimate:
     """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves."""
     if not canaries:
         return refused(0, "no canaries, whose membership alone is by independent coins", 0.0)
@@ -192,4 +194,4 @@ def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
     decision, guessed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
     decision[order[len(order) - quarter :]] = True
     guessed[order[:quarter]] = guessed[order[len(order) - quarter :]] = True
-    return audited(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta)
+    return audited(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta, gaussian)
