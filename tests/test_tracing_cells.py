@@ -70,4 +70,4 @@ def test_chance_stands_beside_the_figure(fabricate):
     record = fabricate("none", None, "tracing", "tracing")
     metric, (row,), (line,) = record.metric("tracing_accuracy"), rows([record]), lines([record])
     assert metric.chance is not None and row["tracing_accuracy_chance"] == metric.chance
-    assert f"(chance {metric.chance:.0%})" in _traced(line).splitlines()[0]
+    assert f"({metric.chance:.0%})" in _traced(line).splitlines()[0]

@@ -102,8 +102,8 @@ def _uploads(rows: Sequence[Row]) -> Table:
         ("worst case", lambda row: _entry(row.rebuilt.worst, name, form)),
         ("by", lambda row: attack_of(row.rebuilt.worst)),
         ("labels", lambda row: _entry(row.labels, "label_accuracy", ".0%")),
-        ("tracing", _traced),
-        ("members", lambda row: _entry(row.top("batch_asr"), "batch_asr", ".0%")),
+        ("tracing\n(chance)", _traced),
+        ("in batch\n(50%)", lambda row: _entry(row.top("batch_asr"), "batch_asr", ".0%")),
     ]
     if any(probed(row, rows) for row in rows):
         columns.insert(0, ("probe", lambda row: probed(row, rows).removeprefix("probe ").replace(", ", "\n")))
@@ -148,7 +148,7 @@ def _audits(rows: Sequence[Row]) -> Table:
         ("AUC\naverage", lambda row: _by(row.top("auc"), "auc", ".2f")),
         ("AUC\ncanaries", lambda row: _by(row.top("canary_auc"), "canary_auc", ".2f")),
         ("TPR at 1%\ncanaries", lambda row: _entry(row.top("canary_auc"), rate, ".0%")),
-        ("owners", _traced),
+        ("owners\n(chance)", _traced),
         ("epsilon\nat least", lambda row: _entry(row.top(epsilon), epsilon, ".2f")),
     ]
     if len({(row.key.canaries, row.key.references) for row in rows}) > 1:
@@ -175,7 +175,7 @@ def _traced(row: Row) -> str:
     top = row.top("tracing_accuracy")
     metric = None if top is None else top.metric("tracing_accuracy")
     share, _, ends = _entry(top, "tracing_accuracy", ".0%").partition("\n")
-    return share if metric is None or metric.chance is None else f"{share} (chance {metric.chance:.0%})\n{ends}"
+    return share if metric is None or metric.chance is None else f"{share} ({metric.chance:.0%})\n{ends}"
 
 
 def _entry(record: Measured | None, name: str, form: str) -> str:
