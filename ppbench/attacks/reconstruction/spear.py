@@ -23,6 +23,9 @@ from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
 
+IN_SPAN = 1e-4
+"""Share of a vector outside a space that counts as rounding: float32 leaves 1e-6, a wrong image 1e-2."""
+
 
 def rectified(plan: Plan, layer: FirstLayer) -> bool:
     """Return whether a ReLU comes right behind `layer`, so that cotangents are 0 where its units do not fire."""
@@ -88,10 +91,8 @@ class Spear(AnalyticInversion):
         found = None if rows is None else self._separated(victim, rows, layer, evidence.params)
         if found is None:
             return super()._answer(victim, layer)
-        guess, sure = self._batch(victim, evidence, found)
-        if 0 < int(sure.sum()) < len(sure):
-            return self._peeled(victim, layer, guess, sure)
-        return guess
+        guess = self._batch(victim, evidence, found)
+        return guess if bool((found.agreement == 1).all()) else self._peeled(victim, layer, guess, found.cotangents)
 
     def _separated(self, victim: Victim, rows: Rows, layer: FirstLayer, params: Params) -> Separation | None:
         if layer.bias is None or not bool((rows.seen > 0).all() and (rows.seen_bias > 0).all()):
@@ -102,8 +103,8 @@ class Spear(AnalyticInversion):
         known = Layer(weight, bias, *victim.plan.data_range)
         return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, self.draws)
 
-    def _batch(self, victim: Victim, evidence: Evidence, found: Separation) -> tuple[Guess, Tensor]:
-        """Return the guess that a separation gives, and which of its images are sure [N] bool."""
+    def _batch(self, victim: Victim, evidence: Evidence, found: Separation) -> Guess:
+        """Return the guess that a separation gives."""
         count, (low, high) = victim.size[0], victim.plan.data_range
         images, observed, params = found.inputs.nan_to_num().clamp(low, high), evidence.observed, evidence.params
         labels, often = torch.zeros(0, dtype=torch.int64), torch.ones(len(images), dtype=torch.int64)
@@ -114,29 +115,45 @@ class Spear(AnalyticInversion):
         y = labels[order] if len(labels) else guessed_labels(victim)
         x = images[order].view(victim.size)
         mismatch = batch_mismatch(evidence, victim.plan, x, y)
-        return Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1), found.agreement[order] == 1
+        return Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
 
-    def _peeled(self, victim: Victim, layer: FirstLayer, guess: Guess, sure: Tensor) -> Guess:
-        """Return the guess with the images that are not `sure` [N] found from what the sure ones leave unexplained."""
-        evidence, plan, rest = victim.evidence, victim.plan, int((~sure).sum())
-        if evidence is None or evidence.params is None or guess.x is None or guess.y is None:
+    def _peeled(self, victim: Victim, layer: FirstLayer, guess: Guess, cotangents: Tensor) -> Guess:
+        """Return the guess with the images in doubt found from what the sure ones leave unexplained.
+
+        Sure is an image whose own gradient lies in the span of the `cotangents` [m, k]: those of wrong ones do not.
+        """
+        evidence, plan = victim.evidence, victim.plan
+        if evidence is None or evidence.params is None or layer.bias is None or guess.x is None or guess.y is None:
             return guess
+        x, y = (t.to(evidence.device) for t in (guess.x.double(), one_hot(guess.y, plan.spec.classes).double()))
         alone = simulation(plan, evidence.params)
-        x, y = guess.x.double(), one_hot(guess.y, plan.spec.classes).double()
-        known = alone(x[sure][None].to(evidence.device), y[sure][None].to(evidence.device))
-        share = int(sure.sum()) / rest
-        left = {n: (1 + share) * v.double() - share * known[n].detach() for n, v in evidence.observed.items()}
+        own = [{n: v.detach().cpu() for n, v in alone(x[None, [i]], y[None, [i]]).items()} for i in range(len(x))]
+        sure = in_span(torch.stack([one[layer.bias] for one in own], 1), cotangents)
+        rest = int((~sure).sum())
+        if not 0 < rest < len(sure):
+            return replace(guess, evaluations=2)
+        left = {n: len(x) * v.double().cpu() for n, v in evidence.observed.items()}
+        for i in sure.nonzero()[:, 0].tolist():
+            left = {n: v - own[i][n] for n, v in left.items()}
+        unexplained = {n: (v / rest).to(evidence.device) for n, v in left.items()}
+        told = Evidence(evidence.unit[:1], unexplained, alone, evidence.params, evidence.weight)
         asked = replace(victim.challenge, unit=evidence.unit[:1], batch=rest, y=None)
-        told = Evidence(evidence.unit[:1], left, alone, evidence.params, evidence.weight)
         inner = self._answer(replace(victim, evidence=told, challenge=asked), layer)
         if inner.x is None or inner.y is None:
             return guess
         images, labels = guess.x.clone(), guess.y.clone()
         images[~sure], labels[~sure] = inner.x, inner.y
-        mismatch, spent = batch_mismatch(evidence, plan, images, labels), guess.evaluations + 1 + inner.evaluations
+        mismatch, spent = batch_mismatch(evidence, plan, images, labels), 2 + inner.evaluations
         if mismatch is None or (guess.confidence is not None and guess.confidence <= mismatch):
             return replace(guess, evaluations=spent)
         return Guess(x=images, y=labels, confidence=mismatch, evaluations=spent)
+
+
+def in_span(vectors: Tensor, span: Tensor) -> Tensor:
+    """Return [n] bool: which of the vectors [m, n] lie in the span of the columns of `span` [m, k], up to rounding."""
+    basis = torch.linalg.qr(span / span.norm(dim=0).clamp(min=1e-300)).Q
+    outside: Tensor = (vectors - basis @ (basis.T @ vectors)).norm(dim=0)
+    return outside <= IN_SPAN * vectors.norm(dim=0)
 
 
 def batch_mismatch(evidence: Evidence, plan: Plan, x: Tensor, y: Tensor) -> float | None:
