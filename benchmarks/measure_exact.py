@@ -5,8 +5,8 @@
     OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=... python benchmarks/measure_exact.py digits:64 4,8,12,16 float32,float64 10
 
 SETTING is digits:HIDDEN, cifar:HIDDEN or bank:HIDDEN, the hidden widths of an MLP of ReLUs at random weights (two
-layers: "128,64"; cifar and bank need the files of the folder). Each seed has its own weights and batch, drawn from the whole
-training part; the upload is the plain gradient, labels are not granted. Both attacks see the same uploads.
+layers: "128,64"; cifar and bank need the files of the folder). Each seed has its own weights and batch, drawn from the
+whole training part; the upload is the plain gradient, labels are not granted. Both attacks see the same uploads.
 exact: images within 1e-4 of the data range (root mean square), 80 dB; near: 40 dB; labels: batches with all right.
 """
 

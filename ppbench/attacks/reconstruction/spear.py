@@ -153,7 +153,8 @@ def in_span(vectors: Tensor, span: Tensor) -> Tensor:
     """Return [n] bool: which of the vectors [m, n] lie in the span of the columns of `span` [m, k], up to rounding."""
     basis = torch.linalg.qr(span / span.norm(dim=0).clamp(min=1e-300)).Q
     outside: Tensor = (vectors - basis @ (basis.T @ vectors)).norm(dim=0)
-    return outside <= IN_SPAN * vectors.norm(dim=0)
+    inside: Tensor = outside <= IN_SPAN * vectors.norm(dim=0)
+    return inside
 
 
 def batch_mismatch(evidence: Evidence, plan: Plan, x: Tensor, y: Tensor) -> float | None:
