@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.directions import Layer
-from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.attacks.reconstruction.separation import Separation, separate
-from ppbench.attacks.reconstruction.spear import Spear, rectified
+from ppbench.attacks.reconstruction.spear import Spear, tapped
+from ppbench.attacks.reconstruction.spear_features import SpearFeatures, bounds
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
@@ -183,7 +183,6 @@ def test_where_it_suits():
     assert Spear().suits(plan_of()) and Spear().suits(plan_of(hidden="32,16"))
     for plan in (plan_of(activation="tanh"), plan_of(activation="leaky_relu"), plan_of(hidden=""), plan_of("dlnet")):
         assert not Spear().suits(plan)
-    assert not rectified(plan_of(activation="tanh"), first_layer(plan_of(activation="tanh")))
 
 
 def test_layers_without_biases_are_left_to_the_analytic_attack():
@@ -199,3 +198,37 @@ def test_inputs_in_another_range():
     x = 2 * x - 1
     guess = guessed(plan, *sent(plan, x, y, torch.float32), 6)
     assert int((decibels(guess.x, x) > 40).sum()) == 6
+
+
+# -- features behind convolutions -----------------------------------------------------------------------------------
+def test_features_behind_convolutions_are_exact_and_give_images():
+    """Photographs' smoothness stood in for by low frequencies; four at once, float32, from noise-free uploads."""
+    spec = net_spec("cnn", (3, 16, 16), 10, {"widths": "32", "hidden": "64", "pool": "avg"})
+    plan = Plan(spec, 1, Local("gradient"))
+    coarse = torch.rand(4, 3, 4, 4, generator=seeded(2), dtype=torch.float64)
+    x = torch.nn.functional.interpolate(coarse, size=16, mode="bicubic").clamp(0, 1)
+    y = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 1]), 10).double()
+    params, update = sent(plan, x, y, torch.float32)
+    layer = tapped(plan)
+    known = Layer(params[layer.weight].double(), params[layer.bias].double(), 0.0, math.inf)
+    found = separate(update[layer.weight], update[layer.bias], known, 4, seeded(), DRAWS)
+    flat = plan.net.flat_features({n: v.double() for n, v in params.items()}, x)
+    assert float((torch.cdist(flat, found.inputs).min(1).values / flat.norm(dim=1)).max()) < 1e-4
+    view = uploads(plan, params, [update])
+    (guess,) = SpearFeatures(budget=80).run(view, [Challenge((Slot(0, 0),), 4)], seeded())
+    assert float(decibels(guess.x, x).min()) > 20
+    assert sorted(guess.y.tolist()) == [1, 1, 3, 4] and guess.evaluations <= 88
+
+
+def test_features_are_bounded_by_what_comes_before():
+    assert bounds(plan_of("cnn", hidden="16")) == (0.0, math.inf)
+    assert bounds(plan_of("cnn", hidden="16", activation="tanh")) == (-math.inf, math.inf)
+    assert SpearFeatures().suits(plan_of("cnn", hidden="16"))
+    for plan in (plan_of(), plan_of("cnn"), plan_of("dlnet"), plan_of("cnn", hidden="16", activation="tanh")):
+        assert not SpearFeatures().suits(plan)
+
+
+def test_behind_flat_completes_flat_features():
+    net, plan = plan_of("cnn", hidden="16,8").net, plan_of("cnn", hidden="16,8")
+    params, x = initial(plan.spec, 0), torch.rand(2, 1, 8, 8, generator=seeded())
+    assert torch.equal(net.behind_flat(params, net.flat_features(params, x)), net.features(params, x))

@@ -35,15 +35,15 @@ SIDES = 256
 """Inequalities of the data range that a corner heeds, at most."""
 NEWTON = 20
 """Steps of the regression that separates units that fire from those that do not."""
-SHUFFLES = 4
-"""Bases made of the candidates a round."""
+SHUFFLES, FEW = 4, 10
+"""Bases made of the candidates a round, and candidates looked at for one, in units of the rank."""
 PLAIN = 8000
 """Subsets drawn before corners are looked for, which takes longer and is not needed of small batches."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What everybody knows of the layer: weight [m, D] and bias [m], float64, and the range of its inputs."""
+    """What everybody knows of a layer: weight [m, D] and bias [m], float64, and the range of its inputs (inf: none)."""
 
     weight: Tensor
     bias: Tensor
@@ -127,8 +127,9 @@ class Candidates:
         self.seen: set[bytes] = set()
         scale = span.values[:, None]
         right, dead = span.right / scale, (span.firing / scale)[:, ~span.live]
-        low, high = right[:, :-1] - layer.low * right[:, -1:], right[:, :-1] - layer.high * right[:, -1:]
-        sides = torch.cat([-low, high, dead], 1).T
+        ends = ((sign, end) for sign, end in ((-1.0, layer.low), (1.0, layer.high)) if math.isfinite(end))
+        bounds = [sign * (right[:, :-1] - end * right[:, -1:]) for sign, end in ends]
+        sides = torch.cat([*bounds, dead], 1).T
         self.sides = sides[torch.randperm(len(sides), generator=generator)[:SIDES]].numpy()
         self.one = right[:, -1][None]
 
@@ -145,7 +146,8 @@ class Candidates:
         """Return log odds [CORNER_DRAWS, l] of rows by a corner: an input that is least in a random direction."""
         span, rank = self.span, self.span.rank
         direction = torch.randn(rank, generator=self.generator, dtype=torch.float64)
-        others = independent(self.found[self.zeros.sum(1).argsort(descending=True, stable=True)]) / span.values
+        others = independent(self.found[self.zeros.sum(1).argsort(descending=True, stable=True)[: FEW * rank]])
+        others = others / span.values
         some = torch.rand(len(others), generator=self.generator) < torch.rand(1, generator=self.generator)
         one = torch.cat([self.one, others[some] / others[some].norm(dim=1, keepdim=True)])
         corner = linprog(
@@ -194,7 +196,9 @@ class Candidates:
         count, made = self.zeros.sum(1).double(), []
         for i in range(SHUFFLES if len(count) else 0):
             jitter = i * torch.rand(len(count), generator=self.generator, dtype=torch.float64)
-            basis = independent(self.found[(count + jitter).argsort(descending=True, stable=True)])
+            basis = independent(
+                self.found[(count + jitter).argsort(descending=True, stable=True)[: FEW * self.span.rank]]
+            )
             if len(basis) < self.span.rank - 1:
                 break
             made.append(basis if len(basis) == self.span.rank else completed(basis))

@@ -26,6 +26,8 @@ from ppbench.attacks.reconstruction.directions import SAME, Candidates, Layer, S
 
 MENDS = 20
 """Turns of mending a basis, at most."""
+VAIN = 20_000
+"""Draws without any candidate after which the search ends."""
 STALE, NEARLY = 3, 0.97
 """Rounds without progress after which the search ends where inputs agree with so many units on average."""
 
@@ -64,6 +66,8 @@ def separate(
             found = _mended(span, basis)
             if best is None or found[1].sum() > best[1].sum():
                 best, stale = found, 0
+        if best is None and search.draws >= VAIN and not len(search.found):
+            break
         if best is not None and bool((best[1] == 1).all() or (stale >= STALE and best[1].mean() >= NEARLY)):
             break
     if best is None:

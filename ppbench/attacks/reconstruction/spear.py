@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, guessed_labels
 from ppbench.attacks.reconstruction.directions import Layer
-from ppbench.attacks.reconstruction.rows import FirstLayer, Rows, first_layer
+from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer
 from ppbench.attacks.reconstruction.search.problem import discrepancy
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.attacks.reconstruction.separation import Separation, separate
@@ -27,25 +26,28 @@ IN_SPAN = 1e-4
 """Share of a vector outside a space that counts as rounding: float32 leaves 1e-6, a wrong image 1e-2."""
 
 
-def rectified(plan: Plan, layer: FirstLayer) -> bool:
-    """Return whether a ReLU comes right behind `layer`, so that cotangents are 0 where its units do not fire."""
-    modules = [m for m in plan.net.module.modules() if not isinstance(m, nn.Sequential | nn.Identity)]
-    names = {id(parameter): name for name, parameter in plan.net.module.named_parameters()}
-    return any(
-        isinstance(one, nn.Linear) and names[id(one.weight)] == layer.weight and isinstance(behind, nn.ReLU)
-        for one, behind in pairwise(modules)
-    )
+def tapped(plan: Plan) -> FirstLayer | None:
+    """Return the linear layer right behind the first Flatten, if a ReLU is right behind it; None for any other."""
+    module = plan.net.module
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    layers = list(module.features) if isinstance(module.features, nn.Sequential) else []
+    for flat, layer, behind in zip(layers, layers[1:], layers[2:], strict=False):
+        if isinstance(flat, nn.Flatten):
+            if not (isinstance(layer, nn.Linear) and isinstance(behind, nn.ReLU)):
+                return None
+            return FirstLayer(names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)])
+    return None
 
 
-def told_labels(plan: Plan, params: Params, observed: Params, images: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return labels [k] int64 of known images [k, D] and how often each is in the batch [k] int64, at least once.
+def told_labels(plan: Plan, params: Params, observed: Params, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return labels [k] int64 of known inputs [k, F] of the layer, and how often each is in the batch, at least once.
 
     The head's gradient is dW = (1/N) sum_i n_i a_i f_i^T with known features f_i and a_i = output - onehot(y_i), where
     the output is softmax'ed for cross-entropy: solved for n_i a_i, its least entry is the label, and tells n_i.
     """
     with torch.no_grad():
         wide = {name: value.double() for name, value in params.items()}
-        features = plan.net.features(wide, images.view(-1, *plan.spec.shape))
+        features = plan.net.behind_flat(wide, inputs)
         output = plan.net.head(wide, features)
     gradient = observed["head.weight"].double()
     if "head.bias" in observed:
@@ -80,39 +82,22 @@ class Spear(AnalyticInversion):
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network of `plan` begins with a linear layer, on the flattened input, and a ReLU."""
-        layer = first_layer(plan)
-        return layer is not None and rectified(plan, layer)
+        return first_layer(plan) is not None and tapped(plan) is not None
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
-        evidence = victim.evidence
-        if evidence is None or evidence.params is None or layer is None or victim.size[0] < 2:
+        if victim.evidence is None or layer is None or victim.size[0] < 2:
             return super()._answer(victim, layer)
-        rows = layer.rows(evidence) if rectified(victim.plan, layer) else None
-        found = None if rows is None else self._separated(victim, rows, layer, evidence.params)
+        found = separated(victim, layer, victim.plan.data_range, self.draws)
         if found is None:
             return super()._answer(victim, layer)
-        guess = self._batch(victim, evidence, found)
+        guess = self._batch(victim, victim.evidence, found)
         return guess if bool((found.agreement == 1).all()) else self._peeled(victim, layer, guess, found.cotangents)
-
-    def _separated(self, victim: Victim, rows: Rows, layer: FirstLayer, params: Params) -> Separation | None:
-        if layer.bias is None or not bool((rows.seen > 0).all() and (rows.seen_bias > 0).all()):
-            return None
-        weight, bias = (params[name].detach().double().cpu() for name in (layer.weight, layer.bias))
-        if not bool(weight.isfinite().all() and bias.isfinite().all()):
-            return None
-        known = Layer(weight, bias, *victim.plan.data_range)
-        return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, self.draws)
 
     def _batch(self, victim: Victim, evidence: Evidence, found: Separation) -> Guess:
         """Return the guess that a separation gives."""
         count, (low, high) = victim.size[0], victim.plan.data_range
-        images, observed, params = found.inputs.nan_to_num().clamp(low, high), evidence.observed, evidence.params
-        labels, often = torch.zeros(0, dtype=torch.int64), torch.ones(len(images), dtype=torch.int64)
-        if params is not None and victim.plan.spec.classes > 1 and bool(observed["head.weight"].isfinite().all()):
-            labels, often = told_labels(victim.plan, _home(params), _home(observed), images, count)
-        order = torch.cat([torch.arange(len(often)), torch.arange(len(often)).repeat_interleave(often - 1)])
-        order = order[torch.arange(count) % len(order)]
-        y = labels[order] if len(labels) else guessed_labels(victim)
+        images = found.inputs.nan_to_num().clamp(low, high)
+        order, y = arranged(victim, evidence, images, count)
         x = images[order].view(victim.size)
         mismatch = batch_mismatch(evidence, victim.plan, x, y)
         return Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
@@ -155,6 +140,33 @@ def in_span(vectors: Tensor, span: Tensor) -> Tensor:
     outside: Tensor = (vectors - basis @ (basis.T @ vectors)).norm(dim=0)
     inside: Tensor = outside <= IN_SPAN * vectors.norm(dim=0)
     return inside
+
+
+def separated(victim: Victim, layer: FirstLayer, bounds: tuple[float, float], draws: int) -> Separation | None:
+    """Return the inputs of `layer`, within `bounds`, that a victim's upload holds; None where it tells none apart."""
+    evidence = victim.evidence
+    rows = None if evidence is None else layer.rows(evidence)
+    if evidence is None or evidence.params is None or rows is None or layer.bias is None:
+        return None
+    weight, bias = (evidence.params[name].detach().double().cpu() for name in (layer.weight, layer.bias))
+    whole = (rows.seen > 0).all() and (rows.seen_bias > 0).all() and weight.isfinite().all() and bias.isfinite().all()
+    if not bool(whole):
+        return None
+    known = Layer(weight, bias, *bounds)
+    return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, draws)
+
+
+def arranged(victim: Victim, evidence: Evidence, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return which of the layer's inputs [k, F] each of `count` examples has, and their labels, both [count] int64."""
+    labels, often = torch.zeros(0, dtype=torch.int64), torch.ones(len(inputs), dtype=torch.int64)
+    params, head = evidence.params, [v for n, v in evidence.observed.items() if n.startswith("head.")]
+    needed = [inputs, *head, *({} if params is None else params).values()]
+    told = all(bool(value.isfinite().all()) for value in needed)
+    if params is not None and victim.plan.spec.classes > 1 and told:
+        labels, often = told_labels(victim.plan, _home(params), _home(evidence.observed), inputs, count)
+    order = torch.cat([torch.arange(len(often)), torch.arange(len(often)).repeat_interleave(often - 1)])
+    order = order[torch.arange(count) % len(order)]
+    return order, labels[order] if len(labels) else guessed_labels(victim)
 
 
 def batch_mismatch(evidence: Evidence, plan: Plan, x: Tensor, y: Tensor) -> float | None:
