@@ -35,7 +35,7 @@ SIDES = 256
 """Inequalities of the data range that a corner heeds, at most."""
 NEWTON = 20
 """Steps of the regression that separates units that fire from those that do not."""
-SHUFFLES, FEW = 4, 10
+SHUFFLES, FEW = 4, 40
 """Bases made of the candidates a round, and candidates looked at for one, in units of the rank."""
 PLAIN = 8000
 """Subsets drawn before corners are looked for, which takes longer and is not needed of small batches."""
