@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,8 +19,16 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
+from ppbench.attacks.reconstruction.features import images
 from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.reconstruction.features.images import System, class_starts, invert_features, recover_features
+from ppbench.attacks.reconstruction.features.images import (
+    RELAX,
+    System,
+    class_starts,
+    invert_features,
+    match_backbone,
+    recover_features,
+)
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
@@ -32,6 +41,7 @@ from ppbench.testing.worlds import written
 SPEC = net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
 PLAN = Plan(SPEC, 8, Local("gradient"))
 BITS = 64
+PIXELS = 2 * 64
 DATA = Path(os.environ.get("PPBENCH_TEST_DATA", "")) / "cifar10" / "test.parquet"
 QUICK = AdaptiveSPN(inversion_budget=200, joint_budget=600)
 
@@ -171,6 +181,27 @@ def test_feature_inversion_beats_grey_and_keeps_victims_apart():
     error = ((found.x.view(4, -1).clamp(0, 1)[:, None] - x.flatten(1)) ** 2).mean(2)
     assert torch.equal(error.argmin(1), torch.arange(4))
     assert bool((error.diagonal() < 0.6 * ((x - 0.5) ** 2).flatten(1).mean(1)).all())
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_the_joint_prior_pulls_a_share_of_what_the_observation_does_however_large_that_is(scale, monkeypatch):
+    """A trained network's features pull a hundred times as hard as a random one's."""
+    asked = []
+
+    def minimize(function, z, **_: object):
+        asked.append(function(z, torch.arange(len(z)))[1][:, :PIXELS])
+        return SimpleNamespace(z=z, loss=torch.zeros(len(z)), evaluations=torch.ones(len(z), dtype=torch.int64))
+
+    def objective(x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return scale * x.square().flatten(1).sum(1), 2 * scale * x, w
+
+    monkeypatch.setattr(images, "minimize", minimize)
+    x, w = torch.rand(3, 2, 1, 8, 8, generator=seeded()), torch.rand(3, 2, 4, generator=seeded(1))
+    for share in (0.0, 0.5):
+        match_backbone(objective, x, w, budget=4, stop=0.0, smoothness=share)
+    plain, first, last = asked
+    assert torch.allclose((first - plain).abs().sum(1), 0.5 * plain.abs().sum(1), rtol=1e-4)
+    assert torch.allclose((last - plain).abs().sum(1), 0.5 * RELAX * plain.abs().sum(1), rtol=1e-2)
 
 
 # -- the attack ------------------------------------------------------------------------------------------------------

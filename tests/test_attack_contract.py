@@ -150,6 +150,8 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "mia_nn": dict(seeds=[2]),
     "mia_whitebox": dict(rounds=[0], seeds=[1]),
     "mia_update_cosine": dict(ridge=[0.0]),
+    "mia_fedmia": dict(ridge=[0.0]),
+    "mia_stack": dict(penalty=[0.0, INF]),
     "tracing_cosine": dict(ridge=[-1.0, INF]),
 }  # fmt: skip
 OUT_OF_RANGE["idlg"] = OUT_OF_RANGE["dlg"]
@@ -242,7 +244,8 @@ def test_an_audit_gives_a_complete_cell(name, threat, found):
 @pytest.mark.parametrize(("name", "threat"), MEMBERS)
 def test_planted_leak_canaries_that_were_learned_by_heart_are_found(name, threat, found):
     record = found["none", name, threat]
-    assert record.metric("canary_auc").value > (0.8 if "offline" in name else 0.9)  # these learn from half of the runs
+    weak = "offline" in name or name == "mia_fedmia"  # these learn from half of the runs, that from two other clients
+    assert record.metric("canary_auc").value > (0.8 if weak else 0.9)
     epsilon = record.metric("epsilon_lower")
     assert epsilon is None or epsilon.value > 0.5
 

@@ -6,7 +6,7 @@ The truth stays with the harness: nothing here is reachable from a View or a Cha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,6 +69,34 @@ class Victims:
         return Data(torch.cat([self.data[s].x for s in unit]), torch.cat([self.data[s].y for s in unit]))
 
 
+def asked_units(
+    clients: Sequence[int],
+    threat: str,
+    wanted: int,
+    adversary: int = 0,
+    sums: bool = False,
+    roles: int = 1,
+    first: int = 0,
+) -> tuple[list[Slot], tuple[tuple[Slot, ...], ...]]:
+    """Return the slots that are probed and the units that are asked about, `wanted` batches of them or a few more.
+
+    Arguments as of `choose_victims`; no data are needed. UsageError: a curious client without others.
+    """
+    curious = threat.startswith("client/")
+    colluding = threat.startswith("collusion/") or (acts(threat) and (sums or roles > 1))
+    cohort = curious or (sums and not colluding)
+    per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
+    if per_probe == 0:
+        raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
+    probes = range(first, first - (-wanted // per_probe))
+    slots = [Slot(p, c) for p in probes for c in clients]
+    slots = slots[:wanted] if not cohort and per_probe == len(clients) else slots
+    if not cohort:
+        return slots, tuple((slot,) for slot in slots if not colluding or slot.client == TARGET)
+    asked = [s for s in slots if not curious or s.client != adversary]
+    return slots, tuple(tuple(s for s in asked if s.probe == p) for p in probes)
+
+
 def choose_victims(
     shards: Mapping[int, Data],
     threat: str,
@@ -91,24 +119,10 @@ def choose_victims(
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
     """
-    clients, wanted = sorted(shards), -(-count // batch)
-    curious = threat.startswith("client/")
-    colluding = threat.startswith("collusion/") or (acts(threat) and (sums or roles > 1))
-    cohort = curious or (sums and not colluding)
-    per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
-    if per_probe == 0:
-        raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
-    probes = range(first, first - (-wanted // per_probe))
-    slots = [Slot(p, c) for p in probes for c in clients]
-    slots = slots[:wanted] if not cohort and per_probe == len(clients) else slots
+    slots, units = asked_units(sorted(shards), threat, -(-count // batch), adversary, sums, roles, first)
     data = {slot: _batch(shards[slot.client], slot, slot.probe - first, batch, count, seeds) for slot in slots}
-    if not cohort:
-        alone = tuple((slot,) for slot in slots if not colluding or slot.client == TARGET)
-        return Victims(data, alone, (), batch)
-    asked = [s for s in slots if not curious or s.client != adversary]
-    units = tuple(tuple(s for s in asked if s.probe == p) for p in probes)
-    own = tuple((p, data[Slot(p, adversary)]) for p in probes) if curious else ()
-    return Victims(data, units, own, batch)
+    mine = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []
+    return Victims(data, units, tuple((s.probe, data[s]) for s in mine), batch)
 
 
 def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: Seeds) -> Data:
@@ -161,11 +175,26 @@ def choose_candidates(
     order = torch.randperm(2 * n, generator=seeds.generator("candidates", "order"))  # places must tell nothing
     inside = torch.randperm(len(x), generator=seeds.generator("candidates", "member"))[:n]
     outside = torch.randperm(len(test.x), generator=seeds.generator("candidates", "other"))[:n]
-    side = torch.arange(n) % 2
-    member = torch.cat([torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)])
+    return _mixed(Data(x[inside], y[inside]), Data(test.x[outside], test.y[outside]), order)
+
+
+def beside(victims: Victims, test: Data, seeds: Seeds) -> Candidates:
+    """Return the victims' records as members and as many of `test` as others; halves are balanced."""
+    parts = [victims.truth(unit) for unit in victims.units]
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    n = min(len(x), len(test.x))
+    order = torch.randperm(2 * n, generator=seeds.generator("batch candidates", "order", victims.batch))
+    outside = torch.randperm(len(test.x), generator=seeds.generator("batch candidates", "other", victims.batch))[:n]
+    return _mixed(Data(x[:n], y[:n]), Data(test.x[outside].cpu(), test.y[outside].cpu()), order)
+
+
+def _mixed(members: Data, others: Data, order: Tensor) -> Candidates:
+    """Return `members` and as many `others` as candidates in this `order`; halves are balanced."""
+    n = len(members.x)
+    side, member = torch.arange(n) % 2, torch.arange(2 * n) < n
     return Candidates(
-        torch.cat([x[inside], test.x[outside]])[order],
-        torch.cat([y[inside], test.y[outside]])[order],
+        torch.cat([members.x, others.x])[order],
+        torch.cat([members.y, others.y])[order],
         member[order],
         torch.cat([side, side])[order],
     )

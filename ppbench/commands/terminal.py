@@ -102,7 +102,8 @@ def _uploads(rows: Sequence[Row]) -> Table:
         ("worst case", lambda row: _entry(row.rebuilt.worst, name, form)),
         ("by", lambda row: attack_of(row.rebuilt.worst)),
         ("labels", lambda row: _entry(row.labels, "label_accuracy", ".0%")),
-        ("tracing", lambda row: _entry(row.top("tracing_accuracy"), "tracing_accuracy", ".0%")),
+        ("tracing\n(chance)", _traced),
+        ("in batch\n(50%)", lambda row: _entry(row.top("batch_asr"), "batch_asr", ".0%")),
     ]
     if any(probed(row, rows) for row in rows):
         columns.insert(0, ("probe", lambda row: probed(row, rows).removeprefix("probe ").replace(", ", "\n")))
@@ -141,13 +142,13 @@ def _models(rows: Sequence[Row]) -> Table:
 
 def _audits(rows: Sequence[Row]) -> Table:
     """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
-    rate, owners, epsilon = "canary_tpr_at_1pct_fpr", "tracing_accuracy", "epsilon_lower"
+    rate, epsilon = "canary_tpr_at_1pct_fpr", "epsilon_lower"
     columns: list[Column] = [
         ("to", lambda row: row.key.threat.partition("/")[0]),
         ("AUC\naverage", lambda row: _by(row.top("auc"), "auc", ".2f")),
         ("AUC\ncanaries", lambda row: _by(row.top("canary_auc"), "canary_auc", ".2f")),
         ("TPR at 1%\ncanaries", lambda row: _entry(row.top("canary_auc"), rate, ".0%")),
-        ("owners", lambda row: _entry(row.top(owners), owners, ".0%")),
+        ("owners\n(chance)", _traced),
         ("epsilon\nat least", lambda row: _entry(row.top(epsilon), epsilon, ".2f")),
     ]
     if len({(row.key.canaries, row.key.references) for row in rows}) > 1:
@@ -167,6 +168,14 @@ def _utility(row: Row) -> str:
 
 def _by(record: Measured | None, name: str, form: str) -> str:
     return _entry(record, name, form) + (f"\n{escape(attack_of(record))}" if record is not None else "")
+
+
+def _traced(row: Row) -> str:
+    """Return the share of images traced to their owner, beside it what chance gives: few owners are soon guessed."""
+    top = row.top("tracing_accuracy")
+    metric = None if top is None else top.metric("tracing_accuracy")
+    share, _, ends = _entry(top, "tracing_accuracy", ".0%").partition("\n")
+    return share if metric is None or metric.chance is None else f"{share} ({metric.chance:.0%})\n{ends}"
 
 
 def _entry(record: Measured | None, name: str, form: str) -> str:

@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from ONE training run (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2).
+"""Lower bounds on epsilon from ONE training run (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2).
 
 m examples were in or out by fair coins; an auditor guessed on r of them which, and was right v times. Under (epsilon,
 delta)-DP right guesses are stochastically dominated by those of randomized response, v ~ Binomial(r, e^epsilon / (1 +
@@ -6,6 +6,9 @@ e^epsilon)), up to a term in delta. r must be fixed before the guesses are score
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +19,7 @@ from ppbench.metrics.intervals import Estimate, Interval, refused
 DELTA = 1e-5
 """The delta at which epsilon is bounded where no other is claimed."""
 METHOD = "one-sided {:.0%} lower bound, Steinke et al. 2023"
+GAUSSIAN = "one-sided {:.0%} lower bound of a Gaussian mechanism, Mahloujifar et al. 2025"
 STEPS = 60
 """Bisections: the bound is exact to about 1e-15 of its bracket."""
 
@@ -41,24 +45,83 @@ def epsilon_lower(m: int, r: int, v: int, delta: float = DELTA, confidence: floa
     """Return the largest epsilon that v right of r guesses on m examples refute, 0: none; ValueError: out of range."""
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence of {confidence} is not between 0 and 1")
-    level, low, high = 1 - confidence, 0.0, 1.0
-    if p_value(m, r, v, low, delta) >= level:
+    return _largest(lambda epsilon: p_value(m, r, v, epsilon, delta) < 1 - confidence)
+
+
+def _largest(refuted: Callable[[float], bool], most: float = math.inf) -> float:
+    """Return the largest value below `most` that is refuted, 0: none; all below a refuted one are."""
+    low, high = 0.0, 1.0
+    if not refuted(low):
         return 0.0
-    while p_value(m, r, v, high, delta) < level:  # ends: the binomial's tail tends to 1 as its rate does
+    while refuted(high):  # ends: any guesses are consistent with a mechanism that hides nothing
         low, high = high, 2 * high
+        if high > most:
+            return low
     for _ in range(STEPS):
         middle = (low + high) / 2
-        if p_value(m, r, v, middle, delta) < level:
+        if refuted(middle):
             low = middle
         else:
             high = middle
     return low
 
 
+Least = Callable[[float], float]
+"""A trade-off function, as the least probability of an event under one of two neighbors, of that under the other."""
+
+
+def of_gaussian(mu: float) -> Least:
+    """Return that of a Gaussian mechanism of sensitivity over noise `mu` (mu-GDP; Dong, Roth and Su 2022)."""
+    return lambda p: float(special.ndtr(special.ndtri(p) - mu))
+
+
+def gaussian_epsilon(mu: float, delta: float = DELTA) -> float:
+    """Return epsilon at `delta` of a mechanism that is mu-GDP (Dong, Roth and Su 2022, Corollary 2.13)."""
+    if mu <= 0:
+        return 0.0
+
+    def above(epsilon: float) -> bool:
+        tail = math.exp(epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2)))
+        return float(special.ndtr(-epsilon / mu + mu / 2)) - tail > delta
+
+    return _largest(above)
+
+
+def refutes(m: int, r: int, v: int, least: Least, level: float = 0.05) -> bool:
+    """Return whether v right of r guesses on m examples refute a trade-off function at this level (Algorithm 1 there).
+
+    h, p: what the law of right guesses gives away of more than i of them, of wrong and of right ones. ValueError: out
+    of range.
+    """
+    if not 0 <= v <= r <= m or r == 0:
+        raise ValueError(f"{v} right of {r} guesses on {m} examples: out of range")
+    p, h = level * v / m, level * (r - v) / m
+    for i in range(v - 1, -1, -1):
+        more = max(h, least(min(p, 1.0)))
+        p, h = p + i / (r - i) * (more - h), more
+    return p + h > r / m
+
+
+MOST_EPSILON = 60.0
+"""A bound is not looked for above: so many right guesses nobody makes."""
+
+
+def epsilon_gaussian(m: int, r: int, v: int, delta: float = DELTA, confidence: float = 0.95) -> float:
+    """Return epsilon at `delta` of the largest mu whose mu-GDP the guesses refute; ValueError: out of range."""
+    mu = _largest(lambda mu: refutes(m, r, v, of_gaussian(mu), 1 - confidence), MOST_EPSILON)
+    return gaussian_epsilon(mu, delta)
+
+
 def audited(
-    member: NDArray[np.bool_], decision: NDArray[np.bool_], guessed: NDArray[np.bool_], delta: float = DELTA
+    member: NDArray[np.bool_],
+    decision: NDArray[np.bool_],
+    guessed: NDArray[np.bool_],
+    delta: float = DELTA,
+    gaussian: bool = False,
 ) -> Estimate:
     """Return the lower bound on epsilon as a figure: value and lower end are the bound, there is no upper end.
+
+    gaussian: that of a Gaussian mechanism, instead of that of any.
 
     member [m]: which examples were in, by coin; decision [m]: which ones the auditor says were in; guessed [m]: where
     it did not abstain. Refused where it abstained on all. delta: of the guarantee that is tested.
@@ -66,6 +129,7 @@ def audited(
     m, r = len(member), int(guessed.sum())
     if r == 0:
         return refused(m, "the auditor guessed on no example", 0.0)
-    bound = epsilon_lower(m, r, int((member == decision)[guessed].sum()), delta)
-    method = f"{METHOD.format(0.95)}, delta {delta:g}, {r} guesses"
+    of, method = (epsilon_gaussian, GAUSSIAN) if gaussian else (epsilon_lower, METHOD)
+    bound = of(m, r, int((member == decision)[guessed].sum()), delta)
+    method = f"{method.format(0.95)}, delta {delta:g}, {r} guesses"
     return Estimate(bound, Interval(bound, None, method), m, chance=0.0)

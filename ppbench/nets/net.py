@@ -102,11 +102,23 @@ class Net:
 
     def flat_features(self, params: Params, x: Tensor) -> Tensor:
         """Return the output [B, F] of the first Flatten layer, behind the convolutions; UsageError without one."""
+        return self._part(slice(None, self.flat_at + 1), params, x)
+
+    def behind_flat(self, params: Params, flat: Tensor) -> Tensor:
+        """Return the head's input [B, D] of the first Flatten layer's output [B, F]; UsageError without one."""
+        return self._part(slice(self.flat_at + 1, None), params, flat)
+
+    @property
+    def flat_at(self) -> int:
+        """Place of the first Flatten layer among the features' layers; UsageError without one."""
         layers = self.module.features
         index = [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
         if True not in index:
             raise UsageError(f"Model {self.spec.model!r} has no Flatten layer to tap; use phi_tap='head'.")
-        part = layers[: index.index(True) + 1]  # type: ignore[index]  # a Sequential, or the list is empty
+        return index.index(True)
+
+    def _part(self, which: slice, params: Params, x: Tensor) -> Tensor:
+        part = self.module.features[which]  # type: ignore[index]  # a Sequential, or `flat_at` has raised
         wanted = {f"features.{name}" for name, _ in [*part.named_parameters(), *part.named_buffers()]}
         known = {**self._constants(x), **params}
         return self._call(part, {name: value for name, value in known.items() if name in wanted}, x)

@@ -74,6 +74,7 @@ class Question:
         source: what is asked about: clients that are probed, or a model that the adversary holds.
         reads: whether its attacks read probed clients' uploads; where nothing can be read the cell fails.
         follows: the question whose answers its challenges hold, "" for none.
+        owners: clients whose batches the victims must be of, at least: fewer can tell nothing, and no cell is made.
         audits: whether all its attacks are asked in audits too, and not only those that need one.
         inputs: whether answers are inputs, measured as such (decibels, perceptual distances) and kept.
         board: the question on whose board its cells stand, "" for its own.  order: of its board among others.
@@ -93,6 +94,7 @@ class Question:
     source: ClassVar[Literal["probe", "model"]] = "probe"
     reads: ClassVar[bool] = True
     follows: ClassVar[str] = ""
+    owners: ClassVar[int] = 1
     audits: ClassVar[bool] = False
     inputs: ClassVar[bool] = False
     board: ClassVar[str] = ""

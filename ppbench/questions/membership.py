@@ -49,7 +49,8 @@ class MemberScore(Score):
         return self.family != AVERAGE
 
 
-def _hidden(asr: Any) -> Any:
+def hidden(asr: Any) -> Any:
+    """Return the distance of a share of right decisions, or of several: 1 at chance, 0 where all are right."""
     return 2 * (1 - np.maximum(asr, 0.5))
 
 
@@ -65,7 +66,7 @@ class Membership(Question):
     order = 2
     chart = "roc"
     chapter = "models"
-    distances = (DistanceLaw("mia/1", "asr", _hidden, "2 (1 - ASR)"),)
+    distances = (DistanceLaw("mia/1", "asr", hidden, "2 (1 - ASR)"),)
     figures = (
         *(("auc", "AUC"), ("asr", "ASR")),
         *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
@@ -97,7 +98,8 @@ class Membership(Question):
         asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only
         canaries. Of canaries: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over all families together,
         and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the canaries, whose membership is
-        by independent coins, and no asr, which needs a decision on everyone.
+        by independent coins, and epsilon_gaussian, which a Gaussian mechanism alone must keep below its own; no asr,
+        which needs a decision on everyone.
         """
         average = [score for score in scores if not score.canary]
         canaries = [score for score in scores if score.canary]
@@ -108,8 +110,9 @@ class Membership(Question):
                 some = halves([s for s in canaries if s.family == family])
                 found.append(_auc(f"auc_{family}", some, terms.seed))
         if any(score.decision is None for score in scores):
-            bound = _bound(canaries, DELTA if terms.delta is None else terms.delta)
-            found.append(metric_of("epsilon_lower", bound, False))
+            for name, gaussian in (("epsilon_lower", False), ("epsilon_gaussian", True)):
+                bound = _bound(canaries, DELTA if terms.delta is None else terms.delta, gaussian)
+                found.append(metric_of(name, bound, False))
         return found
 
     def headline(self, config: CellConfig) -> str:
@@ -131,8 +134,8 @@ class Membership(Question):
         return float(score.decision == score.member) if metric == "asr" else score.score
 
 
-def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
-    """Score each half by the answer in which it was unknown; ValueError: scores or decisions lack or are not finite."""
+def score_members(candidates: Candidates, guesses: Sequence[Guess], form: type[MemberScore] = MemberScore) -> Scored:
+    """Score each half by the answer in which it was unknown; ValueError: scores or decisions lack or are infinite."""
     scores = []
     families = candidates.family
     for half, guess in enumerate(guesses):
@@ -141,7 +144,7 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess]) -> Scored:
         silent = [False] * len(guess.score) if guess.abstain is None else guess.abstain.tolist()
         for index in (candidates.half == half).nonzero().flatten().tolist():
             scores.append(
-                MemberScore(
+                form(
                     index=index,
                     half=half,
                     member=bool(candidates.member[index]),
@@ -181,7 +184,7 @@ def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
     return metric_of(name, auc(both, seed_of(seed, name)), False)
 
 
-def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
+def _bound(canaries: Sequence[MemberScore], delta: float, gaussian: bool) -> Estimate:
     """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves."""
     if not canaries:
         return refused(0, "no canaries, whose membership alone is by independent coins", 0.0)
@@ -191,4 +194,4 @@ def _bound(canaries: Sequence[MemberScore], delta: float) -> Estimate:
     decision, guessed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
     decision[order[len(order) - quarter :]] = True
     guessed[order[:quarter]] = guessed[order[len(order) - quarter :]] = True
-    return audited(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta)
+    return audited(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta, gaussian)

@@ -33,6 +33,7 @@ class Tracing(Question):
     score = TraceScore
     reads = False
     follows = "reconstruction"
+    owners = 2
     order = 4
     chapter = "uploads"
     distances = (DistanceLaw("trace/1", "tracing_accuracy", rest, "1 - tracing accuracy"),)
@@ -64,8 +65,10 @@ class Tracing(Question):
         figure = tracing_accuracy([v.owner for v in scores], [v.guess for v in scores])
         return [metric_of("tracing_accuracy", figure, False)]
 
-    def blind(self, scores: Sequence[TraceScore], config: CellConfig) -> tuple[float, int, float]:
-        """Return the share of traced images, one owner in so many being right; images of a batch are one unit."""
+    def blind(self, scores: Sequence[TraceScore], config: CellConfig) -> tuple[float, int, float] | None:
+        """Return the share of traced images, one owner in so many being right, None of one; a batch is one unit."""
+        if len({v.owner for v in scores}) < self.owners:
+            return None
         share = sum(v.owner == v.guess for v in scores) / len(scores)
         return share, max(1, len(scores) // max(1, config.batch_size)), 1 / len({v.owner for v in scores})
 

@@ -24,7 +24,7 @@ def aggregate(victims: Sequence[Score], *, classes: int, seed: int, delta: float
     if len(kinds) > 1:
         raise UsageError(f"A cell's victims are scored as {' and '.join(kinds)}; expected one kind.")
     for question in load_all("questions").values() if kinds else ():
-        if isinstance(victims[0], question.score):
+        if type(victims[0]) is question.score:  # a form may be made of another
             found: list[Metric] = question().metrics(victims, Terms(classes, seed, delta))
             return found
     if kinds:

@@ -130,7 +130,7 @@ def _none(records: Sequence[Record]) -> Check:
     easiest = [r for r in undefended if r.config.stage == "init"] or undefended
     smallest = min((r.config.batch_size for r in easiest), default=1)
     easiest = [r for r in easiest if r.config.batch_size == smallest]
-    read = [r for r in easiest if question_for(r).chapter == "uploads"]
+    read = [r for r in easiest if question_for(r).chapter == "uploads" and r.metric("batch_asr") is None]
     images = [r for r in read if question_for(r).inputs]
     if not read:
         return _members(undefended)
@@ -150,6 +150,8 @@ def _none(records: Sequence[Record]) -> Check:
 
 def _members(undefended: Sequence[Record]) -> Check:
     """Judge `none` by its members, where nothing else was attacked: on the trained model, of audits by canaries."""
+    if easy := [r for r in undefended if r.metric("batch_asr") is not None]:
+        return _found(easy, "batch_asr", "members of batches of")
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
     if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).figures]):
@@ -157,13 +159,18 @@ def _members(undefended: Sequence[Record]) -> Check:
     name, what = "asr", "members of"
     if all(r.config.stage == "audit" for r in members) and (found := [r for r in members if r.metric("canary_auc")]):
         members, name, what = found, "canary_auc", "canaries in"
+    return _found(members, name, what)
+
+
+def _found(members: Sequence[Record], name: str, what: str) -> Check:
+    """Return whether the strongest of the cells on `none` lies above chance by a metric."""
     strongest = best(members, name)
     metric = strongest.metric(name) if strongest is not None else None
     if strongest is None or metric is None or metric.low is None or metric.high is None:
         return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
     ok = above_chance(strongest, name, len(members))
     told = f"ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
-    told = told if name == "asr" else f"AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
+    told = told if name.endswith("asr") else f"AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
     verb = "finds" if ok else "is NOT shown to find"
     text = f"The best attack {verb} {what} the undefended model ({strongest.config.attack.id}: {told})."
     return Check("none", ok, text)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ppbench.adversary.attack import Attack
+from ppbench.adversary.victims import asked_units
 from ppbench.federation.view import THREATS, acts
 from ppbench.metrics.perceptual import identity, measurable
 from ppbench.questions.base import question_of
@@ -102,11 +103,22 @@ def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
     return {**own, **{f"{follows.name}.{name}": value for name, value in source.items()}}
 
 
+def owners(experiment: Experiment, group: Group) -> int:
+    """Return how many clients' batches a group's victims are of; where there are roles, of how many they may be."""
+    config, defense = experiment.config, experiment.points[group.point].defense
+    roles, wanted = len(defense.roles) if group.role else 1, -(-config.victims // group.batch)
+    _, units = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    return len({slot.client for unit in units for slot in unit})
+
+
 def cells(experiment: Experiment, group: Group) -> list[Cell]:
-    """Return the cells of `group`, attacks before those that follow them."""
+    """Return the cells of `group`, attacks before those that follow them; none that could tell nothing."""
     threat, config = group.threat, experiment.config
     chosen = [a for a in experiment.attacks if threat in threats_of(a, config) and asked(a, group.stage, group.records)]
     chosen = [a for a in chosen if group.acting in ("", a.name)]
+    if not group.records:
+        there = owners(experiment, group)
+        chosen = [a for a in chosen if question_of(a.kind).owners <= there]
     found = []
     for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
         for follows in _sources(attack, chosen):

@@ -64,6 +64,11 @@ ATTACK_PROPERTIES: Mapping[str, Asked] = {
         **{f"knows_no_member_of_{seed}": partial(records.knows_no_member_of, seed=seed) for seed in range(5)},
         **{f"tosses_coins_{bad}": partial(records.tosses_coins_without_a_model, poison=bad) for bad in ABSENCES},
     },
+    "batch_membership": {
+        "finds_the_planted_leak": records.finds_batch_members,
+        "noise_gives_chance": records.noise_gives_batch_members_by_chance,
+        **{name: asks for name, asks in UPLOADS.items() if name != "poison_harms_no_other"},  # one question about all
+    },
     "tracing": {
         "declares_itself": declares_itself,
         "traces_perfect_reconstructions": traces.traces_perfect_reconstructions,

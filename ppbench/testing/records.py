@@ -12,7 +12,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.victims import Candidates, choose_candidates
+from ppbench.adversary.victims import Candidates, beside, choose_candidates
 from ppbench.base.autodiff import gradient
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
@@ -23,10 +23,22 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.extraction import score_outputs
-from ppbench.questions.membership import score_members
+from ppbench.questions.membership import MemberScore, score_members
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import CLASSES, SHAPE, digits
-from ppbench.testing.worlds import LEVEL, POISONS, TWO_GUESSES, Duel, Witness, content, seeded, within_chance, written
+from ppbench.testing.worlds import (
+    LEVEL,
+    POISONS,
+    TWO_GUESSES,
+    Duel,
+    Witness,
+    World,
+    content,
+    mute,
+    seeded,
+    within_chance,
+    written,
+)
 
 COUNT = 60
 TANH = Plan(net_spec("dlnet", SHAPE, CLASSES, {"activation": "tanh"}), 2)
@@ -246,3 +258,27 @@ def answers_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
         if content(first) != content(again):
             yield TWO_GUESSES
         yield from witness.violations()
+
+
+def _batch_scores(duel: Duel, world: World) -> list[MemberScore]:
+    """Return what becomes of the candidates for members of the victims' batches."""
+    candidates = beside(world.victims, digits(), Seeds(0))
+    scores: list[MemberScore] = score_members(candidates, world.answers(duel.attack)).victims
+    return scores
+
+
+def finds_batch_members(duel: Duel) -> Iterator[str]:
+    """Ask whether undefended uploads tell who was in a batch, alone or among four."""
+    for batch in (1, 4):
+        scores = _batch_scores(duel, duel.probe(16, batch))
+        area = float(roc_auc_score([s.member for s in scores], [s.score for s in scores]))
+        if area < 0.9:
+            yield f"of undefended batches of {batch} it tells members with an AUC of {area:.2f}; more than .9 is right"
+
+
+def noise_gives_batch_members_by_chance(duel: Duel) -> Iterator[str]:
+    """Ask whether uploads that do not depend on the data tell nothing."""
+    scores = _batch_scores(duel, mute(duel, 40))
+    right = sum(s.decision == s.member for s in scores)
+    if not within_chance(right, len(scores), 0.5):
+        yield f"from uploads of pure noise {right} of {len(scores)} members are told right; nothing tells them"

@@ -8,7 +8,7 @@ AUC of canaries .96 to .99 where the plain cosine has .54 to .63).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -99,26 +99,33 @@ class Directions:
     inverse: Tensor
 
     @staticmethod
-    def of(evidence: Evidence, x: Tensor, labels: Tensor, ridge: float | None) -> Directions:
+    def of(
+        evidence: Evidence, x: Tensor, labels: Tensor, ridge: float | None, dtype: torch.dtype = torch.float32
+    ) -> Directions:
         """Return the directions of candidates at the weights that `evidence` is about; ridge: None for plain cosines.
 
         Where they would hold more than `HELD` entries, the same random coordinates of all are compared: an upload that
         is a sum of gradients is one in every coordinate.
         """
         like = max(evidence.observed.values(), key=torch.numel)
-        x, labels = x.to(like.device, torch.float32), labels.to(like.device, torch.float32)
+        x, labels = x.to(like.device, dtype), labels.to(like.device, dtype)
         total, most = sum(value.numel() for value in evidence.observed.values()), max(1, HELD // max(1, len(x)))
         kept = None
         if total > most:
             kept = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
             kept = kept.to(like.device)
-        rows = torch.empty(len(x), min(total, most), device=like.device)
+        rows = torch.empty(len(x), min(total, most), dtype=dtype, device=like.device)
         for part, leaves in example_gradients(evidence, x, labels):
             rows[part] = _flat(evidence, leaves, kept)
         known = _normalize(rows)
         eye = torch.eye(len(x), dtype=torch.float64, device=like.device)
-        inverse = eye if ridge is None else torch.linalg.inv((rows @ rows.T).double() + ridge * eye)
-        return Directions(rows, kept, known, inverse)
+        alone = Directions(rows, kept, known, eye)
+        return alone if ridge is None else alone.at(ridge)
+
+    def at(self, ridge: float) -> Directions:
+        """Return them with another strength of the ridge."""
+        eye = torch.eye(len(self.rows), dtype=torch.float64, device=self.rows.device)
+        return replace(self, inverse=torch.linalg.inv((self.rows @ self.rows.T).double() + ridge * eye))
 
     def explain(self, evidence: Evidence) -> Tensor:
         """Return each candidate's coefficient [Q] float64, on CPU; NaN where there is nothing to compare."""
@@ -146,6 +153,23 @@ class Known:
 
 
 _known: Known | None = None
+
+
+def directed(
+    seen: Iterable[Evidence], x: Tensor, labels: Tensor, ridge: float | None, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[Evidence, Directions]]:
+    """Yield each readable evidence with the candidates' directions at its weights.
+
+    Evidence with nuisance unknowns, or about weights that are not finite, is left out.
+    """
+    shared: dict[int, Directions] = {}
+    for evidence in seen:
+        if evidence.nuisance or not all(bool(v.isfinite().all()) for v in (evidence.params or {}).values()):
+            continue
+        key = id(evidence.simulate)
+        if key not in shared:
+            shared = {key: Directions.of(evidence, x, labels, ridge, dtype)}  # of one model at a time
+        yield evidence, shared[key]
 
 
 def update_coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | None) -> Tensor:
@@ -178,15 +202,9 @@ def coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | None) -> 
     found = []
     for part in affordable(view, len(x)):
         table = torch.full((view.plan.clients, len(x)), torch.nan, dtype=torch.float64)
-        shared: dict[int, Directions] = {}
-        for evidence in view.defense.evidence(part):
-            if evidence.nuisance or not all(bool(v.isfinite().all()) for v in (evidence.params or {}).values()):
-                continue
-            key = id(evidence.simulate)
-            if key not in shared:
-                shared = {key: Directions.of(evidence, x, labels, ridge)}  # of one model at a time
+        for evidence, directions in directed(view.defense.evidence(part), x, labels, ridge):
             for slot in evidence.unit:
-                table[slot.client] = shared[key].explain(evidence)
+                table[slot.client] = directions.explain(evidence)
         found.append(table)
     return torch.stack(found) if found else torch.full((0, view.plan.clients, len(x)), torch.nan, dtype=torch.float64)
 

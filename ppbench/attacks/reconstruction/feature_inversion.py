@@ -55,7 +55,8 @@ class FeatureInversion(Attack):
         inversion_budget: gradient evaluations an image from its features alone.
         inversion_tv: weight of the total variation there.
         joint_budget: gradient evaluations a victim with the backbone's gradient; 0 leaves that stage out.
-        joint_tv: weight of the total variation there for batches; one example needs none.
+        joint_tv: weight of the total variation there for batches, relative to how hard the observation pulls where
+            that stage begins; one example needs none.
         joint_stop: objective at which a victim is done (about 50 dB on CIFAR-10 and DLNet).
         consistency: weight of the known features there.
         accept: largest final objective at which the joint stage counts as an explanation of the observation; above
@@ -66,7 +67,7 @@ class FeatureInversion(Attack):
     inversion_budget: int = 400
     inversion_tv: float = 0.003
     joint_budget: int = 2500
-    joint_tv: float = 3e-5
+    joint_tv: float = 0.03
     joint_stop: float = 1e-8
     consistency: float = 10.0
     accept: float = 0.1
@@ -136,7 +137,7 @@ class FeatureInversion(Attack):
             plan, params, observed, phi, weights=weights or None, consistency=self.consistency
         )
         labels = torch.stack([victim.features.labels for victim in victims]).to(phi.device)
-        smoothness = self.joint_tv / (plan.data_range[1] - plan.data_range[0]) if phi.shape[1] > 1 else 0.0
+        smoothness = self.joint_tv if phi.shape[1] > 1 else 0.0
         cotangents = head_cotangents(params, phi, labels)
         return match_backbone(
             objective, start, cotangents, budget=self.joint_budget, stop=self.joint_stop, smoothness=smoothness

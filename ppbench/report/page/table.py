@@ -44,17 +44,17 @@ COLUMNS: Final = [
     "feat_mse_mean_low", "feat_mse_mean_high", "blind_median", "oracle_median", "evaluations_per_broken",
     "tpr_at_1pct_fpr", "tpr_at_1pct_fpr_low", "tpr_at_1pct_fpr_high", "canary_auc", "canary_auc_low",
     "canary_auc_high", "canary_tpr_at_1pct_fpr", "canary_tpr_at_1pct_fpr_low", "canary_tpr_at_1pct_fpr_high",
-    "epsilon_lower", "public", "references", "canaries", "perceptual", "tuned", "flags", "detection_auc",
-    "detection_auc_low", "detection_auc_high",
+    "epsilon_lower", "public", "references", "canaries", "perceptual", "tuned", "flags", "tracing_accuracy_chance",
+    "detection_auc", "detection_auc_low", "detection_auc_high",
 ]  # fmt: skip
 """The columns of the CSV, in order; new ones go last.
 
 Figures are those of the record, `mse` is of the delivered model; `n` is the number of victims, `cap` is CAP over
 the control values with `distance` (the one of the attack's kind), the same in every row of a series. `bytes_*` are
 per client and round, `memory_peak` is in bytes, `*_ratio` are over the cost of `none`. `epsilon_lower` is what an
-audit refutes, beside the claimed `epsilon`; `tuned` the settings chosen on tuning victims. Times are in no column:
-they differ from run to run, and the table is a function of the records. Behind the columns stand the figures of
-questions of other packages that some record answers.
+audit refutes, beside the claimed `epsilon`; `tuned` the settings chosen on tuning victims; `*_chance` what blind
+guessing gives. Times are in no column: they differ from run to run, and the table is a function of the records. Behind
+the columns stand the figures of questions of other packages that some record answers.
 """
 _TEXT = {
     "suite": "config.suite", "threat_model": "config.threat_model.id", "defense": "config.defense.id",
@@ -116,6 +116,7 @@ def _row(record: Record, cap: SeriesCap, ratios: Ratios, claims: Claims) -> Row:
     found: Row = {}
     for metric in record.metrics:
         found |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
+        found[f"{metric.name}_chance"] = metric.chance
     about = {
         "record": record,
         "config": record.config,

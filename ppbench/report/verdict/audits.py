@@ -103,5 +103,9 @@ def _epsilon(row: Row) -> list[Verdict]:
     claim = "" if claimed is None else f", {claimed:.3g} is guaranteed"
     above = claimed is not None and bound > claimed
     refuted = "; the guarantee is REFUTED, unless this is the one such bound in twenty that errs" if above else ""
-    sentence = f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(cell)}, 95 %){claim}{refuted}."
+    gaussian = value(cell, "epsilon_gaussian")
+    also = "" if not gaussian else f"; {gaussian:.2g} if the mechanism is Gaussian"
+    sentence = (
+        f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(cell)}, 95 %{also}){claim}{refuted}."
+    )
     return [_verdict([row], cell, "epsilon_lower", "falls" if above else None, sentence)]

@@ -234,12 +234,15 @@ def _queried(rows: Sequence[Row], question: _Members) -> list[Verdict]:
     top, tried, _ = _strongest(rows, question)
     if top is None:
         return []
-    shown = above_chance(top, "asr", tried)
-    verb = "tells members from others" if shown else "is not shown to find members"
-    beside = question.beside if question.undefended is not None else ""
+    fate, beside = members_fate(top, tried, question.known), question.beside if question.undefended is not None else ""
+    does = {
+        "falls": "tells members from others",
+        "hidden": "finds no members with the attacks tried here",
+        "undecided": "is not shown to find members" + ("; whether they are hidden cannot be told" if beside else ""),
+    }[fate]
     text = f"{attack_of(top)}: {question.figures(top, 'at most ')}{beside}"
-    sentence = f"A client who queries the delivered model {verb} ({text})."
-    return [_verdict(rows, question, top, "falls" if shown else "undecided", sentence)]
+    sentence = f"A client who queries the delivered model {does} ({text})."
+    return [_verdict(rows, question, top, fate, sentence)]
 
 
 def _answers(rows: Sequence[Row], question: _Outputs) -> list[Verdict]:

@@ -7,11 +7,20 @@ from collections.abc import Container, Sequence
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.figure import best
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import BELIED, is_image, rebuilding, value
+from ppbench.report.controls import BELIED, above_chance, is_image, rebuilding, value
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
 from ppbench.report.verdict.lines import STAGES, Row, by, decibels, figure, lines, listed, probed, utility_text
-from ppbench.report.verdict.verdict import HIDDEN, Fate, Verdict, fate, rebuilt_fate, together, unless_belied
+from ppbench.report.verdict.verdict import (
+    HIDDEN,
+    Fate,
+    Verdict,
+    fate,
+    members_fate,
+    rebuilt_fate,
+    together,
+    unless_belied,
+)
 from ppbench.report.worst import WorstCase, attack_of
 
 
@@ -63,7 +72,7 @@ def _seen(defense: str, rows: Sequence[Row], masked: bool, role: str) -> list[Ve
     more = _larger_batches(mine, stage, smallest)
     if stage == "init":
         more += _after_training(mine, rows, smallest)
-    more += _labels(mine, stage)
+    more += [*_labels(mine, stage), *_batch_members(mine, rows, stage, smallest)]
     if not role:
         return said + more
     return said + [v.worded(f"Of the {role}: {v.sentence[0].lower()}{v.sentence[1:]}") for v in more]
@@ -216,6 +225,39 @@ def _after_training(mine: Sequence[Row], rows: Sequence[Row], batch: int) -> lis
     else:
         sentence = f"After training, pixels stay hidden from the attacks tried here: at most {text}; {beside}."
     return [_verdict(asked, became, sentence, top)]
+
+
+MEMBERS = "batch_asr"
+
+
+def _batch_members(mine: Sequence[Row], rows: Sequence[Row], stage: str, batch: int) -> list[Verdict]:
+    """Return whether uploads tell who was in a batch: a sentence for each set of control values that fare alike."""
+    asked = [row for row in mine if (row.key.stage, row.key.batch) == (stage, batch) and row.top(MEMBERS)]
+    none = None if mine and mine[0].key.defense == "none" else _none(rows, stage, batch)
+    undefended = None if none is None else none.top(MEMBERS)
+    known = undefended if above_chance(undefended, MEMBERS) else None
+    tried = sum(value(record, MEMBERS) is not None for row in asked for record in row.records)
+    groups: dict[Fate, list[Row]] = {}
+    for row in asked:
+        became = members_fate(row.top(MEMBERS), tried, known, MEMBERS)  # type: ignore[arg-type]  # asked: it has one
+        groups.setdefault(unless_belied(became, [f for r in row.records for f in r.flags]), []).append(row)
+    beside = "" if undefended is None else f", undefended {figure(undefended, MEMBERS, '.0%')}"
+    said = []
+    for became, some in groups.items():
+        top = max(some, key=lambda row: value(row.top(MEMBERS), MEMBERS) or 0.0)
+        labels = [row.control for row in some if row.control]
+        where = f" at {listed(labels)}" if labels and len(groups) > 1 else ""
+        head = f"Who was in a batch of {batch}"
+        does = {
+            "falls": f"{head} is told from others by its upload{where}",
+            "hidden": f"{head} is not told by its upload{where} to an attack that does not know of the defense",
+            "undecided": f"Whether an upload{where} hides who was in a batch of {batch} cannot be told",
+        }[became]
+        found = top.top(MEMBERS)
+        text = f"{by(attack_of(found), top.control)}: ASR at most {figure(found, MEMBERS, '.0%')}{beside}, chance 50%"
+        keys = tuple(row.key for row in some)
+        said.append(Verdict(top.key.defense, "members", became, f"{does} ({text}).", keys, found, MEMBERS))
+    return said
 
 
 def _labels(rows: Sequence[Row], stage: str) -> list[Verdict]:

@@ -81,15 +81,15 @@ def _beside(metric: Metric | None, limit: float) -> Fate:
     return "falls" if low >= limit else "hidden" if high < limit else "undecided"
 
 
-def members_fate(record: Figured, tried: int, undefended: Figured | None) -> Fate:
+def members_fate(record: Figured, tried: int, undefended: Figured | None, name: str = "asr") -> Fate:
     """Return whether the strongest of `tried` cells finds members.
 
-    "falls": its ASR lies above chance at Bonferroni's level; "hidden": it does not, and lies below what `undefended`, a
-    cell that finds members of the undefended model, gives away; else "undecided".
+    By the metric called `name`. "falls": it lies above chance at Bonferroni's level; "hidden": it does not, and lies
+    below what `undefended`, a cell that finds members of the undefended model, gives away; else "undecided".
     """
-    if above_chance(record, "asr", tried):
+    if above_chance(record, name, tried):
         return "falls"
-    metric, beside = record.metric("asr"), value(undefended, "asr")
+    metric, beside = record.metric(name), value(undefended, name)
     if metric is None or metric.high is None or beside is None:
         return "undecided"
     return "hidden" if metric.high < beside else "undecided"

@@ -154,7 +154,7 @@ def head_mismatch(params: Params, weight_grad: Tensor, bias_grad: Tensor, phi: T
 
 
 FEATURE_WEIGHT = 1e3
-RELAX = 0.01
+RELAX, TINY_SLOPE = 0.01, 1e-12
 SETTINGS = Settings(history=60, progress=0.03)
 TOTAL_VARIATION = TotalVariation(1.0)
 
@@ -228,25 +228,31 @@ def match_backbone(
     """Return images that explain features and backbone gradient together, cotangents free (spec 9.3, 9.4).
 
     Unknown are x_i, from `start` [V, B, *shape], and one cotangent w_i in R^D an example, from `cotangents` [V, B, D],
-    those of an undefended client; minimized is `objective` plus smoothness TV. A prior that helps on the way keeps the
-    end from being exact, so half of the budget at most is spent with it, the rest with a hundredth of it. A victim has
-    `budget` gradient evaluations, and is done where the objective is `stop`.
+    those of an undefended client; minimized is `objective` plus TV, weighed to pull `smoothness` times as hard at the
+    start (a trained network's features pull a hundred times as hard as a random one's). A prior that helps on the way
+    keeps the end from being exact, so half of the budget at most is spent with it, the rest with a hundredth of it. A
+    victim has `budget` gradient evaluations, and is done where the objective is `stop`.
     """
     unit = cotangent_unit(objective, start, cotangents)[:, None, None].clamp(min=1e-12)
-    pixels = start[0].numel()
+    pixels, weight = start[0].numel(), start.new_zeros(len(start))
+    if smoothness:
+        pulled = objective(start, cotangents, torch.arange(len(start), device=start.device))[1].flatten(1).abs().sum(1)
+        slope = TOTAL_VARIATION(start.flatten(0, 1)[:, None], torch.arange(len(start)))[1].view_as(start)
+        weight = (smoothness * pulled / slope.flatten(1).abs().sum(1).clamp(min=TINY_SLOPE)).nan_to_num(0.0, 0.0)
 
     def joint(z: Tensor, index: Tensor, smooth: float) -> tuple[Tensor, Tensor]:
         x, w = z[:, :pixels].reshape(-1, *start.shape[1:]), z[:, pixels:].reshape(-1, *cotangents.shape[1:])
         loss, by_x, by_w = objective(x, w * unit[index], index)
         rough, slope = TOTAL_VARIATION(x.flatten(0, 1)[:, None], index)
-        loss = loss + smooth * rough.view(len(x), -1).sum(1)
-        by_x = by_x + smooth * slope.view_as(x)
+        own = smooth * weight[index]
+        loss = loss + own * rough.view(len(x), -1).sum(1)
+        by_x = by_x + own.view(-1, *[1] * (x.dim() - 1)) * slope.view_as(x)
         return loss, torch.cat([by_x.flatten(1), (by_w * unit[index]).flatten(1)], 1)
 
     z = torch.cat([start.flatten(1), (cotangents / unit).flatten(1)], 1)
     stops, loss = torch.full((len(start),), stop), torch.full((len(start),), torch.inf, dtype=torch.float64)
     spent = torch.zeros(len(start), dtype=torch.int64)
-    phases = [(smoothness, budget // 2), (smoothness * RELAX, budget)] if smoothness else [(0.0, budget)]
+    phases = [(1.0, budget // 2), (RELAX, budget)] if smoothness else [(0.0, budget)]
     for smooth, until in phases:
         found = minimize(partial(joint, smooth=smooth), z, budget=until - spent, stop=stops, settings=SETTINGS)
         z, loss, spent = found.z, found.loss, spent + found.evaluations

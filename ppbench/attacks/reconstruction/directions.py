@@ -1,0 +1,246 @@
+"""Directions in the column space of a gradient that vanish on many of its rows: candidates for one example each.
+
+The words are those of `separation`, which says what the directions are good for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from torch import Tensor
+
+GAP = 30.0
+"""Ratio of neighboring singular values that counts as the end of the rank."""
+ROUNDED = 1e-15
+"""Singular values below this share of the largest one are rounding in float64."""
+DEAD = 1e-5
+"""Rows of U below this share of the largest one belong to units that no example fires."""
+LOOSE = 1e-3
+"""Cosine below which a row drawn at random may be orthogonal to a direction that few rows have fixed."""
+TIGHT, LEAST = 30.0, 1e-7
+"""The same of a direction that all its rows have fixed: in units of the rounding, and at least."""
+MORE = 3
+"""Rows that a direction must vanish on beyond the k - 1 that it was made from."""
+INDEPENDENT = 1e-3
+"""Part of a unit vector outside the span of others that makes it independent of them."""
+SAME = 1e-6
+"""Least singular value of a basis that is one."""
+CORNER_DRAWS, CORNERS, SHARP = 300, 10, 2.0
+"""Subsets drawn for a corner, corners a round, and how much rather rows are drawn that are far from firing."""
+SIDES = 256
+"""Inequalities of the data range that a corner heeds, at most."""
+NEWTON = 20
+"""Steps of the regression that separates units that fire from those that do not."""
+SHUFFLES, FEW = 4, 40
+"""Bases made of the candidates a round, and candidates looked at for one, in units of the rank."""
+PLAIN = 8000
+"""Subsets drawn before corners are looked for, which takes longer and is not needed of small batches."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What everybody knows of a layer: weight [m, D] and bias [m], float64, and the range of its inputs (inf: none)."""
+
+    weight: Tensor
+    bias: Tensor
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """The gradient's spaces: rows [l, k] of U of the l live units, of unit length, and all that is asked of them.
+
+    live: [m] bool.  left: U [m, k].  right: S V^T [k, D + 1].  values: S [k].  rounding: [l], of a row, relative to it.
+    firing: [k, m], what basis vectors of the row space give before the ReLU.
+    """
+
+    rows: Tensor
+    live: Tensor
+    left: Tensor
+    right: Tensor
+    values: Tensor
+    rounding: Tensor
+    firing: Tensor
+
+    @property
+    def rank(self) -> int:
+        """Number k of examples that can be told apart."""
+        return len(self.values)
+
+    def tolerance(self, q: Tensor) -> Tensor:
+        """Return [n, l] the cosines that rounding leaves between rows and directions q [n, k] orthogonal to them."""
+        size = (q / self.values).norm(dim=1, keepdim=True)
+        slack: Tensor = (TIGHT * size * self.rounding).clamp(min=LEAST, max=LOOSE)
+        return slack
+
+    def zeros(self, q: Tensor) -> Tensor:
+        """Return [n, l] bool: the rows that directions q [n, k] are orthogonal to."""
+        return (q @ self.rows.T).abs() < self.tolerance(q)
+
+    def orthogonal(self, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        """Return unit vectors [n, k] that come nearest to vanish on rows `zeros` [n, l] bool; whether only they do."""
+        found = torch.linalg.eigh((self.rows.T * zeros[:, None].to(self.rows)) @ self.rows)
+        q, size = found.eigenvectors[:, :, 0], found.eigenvalues.clamp(min=0).sqrt()
+        slack = self.tolerance(q).amax(1) * zeros.sum(1).clamp(min=1).sqrt()
+        return q, (size[:, 0] <= slack) & (size[:, 1] > slack)
+
+    def inputs(self, basis: Tensor) -> Tensor:
+        """Return [X, 1] of the directions `basis` [k, k], as combinations [k, k] of the rows of `right`."""
+        mix: Tensor = torch.linalg.inv(basis).T
+        return mix / (mix @ self.right[:, -1:])
+
+
+def span_of(a: Tensor, layer: Layer, count: int) -> Span | None:
+    """Return the spaces of a = [dW, db] where a gap in its singular values shows a rank of at most `count`."""
+    size = a.abs().max()
+    if not 0 < float(size) < math.inf or min(a.shape) < 2:
+        return None
+    u, s, vh = torch.linalg.svd(a / size, full_matrices=False)
+    floor = s.clamp(min=ROUNDED * float(s[0]))
+    ratios = floor[:-1] / floor[1:]
+    rank = int(ratios[:count].argmax()) + 1
+    rows, live = u[:, :rank], u[:, :rank].norm(dim=1)
+    live_units = live > DEAD * live.max()
+    if float(ratios[rank - 1]) < GAP or rank < 2 or int(live_units.sum()) < rank + MORE:
+        return None
+    rest = a / size - (rows * s[:rank]) @ vh[:rank]
+    rounding = rest[live_units].norm(dim=1) / math.sqrt(max(1, a.shape[1] - rank)) / live[live_units]
+    right = s[:rank, None] * vh[:rank] * size
+    firing = right[:, :-1] @ layer.weight.T + right[:, -1:] * layer.bias
+    unit = rows[live_units] / live[live_units][:, None]
+    return Span(unit, live_units, rows, right, s[:rank], rounding.clamp(min=float(rounding.median())), firing)
+
+
+class Candidates:
+    """Candidates for the columns of Q, from ever more draws."""
+
+    def __init__(self, span: Span, layer: Layer, generator: torch.Generator) -> None:
+        self.span, self.layer, self.generator = span, layer, generator
+        self.draws = 0
+        self.found = span.rows.new_zeros(0, span.rank)
+        self.zeros = torch.zeros(0, len(span.rows), dtype=torch.bool)
+        self.seen: set[bytes] = set()
+        scale = span.values[:, None]
+        right, dead = span.right / scale, (span.firing / scale)[:, ~span.live]
+        ends = ((sign, end) for sign, end in ((-1.0, layer.low), (1.0, layer.high)) if math.isfinite(end))
+        bounds = [sign * (right[:, :-1] - end * right[:, -1:]) for sign, end in ends]
+        sides = torch.cat([*bounds, dead], 1).T
+        self.sides = sides[torch.randperm(len(sides), generator=generator)[:SIDES]].numpy()
+        self.one = right[:, -1][None]
+
+    def more(self) -> None:
+        """Draw once more: at first any rows, then those that corners do not fire."""
+        units = len(self.span.rows)
+        if self.draws < PLAIN:
+            odds = torch.zeros(max(1, 2**18 // units), units, dtype=torch.float64)
+        else:
+            odds = torch.cat([self._odds() for _ in range(CORNERS)])
+        self._take(odds)
+
+    def _odds(self) -> Tensor:
+        """Return log odds [CORNER_DRAWS, l] of rows by a corner: an input that is least in a random direction."""
+        span, rank = self.span, self.span.rank
+        direction = torch.randn(rank, generator=self.generator, dtype=torch.float64)
+        others = independent(self.found[self.zeros.sum(1).argsort(descending=True, stable=True)[: FEW * rank]])
+        others = others / span.values
+        some = torch.rand(len(others), generator=self.generator) < torch.rand(1, generator=self.generator)
+        one = torch.cat([self.one, others[some] / others[some].norm(dim=1, keepdim=True)])
+        corner = linprog(
+            direction.numpy(),
+            A_ub=self.sides,
+            b_ub=np.full(len(self.sides), 1e-7),
+            A_eq=one.numpy(),
+            b_eq=np.eye(len(one))[0],
+            bounds=(None, None),
+            method="highs-ds",
+        ).x
+        if corner is None:
+            return torch.zeros(CORNER_DRAWS, len(span.rows), dtype=torch.float64)
+        fires = (torch.from_numpy(corner) / span.values @ span.firing)[span.live]
+        return (-SHARP * fires / fires.std()).clamp(-6, 3).expand(CORNER_DRAWS, -1)
+
+    def _take(self, odds: Tensor) -> None:
+        """Add the directions that vanish on rows drawn by log odds [n, l], and on `MORE` others."""
+        span, rank = self.span, self.span.rank
+        self.draws += len(odds)
+        draw = torch.rand(odds.shape, generator=self.generator, dtype=torch.float64).clamp(min=1e-300)
+        rows = span.rows[(odds - (-draw.log()).log()).topk(rank - 1, dim=1).indices]
+        last = torch.randn(len(odds), 1, rank, generator=self.generator, dtype=torch.float64)
+        goal = torch.zeros(rank, 1, dtype=torch.float64)
+        goal[-1] = 1.0
+        q = torch.linalg.solve_ex(torch.cat([rows, last], 1), goal.expand(len(odds), -1, -1))[0][..., 0]
+        q = q / q.norm(dim=1, keepdim=True)
+        zeros = (q @ span.rows.T).abs() < LOOSE
+        zeros = zeros[(zeros.sum(1) >= rank - 1 + MORE) & q.isfinite().all(1)]
+        for _ in range(2):
+            q, only = span.orthogonal(zeros)
+            zeros = span.zeros(q)
+        keep = only & (zeros.sum(1) >= rank - 1 + MORE)
+        self._add(q[keep], zeros[keep])
+
+    def _add(self, q: Tensor, zeros: Tensor) -> None:
+        keys = [row.tobytes() for row in np.packbits(zeros.numpy(), axis=1)]
+        new = [i for i, key in enumerate(keys) if key not in self.seen and not self.seen.add(key)]  # type: ignore[func-returns-value]
+        if new:
+            q, zeros = q[new], zeros[new]
+            right = _possible(self.span, zeros)
+            self.found, self.zeros = torch.cat([self.found, q[right]]), torch.cat([self.zeros, zeros[right]])
+
+    def bases(self) -> list[Tensor]:
+        """Return bases [k, k] of the candidates that vanish most, and of some shuffled ones; none of too few."""
+        count, made = self.zeros.sum(1).double(), []
+        for i in range(SHUFFLES if len(count) else 0):
+            jitter = i * torch.rand(len(count), generator=self.generator, dtype=torch.float64)
+            basis = independent(
+                self.found[(count + jitter).argsort(descending=True, stable=True)[: FEW * self.span.rank]]
+            )
+            if len(basis) < self.span.rank - 1:
+                break
+            made.append(basis if len(basis) == self.span.rank else completed(basis))
+        return made
+
+
+def _possible(span: Span, zeros: Tensor) -> Tensor:
+    """Return [n] bool: whether some input of the row space fires all live units but `zeros` [n, l], and no dead one.
+
+    By logistic regression without a penalty to speak of, which separates what can be separated.
+    """
+    sign = torch.full((len(zeros), len(span.live) + 1), -1.0, dtype=torch.float64)
+    sign[:, :-1][:, span.live] = torch.where(zeros, -1.0, 1.0).double()
+    sign[:, -1] = 1.0  # the input's own last entry is 1
+    points = torch.cat([span.firing, span.right[:, -1:]], 1) / span.values[:, None]
+    points = (points / points.norm(dim=0).clamp(min=1e-300)).T
+    at = torch.zeros(len(zeros), span.rank, dtype=torch.float64)
+    ridge = 1e-6 * torch.eye(span.rank, dtype=torch.float64)
+    right = torch.zeros(len(zeros), dtype=torch.bool)
+    for _ in range(NEWTON):
+        wrong = torch.sigmoid(-sign * (at @ points.T))
+        slope = -(wrong * sign) @ points + 1e-6 * at
+        curve = (points.T * (wrong * (1 - wrong))[:, None]) @ points + ridge
+        at = at - torch.linalg.solve_ex(curve, slope[..., None])[0][..., 0].nan_to_num()
+        right = right | (sign * (at @ points.T) > 0).all(1)
+    return right
+
+
+def independent(q: Tensor) -> Tensor:
+    """Return the rows of q [n, k], in their order, that are independent of those before."""
+    span, kept = q.new_zeros(0, q.shape[1]), []
+    for i in range(len(q)):
+        rest = q[i] - (q[i] @ span.T) @ span
+        rest = rest - (rest @ span.T) @ span
+        if float(rest.norm()) > INDEPENDENT:
+            kept.append(i)
+            span = torch.cat([span, (rest / rest.norm())[None]])
+        if len(kept) == q.shape[1]:
+            break
+    return q[kept]
+
+
+def completed(basis: Tensor) -> Tensor:
+    """Return k - 1 directions and what is orthogonal to them: the input of the last one depends on no more."""
+    return torch.cat([basis, torch.linalg.svd(basis).Vh[-1:]])

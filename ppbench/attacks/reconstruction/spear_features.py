@@ -1,0 +1,115 @@
+"""Exact features of a batch from the first linear layer behind convolutions, then images that have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from ppbench.adversary.attack import Guess
+from ppbench.attacks.reconstruction.dlg import match_gradients
+from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer, mean_image
+from ppbench.attacks.reconstruction.search.priors import TotalVariation
+from ppbench.attacks.reconstruction.search.starts import Starts, Victim
+from ppbench.attacks.reconstruction.spear import Spear, arranged, batch_mismatch, separated, tapped
+from ppbench.base.tree import Params, tree_map
+from ppbench.federation.bounds import Count, NonNegative
+from ppbench.federation.evidence import Evidence, Mappable
+from ppbench.federation.plan import Plan
+
+STOP = 1e-12
+"""Relative mismatch at which features, or the gradient, are explained."""
+FLAT = "features"
+
+
+@dataclass(frozen=True, eq=False)
+class FlatFeatures(Mappable):
+    """What the linear layer is given: the flat features of a batch, under its own name."""
+
+    plan: Plan
+
+    def family(self) -> Hashable:
+        """Return the plan."""
+        return FlatFeatures, self.plan
+
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
+        """Return the flat features [U * B, F] of a batch x [U, B, *shape], in the dtype of x; labels do not matter."""
+        params = {name: value.to(x.dtype) for name, value in self.params.items()}
+        return {FLAT: self.plan.net.flat_features(params, x.flatten(0, 1))}
+
+
+def bounds(plan: Plan) -> tuple[float, float]:
+    """Return the range of the flat features: from 0 behind a ReLU that pools alone follow, else unlimited."""
+    pools = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d | nn.Dropout | nn.Identity
+    layers = list(plan.net.module.features)[: plan.net.flat_at]  # type: ignore[call-overload]  # a Sequential
+    last = next((layer for layer in reversed(layers) if not isinstance(layer, pools)), None)
+    return (0.0 if isinstance(last, nn.ReLU) else -math.inf), math.inf
+
+
+@dataclass(frozen=True)
+class SpearFeatures(Spear):
+    """SPEAR behind convolutions: the features of each example, exact, then images that have them and the gradient.
+
+    The examples' features are told apart at the first linear layer, if a ReLU follows. Each image is searched alone by
+    its features with a total variation, then all together by the whole gradient, from there.
+
+    Attributes:
+        budget: gradient evaluations a victim: half of it for the features, the rest for the gradient.
+        tv: weight of the total variation while features are matched (relative mismatch is 1 at first).
+    """
+
+    name: ClassVar[str] = "spear_features"
+    standard: ClassVar[bool] = False
+
+    budget: Count = 1000
+    tv: NonNegative = 1e-4
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether convolutions come before a linear layer and a ReLU behind it."""
+        return plan.spec.classes > 1 and first_layer(plan) is None and tapped(plan) is not None
+
+    def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
+        evidence, layer = victim.evidence, tapped(victim.plan)
+        inputs = None if layer is None else self._inputs(victim, layer)
+        if evidence is None or evidence.params is None or inputs is None:
+            return super()._answer(victim, None)
+        order, labels = arranged(victim, evidence, inputs, victim.size[0])
+        x, spent = self._by_features(victim, evidence.params, inputs[order])
+        mismatch = batch_mismatch(evidence, victim.plan, x, labels)
+        y = one_hot(labels, victim.plan.spec.classes)[None].to(x)
+        if mismatch is not None and mismatch > STOP and self.budget > spent:
+            starts = Starts(x[None].to(evidence.device), y.to(evidence.device), False)
+            limit, stop = torch.tensor([self.budget - spent]), torch.tensor([STOP])
+            found = match_gradients([evidence], starts, victim.plan, budget=limit, stop=stop)
+            spent += int(found.evaluations)
+            if float(found.mismatch) < mismatch:
+                x, mismatch = found.ends.x[0].cpu(), float(found.mismatch)
+        return Guess(x=x.float(), y=labels, confidence=mismatch, evaluations=spent + 1)
+
+    def _inputs(self, victim: Victim, layer: FirstLayer) -> Tensor | None:
+        """Return the flat features [k, F] float64 of the batch's examples, None where they cannot be told apart."""
+        if victim.size[0] > 1:
+            found = separated(victim, layer, bounds(victim.plan), self.draws)
+            return None if found is None else found.inputs
+        rows = None if victim.evidence is None else layer.rows(victim.evidence)
+        image = None if rows is None else mean_image(rows)
+        return None if image is None else image[None]
+
+    def _by_features(self, victim: Victim, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
+        """Return images [N, *shape] float32 with the features `inputs` [N, F], and the evaluations of the longest."""
+        plan, here = victim.plan, next(iter(params.values())).device
+        simulate = FlatFeatures(tree_map(lambda t: t.detach(), params), plan)
+        unit = victim.challenge.unit[:1]
+        wanted = [Evidence(unit, {FLAT: one[None].to(here)}, simulate) for one in inputs.nan_to_num()]
+        x = victim.image("grey").to(here)[:, None]
+        starts = Starts(x, x.new_zeros(len(x), 1, plan.spec.classes), False)
+        limit, stop = torch.full((len(x),), max(1, self.budget // 2)), torch.full((len(x),), STOP)
+        found = match_gradients(
+            wanted, starts, plan, budget=limit, stop=stop, prior=TotalVariation(self.tv) if self.tv else None
+        )
+        return found.ends.x[:, 0].cpu(), int(found.evaluations.max())

@@ -1,0 +1,116 @@
+"""Members of a batch: the default question that an undefended upload loses; the sentences come out either way."""
+
+import numpy as np
+import pytest
+import torch
+
+from ppbench.adversary.attack import Challenge
+from ppbench.adversary.victims import beside, choose_victims
+from ppbench.attacks.membership import upload
+from ppbench.attacks.membership.upload import RIDGES, UploadMembers
+from ppbench.base.seeds import Seeds
+from ppbench.defenses.dp import DP
+from ppbench.defenses.none import NoDefense
+from ppbench.questions.base import question_of
+from ppbench.questions.batch_members import BatchMembers, BatchScore
+from ppbench.records.figure import Terms
+from ppbench.report.controls import check_controls
+from ppbench.report.verdict import verdicts
+from ppbench.run.cells import cells, groups
+from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
+from ppbench.testing.records import _batch_scores
+from ppbench.testing.scene import digits
+from ppbench.testing.worlds import Duel, seeded
+
+QUESTION = BatchMembers()
+
+
+def found(defense, batch=4, count=24):
+    duel = Duel(UploadMembers(), defense)
+    return {m.name: m for m in QUESTION.metrics(_batch_scores(duel, duel.probe(count, batch)), Terms(10, 0))}
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_an_undefended_upload_loses_by_far(batch):
+    told = found(NoDefense(), batch)
+    assert set(told) == {"batch_asr", "batch_auc"}
+    assert told["batch_asr"].low > 0.7 and told["batch_auc"].value > 0.95 and told["batch_asr"].chance == 0.5
+
+
+def test_noise_hides_them_and_little_noise_does_not():
+    assert found(DP(sigma=1e-4))["batch_auc"].value > 0.95
+    assert found(DP(sigma=1.0))["batch_asr"].low < 0.5
+
+
+def test_the_ridge_is_chosen_by_the_known_half_alone():
+    """Columns that tell the asked half alone are as good as any other to who knows the other half."""
+    g, member = seeded(0), torch.arange(200) % 2 == 0
+    known = torch.where(torch.arange(200) < 100, member.to(torch.int8), torch.tensor(-1, dtype=torch.int8))
+    signal = torch.rand(200, len(RIDGES), generator=g, dtype=torch.float64)
+    signal[100:, 1] += member[100:]  # of the asked half: must not be chosen for it
+    signal[:100, 3] += member[:100]
+    asked = upload.Asked(torch.zeros(200, 10, dtype=torch.float64), known)
+    guess = UploadMembers().answer(None, signal, asked, seeded(1))
+    assert torch.equal(guess.score, signal[:, 3])
+
+
+def test_candidates_are_victims_and_as_many_others_in_an_order_that_tells_nothing():
+    data = digits()
+    shards = {c: type(data)(data.x[50 * c : 50 * c + 50], data.y[50 * c : 50 * c + 50]) for c in range(3)}
+    test = type(data)(data.x[400:], data.y[400:])
+    victims = choose_victims(shards, "server/1", 4, 24, Seeds(0))
+    made, again = (beside(victims, test, Seeds(0)) for _ in range(2))
+    assert int(made.member.sum()) == 24 and len(made.x) == 48 and made.digest() == again.digest()
+    truth = {tuple(row) for unit in victims.units for row in victims.truth(unit).x.flatten(1).tolist()}
+    assert [tuple(row) in truth for row in made.x.flatten(1).tolist()] == made.member.tolist()
+    for half in (0, 1):
+        assert int(made.member[made.half == half].sum()) == 12
+    places = made.member.nonzero().flatten().double()
+    assert abs(float(places.mean()) - 23.5) < 6
+
+
+def test_every_group_of_probes_of_the_default_asks_it():
+    experiment = resolve(configure(defense="spn", stages=("init", "final")))
+    for group in groups(experiment):
+        kinds = {cell.attack.kind for cell in cells(experiment, group)}
+        assert ("batch_membership" in kinds) is (not group.records)
+
+
+def scores(share, n=40):
+    """Return scores of which `share` are right."""
+    rng = np.random.default_rng(0)
+    right = np.arange(n) // 4 < round(share * n / 4)
+    for i in range(n):
+        member = bool(i % 2)
+        score = float(member == right[i]) + 1e-3 * rng.random()
+        yield BatchScore(index=i, half=i % 4 // 2, member=member, score=score, decision=member == right[i])
+
+
+@pytest.mark.parametrize(
+    ("mine", "none", "fate", "words"),
+    [
+        (1.0, 1.0, "falls", "Who was in a batch of 1 is told from others by its upload (mia_upload"),
+        (0.5, 1.0, "hidden", "is not told by its upload to an attack that does not know of the defense ("),
+        (0.5, 0.5, "undecided", "Whether an upload hides who was in a batch of 1 cannot be told ("),
+        (0.6, None, "undecided", "cannot be told (mia_upload, sigma=0.1: ASR at most 60% [43, 75], chance 50%)."),
+    ],
+)
+def test_sentences_come_out_either_way(fabricate, mine, none, fate, words):
+    kind = "batch_membership"
+    records = [fabricate("dp", 0.1, "mia_upload", kind, scores=list(scores(mine)), control="sigma", stage="init")]
+    if none is not None:
+        records.append(fabricate("none", None, "mia_upload", kind, scores=list(scores(none)), stage="init"))
+    (verdict,) = [v for v in verdicts("dp", records) if v.question == "members"]
+    assert verdict.fate == fate and words in verdict.sentence, verdict.sentence
+    (control, _) = check_controls(records)
+    assert control.ok is (None if none is None else none == 1.0), "the undefended must be found where only it was asked"
+
+
+def test_a_view_without_uploads_gives_coins(monkeypatch):
+    duel = Duel(UploadMembers(), NoDefense())
+    world = duel.probe(24, 4)
+    bare = world.seen(type(world.view)(**{**vars(world.view), "mail": ()}))
+    first, other = (bare.answers(duel.attack, seed)[0] for seed in (1, 2))
+    assert len(first.score.unique()) == 1 and not torch.equal(first.decision, other.decision)
+    assert question_of("batch_membership").malformed(first, Challenge((), 1, x=world.challenges[0].x), None)
