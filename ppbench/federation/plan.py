@@ -7,7 +7,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
+from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, node
 from ppbench.federation.optim import Opt
 from ppbench.nets.losses import LOSSES, LossName
@@ -62,11 +64,42 @@ class Local:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """How table rows are encoded, which all who train on them must know: numbers first, one-hot groups behind them.
+
+    numbers: features that are numbers, standardized.  categories: width of each one-hot group.
+    """
+
+    numbers: int
+    categories: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.numbers < 0 or any(width < 1 for width in self.categories):
+            raise UsageError(f"The columns {self} cannot be: numbers are 0 or more, a category's features 1 or more.")
+
+    @property
+    def width(self) -> int:
+        """Features of a row."""
+        return self.numbers + sum(self.categories)
+
+    def split(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the numbers [..., numbers] and the one-hot groups [..., width] of rows x [..., features]."""
+        numbers, *groups = x.split((self.numbers, *self.categories), -1)
+        return numbers, groups
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Return rows x [..., features] with each group's largest entry 1, the others 0, as valid rows have them."""
+        numbers, groups = self.split(x)
+        return torch.cat([numbers, *(one_hot(g.argmax(-1), g.shape[-1]).to(x) for g in groups)], -1)
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything public about a federation.
 
     server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
     "round_robin": clients one after another, a server step after each (SPN, Alg. 4). data_range: of an input's values.
+    columns: of table rows; None where inputs are none, or it is not known how they are encoded.
     """
 
     spec: NetSpec
@@ -76,6 +109,7 @@ class Plan:
     server_opt: Opt = field(default_factory=Opt)
     schedule: Literal["parallel", "round_robin"] = "parallel"
     data_range: tuple[float, float] = (0.0, 1.0)
+    columns: Columns | None = None
 
     @property
     def net(self) -> Net:

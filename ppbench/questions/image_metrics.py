@@ -29,6 +29,7 @@ SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 OLD = "scores of before it was measured"
 DETECTION = "detection_auc"
+ACCURACY = "reconstruction_accuracy"
 
 
 class ImageScore(ProbedScore):
@@ -52,6 +53,8 @@ class ImageScore(ProbedScore):
         oracle: PSNR of the best among the answer and the reconstructions that the attack rejected; never a result.
         path: (gradient evaluations, PSNR) of what the attack would have answered after so many, ascending.
         detected: of a server that acts, the share of honest clients who notice less (`run.detection`); else null.
+        accuracy: of a table row whose encoding is public, the share of its columns that are right (`row_accuracy`).
+        blind_accuracy: that of each column's most frequent category, or mean, of the public examples.
     """
 
     kind: Literal["image"] = "image"
@@ -71,6 +74,8 @@ class ImageScore(ProbedScore):
     oracle: float | None = None
     path: list[tuple[int, float]] = Field(default_factory=list)
     detected: float | None = None
+    accuracy: float | None = None
+    blind_accuracy: float | None = None
 
     @property
     def decibels(self) -> float:
@@ -96,10 +101,12 @@ Make = Callable[[Sequence[ImageScore], int, int], Metric]
 def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:
     """Return `METRICS` by name, computed when called for.
 
-    `LATER` only of scores that have `ImageScore.blind`, `detection_auc` only of those that have `ImageScore.detected`.
+    `LATER` only of scores that have `ImageScore.blind`, `detection_auc` only of those that have `ImageScore.detected`,
+    `reconstruction_accuracy` only of those that have `ImageScore.accuracy`.
     """
     names = [n for n in METRICS if n not in LATER or any(score.blind is not None for score in scores)]
     names = [n for n in names if n != DETECTION or any(score.detected is not None for score in scores)]
+    names = [n for n in names if n != ACCURACY or any(score.accuracy is not None for score in scores)]
     return {name: partial(METRICS[name], scores, classes, seed) for name in names}
 
 
@@ -179,6 +186,14 @@ def _detection(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     return metric_of(DETECTION, replace(bootstrap(placed, "mean", seed_of(seed, DETECTION)), chance=0.5), True)
 
 
+def _accuracy(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    """Return the mean share of columns that are right; chance is that of a row that sees nothing, where it is known."""
+    blind = [score.blind_accuracy for score in scores if score.blind_accuracy is not None]
+    figure = bootstrap(_units(scores, lambda s: s.accuracy), "mean", seed_of(seed, ACCURACY))
+    chance = sum(blind) / len(blind) if blind else None
+    return metric_of(ACCURACY, replace(figure, chance=chance), False)
+
+
 LATER: dict[str, Make] = dict(
     [
         _over_all("psnr_worst_decile", lambda s: s.decibels, "worst_decile", False),
@@ -204,6 +219,7 @@ METRICS: dict[str, Make] = dict(
         _over_known("at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", True),
         _over_known("ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known"),
         (DETECTION, _detection),
+        (ACCURACY, _accuracy),
         *LATER.items(),
     ]
 )

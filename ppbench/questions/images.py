@@ -16,11 +16,12 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
 from ppbench.federation.evidence import Evidence, at_truth
-from ppbench.federation.plan import Data
+from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.perceptual import Network, measurable
+from ppbench.metrics.rows import row_accuracy
 from ppbench.questions.flags import flags_of
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.inquiry import Scored, Yardstick
@@ -41,13 +42,14 @@ def score_images(
     data_range: Range,
     yardstick: Yardstick | None = None,
     detected: Mapping[Slot, float] = MappingProxyType({}),
+    columns: Columns | None = None,
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
 
     evidence: the attack's own, for the at-truth discrepancy, whose median raises "evidence_inexact" unless it is about
     0: noise, or a mechanism that is not modelled; plain: the defense's, for the ratio of gradient to perturbation. With
     a yardstick blind guesses and perceptual figures are measured, and the flags of `questions.flags` raised. detected:
-    see `Probe`.
+    see `Probe`. columns: of table rows, whose accuracy is then measured.
     """
     scores: list[ImageScore] = []
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -65,6 +67,9 @@ def score_images(
         for index, score in enumerate(made):
             slot = unit[index // victims.batch]
             score["detected"] = detected.get(slot)
+            if columns is not None:
+                score["accuracy"] = row_accuracy(found[index], truth.x[index], columns)
+                score["blind_accuracy"] = None if mean is None else row_accuracy(mean, truth.x[index], columns)
             score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
             scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
         pairs.append((found, truth.x))

@@ -39,7 +39,11 @@ class Reconstruction(Question):
         DistanceLaw("recon/1", "rmse_mean", lambda error: error, "relative RMSE"),
         DistanceLaw("recon_unit/1", "rmse_unit_mean", lambda error: error, "relative RMSE, at most 1"),
     )
-    figures = (("rmse_mean", "Relative error"), ("share_rebuilt", "Within 10%"))
+    figures = (
+        ("rmse_mean", "Relative error"),
+        ("share_rebuilt", "Within 10%"),
+        ("reconstruction_accuracy", "Columns right"),
+    )
     rules = (
         Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, 1.0),
         Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, 0.05),
@@ -54,10 +58,11 @@ class Reconstruction(Question):
 
         def score(guesses: Sequence[Guess]) -> Scored:
             if probe.yardstick is None:
-                return score_images(victims, guesses, {}, {}, view.plan.data_range)
+                return score_images(victims, guesses, {}, {}, view.plan.data_range, columns=view.plan.columns)
             own = {e.unit: e for e in reversed(probe.attack.evidence(view))}
             plain = {e.unit: e for e in view.defense.evidence(view)}
-            found = score_images(victims, guesses, own, plain, view.plan.data_range, probe.yardstick(), probe.detected)
+            told = probe.yardstick(), probe.detected, view.plan.columns
+            found = score_images(victims, guesses, own, plain, view.plan.data_range, *told)
             flags = accounts_differ(victims, own, plain) if probe.attack.reads_alone else ()
             return replace(found, flags=(*found.flags, *flags))
 

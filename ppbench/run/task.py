@@ -63,6 +63,7 @@ def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
         server_opt=opt if config.upload == "gradient" else Opt(),
         schedule=config.schedule,
         data_range=dataset.data_range,
+        columns=dataset.columns,
     )
 
 

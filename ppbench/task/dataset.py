@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
-from ppbench.federation.plan import Data
+from ppbench.federation.plan import Columns, Data
 from ppbench.task.partition import mask_strata, strata
 
 Kind = Literal["image", "tabular"]
@@ -72,6 +72,7 @@ class Dataset:
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
         data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training part
             for tables (test rows may lie outside).
+        columns: how table rows are encoded; None where that is not known.
     """
 
     name: str
@@ -82,8 +83,13 @@ class Dataset:
     data_range: tuple[float, float]
     kind: Kind
     task: TaskKind = "classification"
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
+        if self.columns is not None and (self.columns.width,) != self.shape:
+            raise UsageError(
+                f"Data set {self.name!r} has inputs of shape {self.shape}; {self.columns} is another width."
+            )
         if self.task != "classification":
             if self.classes != 1:
                 raise UsageError(f"Data set {self.name!r} has {self.classes} classes; a {self.task} must have 1.")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, unknown
+from ppbench.federation.plan import Columns
 from ppbench.task.dataset import Dataset, Split, TaskKind, existing
 from ppbench.task.partition import strata, three_way
 
@@ -66,7 +67,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     inputs = frame.drop(columns=[target])
     _check_columns(inputs, path)
     train, test = _parts(strata(y) if regression else y, options.split, seed, path)
-    x, x_test = _encode(inputs, train.numpy(), test.numpy())
+    x, x_test, columns = _encode(inputs, train.numpy(), test.numpy())
     return Dataset(
         f"csv:{path.resolve().name}",
         Split(x, y[train], classes),
@@ -76,6 +77,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         data_range=(float(x.min()), float(x.max())),
         kind="tabular",
         task=options.task,
+        columns=columns,
     )
 
 
@@ -209,8 +211,8 @@ def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
             )
 
 
-def _encode(inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return (training, test) features, float32 [N, D], encoded with figures of the training rows alone."""
+def _encode(inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Tensor, Tensor, Columns]:
+    """Return (training, test) features, float32 [N, D], encoded with figures of the training rows alone, and how."""
     from sklearn.compose import make_column_selector, make_column_transformer
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -223,4 +225,7 @@ def _encode(inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int
     )
     fitted = encoder.fit_transform(inputs.iloc[train])
     x = torch.tensor(np.asarray(fitted), dtype=torch.float32)
-    return x, torch.tensor(np.asarray(encoder.transform(inputs.iloc[test])), dtype=torch.float32)
+    words = inputs.iloc[train].select_dtypes(exclude="number")
+    widths = tuple(int(words[name].nunique(dropna=False)) for name in words)
+    x_test = torch.tensor(np.asarray(encoder.transform(inputs.iloc[test])), dtype=torch.float32)
+    return x, x_test, Columns(x.shape[1] - sum(widths), widths)

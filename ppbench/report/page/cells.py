@@ -24,6 +24,7 @@ FIGURES: tuple[tuple[str, str, int], ...] = (
     *(("auc", "AUC", 3), ("canary_auc", "Canary AUC", 3), ("canary_tpr_at_1pct_fpr", "Canary TPR at 1 %", 3)),
     *(("epsilon_lower", "ε at least", 2), ("agreement", "Agreement", 3), ("output_error", "Output error", 3)),
     *(("tracing_accuracy", "Tracing", 3), ("tracing_accuracy_chance", "by chance", 3), ("cap", "CAP", 3)),
+    *(("reconstruction_accuracy", "Columns right", 3), ("reconstruction_accuracy_chance", "by chance", 3)),
 )
 """Columns of the CSV that are figures: name, title and decimals; those that no cell has are left out."""
 

@@ -45,7 +45,8 @@ COLUMNS: Final = [
     "tpr_at_1pct_fpr", "tpr_at_1pct_fpr_low", "tpr_at_1pct_fpr_high", "canary_auc", "canary_auc_low",
     "canary_auc_high", "canary_tpr_at_1pct_fpr", "canary_tpr_at_1pct_fpr_low", "canary_tpr_at_1pct_fpr_high",
     "epsilon_lower", "public", "references", "canaries", "perceptual", "tuned", "flags", "tracing_accuracy_chance",
-    "detection_auc", "detection_auc_low", "detection_auc_high",
+    "detection_auc", "detection_auc_low", "detection_auc_high", "reconstruction_accuracy",
+    "reconstruction_accuracy_low", "reconstruction_accuracy_high", "reconstruction_accuracy_chance",
 ]  # fmt: skip
 """The columns of the CSV, in order; new ones go last.
 
