@@ -7,8 +7,8 @@
 
 MLPs of one hidden layer of 64 at random weights. Each seed has its own weights and batch, the same for all attacks,
 drawn from the training part; the upload is the plain gradient in float32, labels are not granted. ATTACKS may have
-parameters: ig:budget=6000. median: of the accuracy of rows (`metrics.rows`); blind: the same of the most frequent categories and
-means; rows: those with all columns right; CPU seconds a batch.
+parameters: ig:budget=6000. median: of the accuracy of rows (`questions.rows`); blind: the same of the most frequent
+categories and means; rows: those with all columns right; seconds: of the CPU, median of batches.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ppbench.federation.plan import Columns, Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.metrics.image import match
-from ppbench.metrics.rows import row_accuracy
 from ppbench.nets.net import initial, net_spec
+from ppbench.questions.rows import row_accuracy
 from ppbench.run.choice import make_attack
 from ppbench.task.dataset import Dataset
 

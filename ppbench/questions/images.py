@@ -21,10 +21,10 @@ from ppbench.federation.wire import Slot
 from ppbench.metrics.image import image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.perceptual import Network, measurable
-from ppbench.metrics.rows import row_accuracy
 from ppbench.questions.flags import flags_of
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.inquiry import Scored, Yardstick
+from ppbench.questions.rows import row_accuracy
 from ppbench.records.schema import Flag
 
 Range = tuple[float, float]

@@ -87,9 +87,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.columns is not None and (self.columns.width,) != self.shape:
-            raise UsageError(
-                f"Data set {self.name!r} has inputs of shape {self.shape}; {self.columns} is another width."
-            )
+            raise UsageError(f"Data set {self.name!r} has inputs of shape {self.shape}; {self.columns} do not fit.")
         if self.task != "classification":
             if self.classes != 1:
                 raise UsageError(f"Data set {self.name!r} has {self.classes} classes; a {self.task} must have 1.")

@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.inversion import Inversion, known
 from ppbench.attacks.reconstruction.search.descent import Schedule, descend
-from ppbench.attacks.reconstruction.search.lbfgs import Minima, Settings, minimize
+from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.problem import Problem, Pull, objective
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
 from ppbench.federation.bounds import Count, NonNegative, Positive, Share
@@ -134,11 +134,11 @@ class TabLeak(Inversion):
         rest = rest if rest >= 2 and self.budget - rest >= tries else 0
         pixels = self.problem(victims, [known(v) for v in victims], tries)
         problem = replace(pixels, space=SoftRows(victims[0].size, columns_of(plan), *plan.data_range))
-        found = self.searched(problem, (self.budget - rest) // tries)
-        ends, pools = problem.at(found.z), []
+        z, loss, spent = self.searched(problem, (self.budget - rest) // tries)
+        ends, pools = problem.at(z), []
         for rows in torch.arange(len(ends.x)).view(-1, tries).tolist():
-            pools.append(pooled(ends.at(rows), found.loss[rows], columns_of(plan)))
-        spent = found.evaluations.view(-1, tries).sum(1)
+            pools.append(pooled(ends.at(rows), loss[rows], columns_of(plan)))
+        spent = spent.view(-1, tries).sum(1)
         x, more = self.settled(victims, ends, pools, rest)
         return [
             Guess(
@@ -151,14 +151,14 @@ class TabLeak(Inversion):
             for v, pool in enumerate(pools)
         ]
 
-    def searched(self, problem: Problem, steps: int) -> Minima:
-        """Return where soft rows end: Adam in the box for half of the steps, then L-BFGS from its best iterates."""
+    def searched(self, problem: Problem, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return soft rows z [S, n], their mismatches and evaluations [S]: Adam in the box, L-BFGS from its best."""
         near = descend(problem, problem.start, Schedule(-(-steps // 2), self.lr), project=problem.project)
         limit = torch.full((len(near.z),), steps // 2)
         if steps < 2:
-            return Minima(near.z, near.score.cpu(), near.evaluations.cpu(), ("budget",) * len(limit))
+            return near.z, near.score.cpu(), near.evaluations.cpu()
         ends = minimize(problem, near.z, budget=limit, stop=torch.full(limit.shape, EXACT), settings=PATIENT)
-        return replace(ends, evaluations=ends.evaluations + near.evaluations.cpu())
+        return ends.z, ends.loss, ends.evaluations + near.evaluations.cpu()
 
     def settled(
         self, victims: Sequence[Victim], ends: Starts, pools: Sequence[Pool], budget: int
@@ -187,7 +187,7 @@ class TabLeak(Inversion):
             return chosen(x, value), torch.full((len(pools),), 2)
         limits = torch.full((len(z),), budget // 2), torch.full((len(z),), EXACT)
         minima = minimize(problem, z, budget=limits[0], stop=limits[1])
-        rows = problem.at(problem.project(minima.z, torch.arange(len(z)))).x
+        rows = problem.at(problem.project(minima.z, torch.arange(len(z), device=z.device))).x
         return chosen(rows, minima.loss), minima.evaluations.view(-1, 2).sum(1)
 
 
