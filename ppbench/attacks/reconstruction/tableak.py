@@ -106,6 +106,7 @@ class TabLeak(Inversion):
     The pool and the ensemble's best end are both rounded and searched again; the smaller mismatch is the answer. Its
     confidence is the pool's disagreement, 0 to 1: the mean of the entropies of categories, of the uniform one's, and of
     the standard deviations of numbers (whose columns have 1), at most 1.
+    Of single rows it says nothing: there is one best explanation even of noise, which all starts find.
 
     Attributes (and those of `Inversion`):
         settle: share of the budget for searching numbers with the categories fixed.
