@@ -27,7 +27,7 @@ VICTIMS = 3
 EXACT = 54.0
 """PSNR in dB at which an image is wrong by half a grey level of eight bits: what is nearer counts as that."""
 OBLIVIOUS = (IDLG(budget=60), IG(budget=80))
-PORTFOLIO = (OBLIVIOUS[1], IGMasked(budget=200), Likelihood(budget=60))
+PORTFOLIO = (OBLIVIOUS[1], IGMasked(budget=300), Likelihood(budget=60))
 
 
 @dataclass(frozen=True)
