@@ -19,8 +19,8 @@ from ppbench.federation.view import View
 class CanaryClientAudit(Attack):
     """The score of a direction is its cosine with the initial model minus the delivered one, times the root of P.
 
-    Steps are against gradients, so that it is large of a direction that took part; of another it is N(0, 1), P being the
-    number of parameters.
+    Steps are against gradients, so that it is large of a direction that took part; of another it is N(0, 1), P being
+    the number of parameters.
     """
 
     name: ClassVar[str] = "audit_canary_clients"
