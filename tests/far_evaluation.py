@@ -32,7 +32,11 @@ FOLLOWED = None, "dlg"
 SEARCHED = "analytic", "dlg"
 """Reconstructions that every defense meets."""
 APART = {"likelihood": ("dp", "ppdl"), "fedavg_inversion": ("fedpc",), "feature_inversion": ("mp_dp_naive",)}
-APART |= {"imprint": ("baffle",), "imprint_quiet": ("baffle",)}  # its network has what these need
+APART |= {
+    "imprint": ("baffle",),
+    "imprint_quiet": ("baffle",),
+    "spear": ("pbpfl",),
+}  # their networks have what these need
 """Searches that make something else of what these defenses send."""
 ALIKE = "mia_mentr", "mia_nn"
 """What reads a defense's delivered model as `mia_loss` does, and makes something else of its outputs."""
@@ -123,6 +127,8 @@ def main(folder: str, battery: str, *defenses: str) -> None:
         more = {**settings(), "ig_masked.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
         asked.append((AUDITED, small(AUDITED, settings=more, **local, **({} if whole else {"attacks": STEPPED}))))
+        wired = dict(model="cnn", model_options={"widths": "4", "hidden": "8"}, stages=("init",), threats=("server/1",))
+        asked.append((AUDITED, small(AUDITED, attacks=("spear_features",), **wired)))
     rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]
     print(json.dumps({"itself": itself, "cells": rows, "refused": far_device.REFUSED}))
 

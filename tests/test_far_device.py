@@ -24,7 +24,9 @@ BLIND = "nothing in the view of", "was given 0 reconstructions"
 
 
 LINEAR = {"analytic", "imprint", "imprint_quiet"}
-"""What needs a linear layer that images, or their features, enter: BAFFLE's network alone has one here."""
+"""What needs a linear layer that images, or their features, enter: BAFFLE's network has one."""
+KINKED = {"spear"}
+"""What needs one with a ReLU behind it: PBPFL's network has it."""
 
 
 UNWIRED = {"fishing"}
@@ -36,9 +38,12 @@ def expected(defense: str) -> set[str]:
     built = {name: attack.targets for name, attack in load_all("attacks").items()}
     named = {name for name, targets in built.items() if defense in (targets or ())}
     general = (
-        {name for name, targets in built.items() if targets is None} - LINEAR - UNWIRED if defense == "none" else set()
+        {name for name, targets in built.items() if targets is None} - LINEAR - KINKED - UNWIRED
+        if defense == "none"
+        else set()
     )
-    return named | general | {"dlg"} | (LINEAR if defense == "baffle" else set())
+    wired = {"baffle": LINEAR, "pbpfl": KINKED}.get(defense, set())
+    return named | general | {"dlg"} | wired
 
 
 @pytest.fixture(scope="module")

@@ -133,15 +133,16 @@ def test_bounded_entries_lie_within_one_and_their_slope_is_that_of_a_constant_mi
     assert not value[1].any()
 
 
-def test_hypotheses_are_the_measures_and_zeros_left_out_where_there_are_any(case):
-    assert [e.measure for e in hypotheses(case, zeros=False)] == list(MEASURES)
+def test_hypotheses_are_the_measures_and_zeros_are_left_out_where_something_is_hidden(case):
+    assert [e.measure for e in hypotheses(case)] == list(MEASURES)
+    whole = replace(case, observed={n: v + 1 for n, v in case.observed.items()})
+    assert all(e.weight is None for e in hypotheses(whole))
     half = {n: v * (torch.arange(v.numel()).view(v.shape) % 2) for n, v in case.observed.items()}
-    found = hypotheses(replace(case, observed=half), zeros=True)
-    assert [e.measure for e in found] == 2 * list(MEASURES)
-    assert found[0].weight is None
-    assert all(bool(((w > 0) == (half[n] != 0)).all()) for n, w in found[2].weight.items())
+    plain, *others = hypotheses(replace(case, observed=half))
+    assert plain.weight is None
+    assert all(bool(((w > 0) == (half[n] != 0)).all()) for e in others for n, w in e.weight.items())
     signs = replace(case, measure="hinge")
-    assert hypotheses(signs, zeros=False) == [signs]
+    assert hypotheses(signs) == [signs]
 
 
 def test_the_truth_explains_what_is_not_masked_and_nothing_finite_explains_nothing(case, truth):

@@ -124,7 +124,7 @@ class Attack:
         standard: whether it belongs to the quick portfolio, `--attack standard`; others run when named, or by "all".
         contains: a plain attack that does the same and knows less: "standard" and "all" leave it out beside this one.
         audit: what a membership or tracing attack needs that only an audit has: "references" (reference runs) or
-            "rounds" (the mail of all rounds of training); "" for nothing.
+            "rounds" (the mail of all rounds of training), or "clients" (canary clients); "" for nothing.
         reads_alone: whether its own evidence is all that it goes by; where that tells nothing, the cell says so.
         reference: where it comes from.
     """
@@ -138,7 +138,7 @@ class Attack:
     probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
     standard: ClassVar[bool] = True
     contains: ClassVar[str] = ""
-    audit: ClassVar[Literal["", "references", "rounds"]] = ""
+    audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
     reads_alone: ClassVar[bool] = False
     reference: ClassVar[str] = ""
 

@@ -13,7 +13,8 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Tree, leaves, moved, tree_map
+from ppbench.base.tree import Params, Tree, leaves, moved, tree_map
+from ppbench.federation.canary import Straight
 from ppbench.federation.contract import Context, Defense, Job, Round, Server
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import BEGUN, Begun, StateRecord
@@ -154,7 +155,10 @@ def context(
 
 @dataclass
 class Drive:
-    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back."""
+    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back.
+
+    canaries: by client, the direction that is its gradient, whatever its data.
+    """
 
     defense: Defense
     plan: Plan
@@ -167,6 +171,7 @@ class Drive:
     wire: Wire
     parties: Parties
     data: Mapping[int, Data]
+    canaries: Mapping[int, Params] = field(default_factory=dict)
     step: int = 0
     states: list[StateRecord] = field(default_factory=list)
 
@@ -226,9 +231,12 @@ class Drive:
         contexts = {c: self.context(c, self.step) for c in received}
         jobs = {c: defense.prepare(contexts[c], states[c], m, self.data[c]) for c, m in received.items()}
         busy = {c: moved(job, self.device) for c, job in jobs.items() if job is not None}
-        results: Mapping[int, Tree] = {}
+        odd = {c: Straight.of(self.plan, self.canaries[c]) for c in busy if c in self.canaries}
+        results: dict[int, Tree] = {}
+        for client, plan in odd.items():
+            results.update(client_map("loop", defense, plan, {client: busy.pop(client)}))
         if busy:
-            results = yield Work(backend, defense, self.plan, busy)
+            results.update((yield Work(backend, defense, self.plan, busy)))
         answers: dict[int, Tree] = {}
         for client, message in received.items():
             if self.wire.keep:

@@ -41,7 +41,7 @@ class Federation:
     device: where tensors live; draws are made on CPU. round: last finished one; 0 after set-up. wire: byte counts of
     the real run (`setup_up`, `setup_down` of set-up alone); where `wire.keep` is set, mail of rounds stays in it, and
     `states` holds the parties' states of each step. seconds: in rounds, never part of a result. session: see
-    `session_of`.
+    `session_of`. canaries: see `Drive`.
     """
 
     defense: Defense
@@ -57,6 +57,7 @@ class Federation:
     seconds: float = 0.0
     session: str = REAL
     states: list[StateRecord] = field(default_factory=list)
+    canaries: Mapping[int, Params] = field(default_factory=dict)
 
     def start(self, params: Params) -> None:
         """Create every party's state from initial public `params` and run set-up (UsageError: plan or shards)."""
@@ -195,7 +196,7 @@ class Federation:
     ) -> Drive:
         """Return what runs a coroutine of the defense under `plan`, on `data` by client; it moves `parties`."""
         own = (self.defense, plan, self.seeds, self.device, self.backend)
-        return Drive(*own, session, probe, round_, wire, parties, data)
+        return Drive(*own, session, probe, round_, wire, parties, data, self.canaries)
 
 
 def run_many(federations: Sequence[Federation], last: int, after: Callable[[int], None] | None = None) -> list[bool]:

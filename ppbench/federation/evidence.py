@@ -15,7 +15,9 @@ from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.wire import Slot
 
 Simulate = Callable[..., Params]
-Measure = Literal["squares", "absolute", "cosine", "tensors", "bounded", "hinge"]
+Measure = Literal["squares", "absolute", "cosine", "tensors", "poisoned", "bounded", "hinge"]
+POWERS: Mapping[str, float] = {"tensors": 0.5, "poisoned": 0.0, "bounded": 0.0}
+"""Measures that compare tensor by tensor, and the power of the mean that they take; 0: the geometric one."""
 FLOOR = 1e-4
 """A tensor counts as explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""
 
@@ -47,10 +49,11 @@ class Evidence:
         weight: precision of each entry (0 hides it), or of a tensor's entries alike (no axes); None for equal.
         noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, a sample.
         measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
-            over all entries (unknown scale); "tensors" is the geometric mean of `FLOOR` + 1 - cosine of each tensor
-            (unknown scales, some of them poisoned: those that can be explained decide), "bounded" the same of entries
-            brought into -1..1 by `bounded` (some of them poisoned, or signs alone known); "hinge", where only signs o
-            are observed, the mean over a tensor's entries of relu(-s o / mean|s|), averaged over the tensors.
+            over all entries (unknown scale); "tensors" is a mean of `FLOOR` + 1 - cosine of each tensor (unknown
+            scales) by the power 1/2, "poisoned" the geometric one (those that can be explained decide; rough to search
+            on networks with kinks), "bounded" that of entries brought into -1..1 by `bounded` (some are poisoned, or
+            signs alone known); "hinge", where only signs o are observed, the mean over a tensor's entries of
+            relu(-s o / mean|s|), averaged over the tensors.
     """
 
     unit: tuple[Slot, ...]
@@ -72,7 +75,7 @@ class Evidence:
         """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
         if self.measure == "cosine":
             return self._cosine(simulated)
-        if self.measure in ("tensors", "bounded"):
+        if self.measure in POWERS:
             return self._tensors(simulated)
         if self.measure == "hinge":
             return self._hinge(simulated)
@@ -95,7 +98,8 @@ class Evidence:
         return 1 - cosine
 
     def _tensors(self, simulated: Params) -> Tensor:
-        total = count = next(iter(simulated.values())).new_zeros(())
+        power, total = POWERS[self.measure], next(iter(simulated.values())).new_zeros(())
+        count = total
         for name, s in simulated.items():
             o = self.observed[name].to(s.dtype)
             w = torch.ones_like(o) if self.weight is None else self.weight[name].to(s.dtype).expand_as(o)
@@ -103,8 +107,10 @@ class Evidence:
                 s, o = (bounded(side.reshape(1, -1))[0].view_as(side) for side in (s, o))
             seen = ((w * o * o).sum() > 0).to(s.dtype)
             apart = 1 - (w * s * o).sum() / ((w * s * s).sum() * (w * o * o).sum()).clamp(min=1e-30).sqrt()
-            total, count = total + seen * torch.log(FLOOR + apart), count + seen
-        return (total / count.clamp(min=1)).exp()
+            part = torch.log(FLOOR + apart) if power == 0 else (FLOOR + apart) ** power
+            total, count = total + seen * part, count + seen
+        mean = total / count.clamp(min=1)
+        return mean.exp() if power == 0 else mean ** (1 / power)
 
     def _hinge(self, simulated: Params) -> Tensor:
         parts = []
@@ -118,7 +124,7 @@ class Evidence:
 
         Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
         """
-        if self.measure in ("cosine", "tensors", "bounded", "hinge"):
+        if self.measure in ("cosine", "hinge", *POWERS):
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()}).cpu()
 

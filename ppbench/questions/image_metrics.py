@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
 from ppbench.questions.labels import label_accuracy
 from ppbench.records.figure import metric_of, seed_of
-from ppbench.records.schema import Metric
+from ppbench.records.schema import Metric, without_defaults
 from ppbench.records.scores import ProbedScore
 
 BROKEN_DB = 20.0
@@ -76,6 +76,10 @@ class ImageScore(ProbedScore):
     detected: float | None = None
     accuracy: float | None = None
     blind_accuracy: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(dump(self), {"detected": None})
 
     @property
     def decibels(self) -> float:

@@ -99,12 +99,30 @@ class Model:
         return self.outputs(self.test.x[: self.count])
 
 
+class Canaries(Protocol):
+    """Canary clients of an audit (`ppbench.run.audit.clients`)."""
+
+    @property
+    def inside(self) -> Tensor:
+        """[Q] bool: which directions took part."""
+
+    def challenge(self) -> Challenge:
+        """Return the question which did."""
+
+    def digest(self) -> str:
+        """Return the hash of what is asked, with its answers."""
+
+
 class Audit(Protocol):
     """An audit that is complete (`ppbench.run.audit.questions`)."""
 
     @property
     def candidates(self) -> Candidates:
         """The truth about the candidates."""
+
+    @property
+    def clients(self) -> Canaries:
+        """The canary clients; UsageError: there are none."""
 
     def challenges(self) -> list[Challenge]:
         """Return the membership questions about either half, with the references."""

@@ -110,10 +110,15 @@ class ModelInfo(Strict):
 
 
 class AuditInfo(Strict):
-    """An audit: how many reference runs were trained, and how many canaries of each family it had."""
+    """An audit: how many reference runs were trained, how many canaries of each family it had, how many clients."""
 
     references: int
     canaries: int
+    canary_clients: int = 0
+
+    @model_serializer(mode="wrap")
+    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(dump(self), {"canary_clients": 0})
 
 
 class CellConfig(Strict):

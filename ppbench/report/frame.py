@@ -66,6 +66,7 @@ class Key:
     probe_rounds: int = 0
     references: int | None = None
     canaries: int | None = None
+    canary_clients: int | None = None
     asked: str = ""
     attack: str = ""
     attack_version: str = ""
@@ -112,7 +113,7 @@ EVALUATION: Final = (*TASK, "federation", "seed")
 DEFENSE: Final = ("defense", "version", "parameters", "control", "value")
 TRAINED: Final = (*EVALUATION, *DEFENSE)
 """One defense as configured, in one federation: what a client's costs are of."""
-AUDIT: Final = ("references", "canaries")
+AUDIT: Final = ("references", "canaries", "canary_clients")
 SCENE: Final = ("threat", "auxiliary", "stage", "batch", "probe", "probe_rounds", *AUDIT)
 """What an adversary is given: whose view, of which model, of what probe, with which audit."""
 SETTING: Final = (*TRAINED, *SCENE, "role")
@@ -172,6 +173,7 @@ def key_of(config: CellConfig) -> Key:
         batch=config.batch_size,
         references=None if config.audit is None else config.audit.references,
         canaries=None if config.audit is None else config.audit.canaries,
+        canary_clients=None if config.audit is None else config.audit.canary_clients,
         asked=attack.kind,
         attack=attack.id,
         attack_version=attack.version,

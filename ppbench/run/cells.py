@@ -162,7 +162,7 @@ def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: 
         role=group.role,
         perceptual=_perceptual(experiment, attack),
         tuning=config.tuning if len((follows or attack).variants()) > 1 else 0,
-        audit=AuditInfo(references=config.references, canaries=config.canaries) if audited else None,
+        audit=AuditInfo(**{n: getattr(config, n) for n in AuditInfo.model_fields}) if audited else None,
     )
 
 

@@ -136,6 +136,8 @@ def _obstacle(config: EvaluateConfig, attack: Attack) -> str:
         return "is asked in audits; add --stage audit."
     if attack.audit == "references" and not config.references:
         return "learns from reference runs; add --references 16."
+    if attack.audit == "clients" and not config.canary_clients:
+        return "asks about canary clients; add --canary-clients 100."
     if attack.needs_public and not config.public:
         return "learns from public examples; set some apart, as --public 0.5."
     return ""

@@ -36,6 +36,7 @@ class EvaluateConfig(Strict):
         tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; or 0.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
         references: reference runs of an audit, to learn from. canaries: of each family, a coin decides on membership.
+        canary_clients: clients of an audit whose gradients are random directions (`audit_canary_clients`).
         probe: what a probed client does with the victim's batch for `probe_rounds` rounds, all seen by the adversary:
             uploads one "gradient" of it, or its "local" part of a round.
         stages: "init" (random weights), "final" (the delivered model), "iterate" (what clients train on in the next
@@ -78,6 +79,7 @@ class EvaluateConfig(Strict):
     budget: int | None = Field(default=None, ge=1)
     references: int = Field(default=0, ge=0)
     canaries: int = Field(default=80, ge=0)
+    canary_clients: int = Field(default=0, ge=0)
     stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
     threats: tuple[str, ...] = ("server/1",)
     weights: str | None = None

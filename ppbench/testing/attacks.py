@@ -69,6 +69,7 @@ ATTACK_PROPERTIES: Mapping[str, Asked] = {
         "noise_gives_chance": records.noise_gives_batch_members_by_chance,
         **{name: asks for name, asks in UPLOADS.items() if name != "poison_harms_no_other"},  # one question about all
     },
+    "client_membership": {"declares_itself": declares_itself},  # all else needs an audit with canary clients
     "tracing": {
         "declares_itself": declares_itself,
         "traces_perfect_reconstructions": traces.traces_perfect_reconstructions,

@@ -28,7 +28,8 @@ from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import NonNegative
 from ppbench.federation.evidence import Evidence, Measure
 
-MEASURES: Final[tuple[Measure, ...]] = ("tensors", "bounded")
+MEASURES: Final[tuple[Measure, ...]] = ("tensors", "poisoned", "bounded")
+"""What is tried: that tensors are of unknown scales, that some are poisoned, that entries are, or signs alone known."""
 SCOUT = 0.5
 """Share of the budget for trying hypotheses."""
 FEWEST = 8
@@ -73,7 +74,7 @@ class IGMasked(IG):
         if self.budget > victims[0].plan.spec.classes:
             labels, spent = tried_labels(victims, evidences, self.start)
         left = self.budget - spent
-        choices = [*zip(*(hypotheses(e, hidden(evidences)) for e in evidences), strict=True)]
+        choices = [*zip(*map(hypotheses, evidences), strict=True)]
         steps = int(SCOUT * left) // len(choices) - 1
         scouts = [self.scouted(victims, choice, labels, steps) for choice in choices if steps >= FEWEST]
         left -= len(scouts) * (steps + 1)
@@ -161,12 +162,11 @@ def under(evidence: Evidence, zeros: bool) -> Evidence:
     return replace(evidence, weight={n: ones[n] * (v != 0) for n, v in evidence.observed.items()})
 
 
-def hypotheses(evidence: Evidence, zeros: bool) -> list[Evidence]:
-    """Return the evidence under each hypothesis on what was done to entries: nothing, they were spoilt or are signs.
+def hypotheses(evidence: Evidence) -> list[Evidence]:
+    """Return the evidence under each hypothesis, see `MEASURES`; signs that are said to be signs stay such.
 
-    The same where `zeros` with entries that are exactly 0 left out. Signs that are said to be signs stay such.
+    What hides something may do so by zeros: these are left out, but where all is as it is said to be.
     """
-    kept = [under(evidence, shown) for shown in ((True, False) if zeros else (True,))]
     if evidence.measure == "hinge":
-        return kept
-    return [replace(e, measure=measure) for e in kept for measure in MEASURES]
+        return [evidence]
+    return [replace(under(evidence, measure == MEASURES[0]), measure=measure) for measure in MEASURES]

@@ -84,7 +84,7 @@ FACTS: Final = {
     **{"asked": "attack.kind", "attack_version": "attack.version", "settings": "attack.parameters"},
     **{"digest": "data.sha256", "train": "data.train", "test": "data.test", "public": "data.public"},
     **{"architecture": "model", "federation": "federation"},
-    **{"references": "audit.references", "canaries": "audit.canaries"},
+    **{"references": "audit.references", "canaries": "audit.canaries", "canary_clients": "audit.canary_clients"},
 }
 """Fields of a cell's key that must be equal for two cells to be compared, and where they stand in its configuration."""
 NO_FACTS: Final = {

@@ -11,6 +11,7 @@ from ppbench.adversary.attack import Challenge, References
 from ppbench.adversary.victims import Candidates
 from ppbench.federation.view import View
 from ppbench.records.schema import Flag
+from ppbench.run.audit.clients import CanaryClients
 from ppbench.run.audit.population import ADVERSARY
 from ppbench.run.audit.rounds import recorded
 from ppbench.run.audit.runs import Audit, Refused
@@ -31,6 +32,11 @@ class Questions:
     def candidates(self) -> Candidates:
         """The truth about the candidates, for the scorer."""
         return self.audit.population.candidates
+
+    @property
+    def clients(self) -> CanaryClients:
+        """The canary clients, with the truth about them. Raises Refused: there are none."""
+        return self.audit.clients
 
     def view(self, threat: str) -> View:
         """Return what `threat` has: a client the delivered model, others the mail of all kept rounds and that model.
@@ -86,4 +92,7 @@ class Questions:
         if target is not None and 0 < len(target.rounds) < config.rounds:
             detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {config.rounds} was kept"
             found.append(Flag(code="rounds_thinned", severity="info", detail=detail))
+        if config.canary_clients:
+            detail = f"{config.canary_clients} clients whose gradients are random directions took part in the target"
+            found.append(Flag(code="canary_clients", severity="info", detail=detail))
         return tuple(found)

@@ -26,12 +26,13 @@ from ppbench.adversary.augment import augmentations
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.files import publish_folder, write_atomic
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import nbytes
+from ppbench.base.tree import Params, nbytes
 from ppbench.base.version import __version__
 from ppbench.federation.drive import choose
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.wire import session_of
 from ppbench.records.schema import Strict
+from ppbench.run.audit.clients import CanaryClients, canary_clients
 from ppbench.run.audit.population import Population, needs_level, populate
 from ppbench.run.audit.rounds import Recorder
 from ppbench.run.choice import Point
@@ -74,7 +75,8 @@ class Audit:
         defense, config = point.defense, experiment.config
         parts = [part.model_dump(mode="json") for part in experiment.facts]
         about = [__version__, defense.name, defense.version, asdict(defense), *parts, config.seed]
-        text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS], sort_keys=True)
+        riders = [config.canary_clients] if config.canary_clients else []
+        text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS, *riders], sort_keys=True)
         return Audit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
 
     @cached_property
@@ -83,6 +85,16 @@ class Audit:
         found = populate(self.experiment)
         level = needs_level(self.point.defense, self.experiment.task.plan, list(found.sizes.values()))
         return replace(found, level=level)
+
+    @cached_property
+    def clients(self) -> CanaryClients:
+        """The canary clients of the target. Raises Refused where there are none, or the defense cannot have any."""
+        if not self.experiment.config.canary_clients:
+            raise Refused("This audit has no canary clients; add --canary-clients 100.")
+        try:
+            return canary_clients(self.experiment, self.point.defense, self.population.shards(0))
+        except UsageError as cause:
+            raise Refused(str(cause)) from cause
 
     @property
     def target_folder(self) -> Path:
@@ -102,7 +114,11 @@ class Audit:
         task, config, shards = self.experiment.task, self.experiment.config, self.population.shards(run)
         seeds = Seeds(task.seeds.seed("reference", run) if run else task.seeds.seed("audited"))
         session, device = "real" if run else session_of(-1), torch.device(config.device)
-        return Federation(self.point.defense, task.plan, shards, seeds, device, config.backend, session=session)
+        plan, defense, canaries = task.plan, self.point.defense, dict[int, Params]()
+        if not run and config.canary_clients:
+            plan, shards = self.clients.plan(plan), self.clients.shards(shards)
+            canaries = self.clients.gradients(device)
+        return Federation(defense, plan, shards, seeds, device, config.backend, session=session, canaries=canaries)
 
     def started(self, run: int) -> Federation:
         """Return the federation of a run after set-up. Raises Refused where the defense does not take its shards."""

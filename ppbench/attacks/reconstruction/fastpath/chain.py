@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     max_pool,
 )
 from ppbench.base.tree import Params
+from ppbench.federation.evidence import POWERS, Measure
 from ppbench.federation.plan import Plan
 
 WIDE = 25_000
@@ -126,7 +126,7 @@ class ChainObjective:
         observed: Sequence[Params],
         weights: Sequence[Params] | None,
         batch: int,
-        measure: Literal["squares", "absolute", "cosine", "tensors", "bounded"] = "squares",
+        measure: Measure = "squares",
     ) -> None:
         self.steps, self.output, self.measure = steps, OUTPUTS[loss], measure
         self.layers = [step for step in steps if isinstance(step, Affine)]
@@ -147,8 +147,9 @@ class ChainObjective:
         layers = [(*pair, goal) for pair, goal in zip(pairs, self.select(index), strict=True)]
         if self.measure == "cosine":
             total, directions = cosine([gap(*layer) for layer in layers])
-        elif self.measure in ("tensors", "bounded"):
-            total, directions = tensors([gap(*layer) for layer in layers], self.measure == "bounded")
+        elif self.measure in POWERS:
+            found = [gap(*layer) for layer in layers]
+            total, directions = tensors(found, POWERS[self.measure], self.measure == "bounded")
         else:
             parts = [(absolute if self.measure == "absolute" else residual)(*layer) for layer in layers]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]

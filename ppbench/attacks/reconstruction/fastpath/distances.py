@@ -180,18 +180,24 @@ def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
     return total, [gap.combined(p, q).direction(gap.layer) for gap in gaps]
 
 
-def tensors(gaps: Sequence[Gap], bound: bool) -> tuple[Tensor, list[Direction]]:
-    """Return the geometric mean over tensors of FLOOR + 1 - cos [S], and its slope by each layer.
+def tensors(gaps: Sequence[Gap], power: float, bound: bool) -> tuple[Tensor, list[Direction]]:
+    """Return the mean over tensors of FLOOR + 1 - cos [S], and its slope by each layer.
 
-    bound: whether entries are `bounded` first. Tensors of which nothing was observed are left out. The targets must be
-    written out.
+    power: of the mean, 0 for the geometric one; bound: whether entries are `bounded` first. Tensors of which nothing
+    was observed are left out. The targets must be written out.
     """
     parts = [[_angle(s, o, w, bound) for s, o, w in _tensors(gap)] for gap in gaps]
     apart = torch.stack([angle.apart for some in parts for angle in some]) + FLOOR
     seen = torch.stack([angle.seen for some in parts for angle in some])
     count = seen.sum(0).clamp(min=1)
-    total = ((seen * apart.log()).sum(0) / count).exp()
-    scales, directions = iter(seen * total / (count * apart)), []
+    if power == 0:
+        total = ((seen * apart.log()).sum(0) / count).exp()
+        scales = iter(seen * total / (count * apart))
+    else:
+        mean = (seen * apart**power).sum(0) / count
+        total = mean ** (1 / power)
+        scales = iter(seen * total / mean.clamp(min=TINY) * apart ** (power - 1) / count)
+    directions = []
     for gap, some in zip(gaps, parts, strict=True):
         rows, *bias = [next(scales).view(-1, *[1] * (angle.slope.dim() - 1)) * angle.slope for angle in some]
         directions.append(Direction(gap.layer.direction(rows), bias[0] if bias else None))
