@@ -79,7 +79,7 @@ class ImageScore(ProbedScore):
 
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(dump(self), {"detected": None})
+        return without_defaults(dump(self), dict.fromkeys(("detected", "accuracy", "blind_accuracy")))
 
     @property
     def decibels(self) -> float:
