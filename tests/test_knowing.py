@@ -2,6 +2,7 @@
 
 import pytest
 
+from ppbench.records.schema import Flag
 from ppbench.report.page.boards import boards
 from ppbench.report.page.entries import UNINFORMED
 from ppbench.report.page.table import no_claims
@@ -58,10 +59,14 @@ def test_knowledge_shows_where_it_finds_what_nobody_else_does(scene):
         assert all(rank == "" for rank, _ in ranked(declared_of_all).values())
 
 
-def test_ours_count_at_full_strength_and_the_generic_one_always(scene):
+def test_ours_count_at_full_strength_and_the_generic_one_where_the_truth_explains_it(scene):
     assert ranked(scene("adaptive_dp", (8.0, 7.5))) == {0.1: ("1-2", []), 1.0: ("1-2", [])}
     weak = ranked(scene("adaptive_dp", (8.0, 6.0), (8.0, 9.0)))
     assert weak[0.1][0] and weak[1.0] == ("", [UNINFORMED[1]]), "over a dB less than who knows nothing"
     assert ranked(scene("adaptive_dp", (8.0, 6.0), (8.0, 30.0)))[1.0] == ("2", []), "what falls needs no voucher"
     generic = ranked(scene("adaptive_server", (8.0, 6.0), (8.0, 9.0), knows_all=True))
     assert all(rank and not badges for rank, badges in generic.values())
+    inexact = Flag(code="evidence_inexact", severity="info", detail="median discrepancy at the truth 0.1")
+    some = scene("adaptive_server", (8.0, 6.0), (8.0, 9.0), knows_all=True)
+    some = [r.model_copy(update={"flags": [inexact]}) if r.config.attack.id == "adaptive_server" else r for r in some]
+    assert all(badges == [UNINFORMED[1]] for _, badges in ranked(some).values()), "clients do what it does not model"

@@ -22,9 +22,9 @@ BESIDE = 1.0
 class Knowledge:
     """What all records of a folder say of attacks that declare to know a defense.
 
-    declared: those that do; generic: ours that know any defense; shown: (defense, attack), where more than the
-    declaration says so: it is ours, which tests hold, or it breaks the undefended model and finds, at some setting of
-    the defense, what no plain attack finds.
+    declared: those that do; generic: ours that read any defense by its server's own code; shown: (defense, attack),
+    where more than the declaration says so: it is ours, which tests hold, or it breaks the undefended model and finds,
+    at some setting of the defense, what no plain attack finds.
     """
 
     declared: frozenset[str] = frozenset()
@@ -49,14 +49,16 @@ class Knowledge:
     def vouches(self, row: Sequence[Record]) -> bool:
         """Return whether an attack ran on a row that is shown to know the defense, and is at full strength there.
 
-        At full strength: it finds no less than plain ones do. That is not asked of the generic ones, nor of a row that
-        is broken by anybody.
+        At full strength: it finds no less than plain ones do. That is not asked of a row that is broken by anybody. Of
+        a generic one it is asked that the truth explains what it reads: else clients do what it does not model.
         """
         told, defense = contenders(row), row[0].config.defense.id
         names = {name for r in told if self.adaptive(r) for name in (r.config.attack.id, r.config.attack.follows)}
-        if names & self.generic:
+        if any({r.config.attack.id, r.config.attack.follows} & self.generic and _exact(r) for r in row):
             return True
-        return any((defense, name) in self.shown for name in names) and (not self.weaker(row) or any(map(breaks, told)))
+        return any((defense, name) in self.shown for name in names - self.generic) and (
+            not self.weaker(row) or any(map(breaks, told))
+        )
 
     def weaker(self, row: Sequence[Record]) -> bool:
         """Return whether every attack that knows the defense is a dB worse than a plain one (AutoAttack's flag)."""
@@ -66,6 +68,10 @@ class Knowledge:
             for knows in (True, False)
         )
         return knowing is not None and plain is not None and is_image(row[0]) and knowing < plain - BESIDE
+
+
+def _exact(record: Record) -> bool:
+    return record.status == "complete" and all(flag.code != "evidence_inexact" for flag in record.flags)
 
 
 def _proven(frame: Frame, others: set[str]) -> set[tuple[str, str]]:
