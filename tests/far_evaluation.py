@@ -65,6 +65,7 @@ def small(defense: str, **options: object) -> EvaluateConfig:
         settings=settings(),
         **dict(train=40, public=0.1, clients=4, rounds=1, decay_at=(), batch_size=8),
         **dict(victims=2, attack_batch=(2,), candidates=8, references=2, canaries=2),
+        canary_clients=2 if defense == AUDITED else 0,
     )
     found = configure("quick", **{**base, **options})
     return found.model_copy(update={"model_options": {"nconv": 2}}) if found.model == "dlnet" else found
@@ -129,6 +130,12 @@ def main(folder: str, battery: str, *defenses: str) -> None:
         asked.append((AUDITED, small(AUDITED, settings=more, **local, **({} if whole else {"attacks": STEPPED}))))
         wired = dict(model="cnn", model_options={"widths": "4", "hidden": "8"}, stages=("init",), threats=("server/1",))
         asked.append((AUDITED, small(AUDITED, attacks=("spear_features",), **wired)))
+        table = home / "table.csv"
+        table.write_text("a,b,c,y\n" + "".join(f"{i % 7},{i % 5},{'uvw'[i % 3]},{i % 2}\n" for i in range(80)))
+        columns = dict(dataset=f"csv:{table}?target=y", model="mlp", model_options={"hidden": "8"}, train=None)
+        asked.append(
+            (AUDITED, small(AUDITED, attacks=("tableak",), stages=("init",), threats=("server/1",), **columns))
+        )
     rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]
     print(json.dumps({"itself": itself, "cells": rows, "refused": far_device.REFUSED}))
 
