@@ -24,8 +24,6 @@ from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Data, Noise, Plan
 
 VICTIMS = 3
-SEEN = 30.0
-"""dB from which on a digit is as good as read; 36 to 53 over ten seeds."""
 EXACT = 54.0
 """PSNR in dB at which an image is wrong by half a grey level of eight bits: what is nearer counts as that."""
 OBLIVIOUS = (IDLG(budget=60), IG(budget=80))
@@ -111,13 +109,13 @@ def test_undefended_digits_are_broken_by_the_oblivious_too(undefended):
 @pytest.mark.parametrize("layer", ["head", "features.2"])
 def test_zeroed_columns_are_undone(layer, digits, undefended):
     found = leak(sees(digits, Columns(layer)))
-    assert found.worst > SEEN
+    assert found.worst > undefended - 1
     assert max(found.oblivious) < undefended - 5
 
 
 def test_noise_on_the_last_layer_is_undone(noisy, undefended):
     found = leak(noisy)
-    assert found.worst > SEEN
+    assert found.worst > undefended - 1
     assert max(found.oblivious) < undefended - 5
 
 

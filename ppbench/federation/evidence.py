@@ -18,6 +18,7 @@ Simulate = Callable[..., Params]
 Measure = Literal["squares", "absolute", "cosine", "tensors", "poisoned", "bounded", "hinge"]
 POWERS: Mapping[str, float] = {"tensors": 0.5, "poisoned": 0.0, "bounded": 0.0}
 """Measures that compare tensor by tensor, and the power of the mean that they take; 0: the geometric one."""
+TINY = 1e-30
 FLOOR = 1e-4
 """A tensor counts as explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""
 
@@ -49,11 +50,12 @@ class Evidence:
         weight: precision of each entry (0 hides it), or of a tensor's entries alike (no axes); None for equal.
         noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, a sample.
         measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
-            over all entries (unknown scale); "tensors" is a mean of `FLOOR` + 1 - cosine of each tensor (unknown
+            over all entries (unknown scale); "tensors" is a mean of `floor` + 1 - cosine of each tensor (unknown
             scales) by the power 1/2, "poisoned" the geometric one (those that can be explained decide; rough to search
             on networks with kinks), "bounded" that of entries brought into -1..1 by `bounded` (some are poisoned, or
             signs alone known); "hinge", where only signs o are observed, the mean over a tensor's entries of
             relu(-s o / mean|s|), averaged over the tensors.
+        floor: at which 1 - cosine a tensor counts as explained, where they are compared one by one.
     """
 
     unit: tuple[Slot, ...]
@@ -65,6 +67,7 @@ class Evidence:
     nuisance: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     channel: str = "update"
     measure: Measure = "squares"
+    floor: float = FLOOR
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +97,7 @@ class Evidence:
 
         s = flat(simulated)
         o = flat({name: self.observed[name].to(s.dtype) for name in simulated})
-        cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=1e-30)
+        cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=TINY)
         return 1 - cosine
 
     def _tensors(self, simulated: Params) -> Tensor:
@@ -104,10 +107,12 @@ class Evidence:
             o = self.observed[name].to(s.dtype)
             w = torch.ones_like(o) if self.weight is None else self.weight[name].to(s.dtype).expand_as(o)
             if self.measure == "bounded":
-                s, o = (bounded(side.reshape(1, -1))[0].view_as(side) for side in (s, o))
-            seen = ((w * o * o).sum() > 0).to(s.dtype)
-            apart = 1 - (w * s * o).sum() / ((w * s * s).sum() * (w * o * o).sum()).clamp(min=1e-30).sqrt()
-            part = torch.log(FLOOR + apart) if power == 0 else (FLOOR + apart) ** power
+                s, o = (bounded((side * (w > 0)).reshape(1, -1))[0].view_as(side) for side in (s, o))
+            a, b = inverse_root((w * s * s).sum()), inverse_root((w * o * o).sum())
+            seen = (b != 0).to(s.dtype)
+            across = (a == 0) | (b == 0)
+            apart = torch.where(across, 1.0, 0.5 * (w * (a * s - b * o) ** 2).sum())  # so 1 - cosine keeps its digits
+            part = torch.log(self.floor + apart) if power == 0 else (self.floor + apart) ** power
             total, count = total + seen * part, count + seen
         mean = total / count.clamp(min=1)
         return mean.exp() if power == 0 else mean ** (1 / power)
@@ -116,7 +121,7 @@ class Evidence:
         parts = []
         for name, s in simulated.items():
             against = torch.relu(-s * self.observed[name].to(s.dtype)).mean()
-            parts.append(against / s.abs().mean().clamp(min=1e-30))
+            parts.append(against / s.abs().mean().clamp(min=TINY))
         return torch.stack(parts).mean()
 
     def scale(self) -> Tensor:
@@ -129,10 +134,16 @@ class Evidence:
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()}).cpu()
 
 
+def inverse_root(size: Tensor) -> Tensor:
+    """Return 1 / sqrt(size); 0 for nothing: such a gradient has no direction, and moves nothing."""
+    return torch.where(size == 0, 0.0, size.clamp(min=TINY).rsqrt())
+
+
 def bounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return v / (|v| + c) of rows [S, n], and its slope; c is the median size of a row's entries that are not 0.
 
-    No entry counts for much more than another then, whatever was put in its place; c is taken for a constant.
+    No entry counts for much more than another then, whatever was put in its place; c is taken for a constant. Hidden
+    entries must be 0, or they have a say in c.
     """
     size = rows.detach().abs()
     middle = torch.where(size == 0, torch.nan, size).nanmedian(1, keepdim=True).values.nan_to_num(1.0)

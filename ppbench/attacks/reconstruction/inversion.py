@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.search.descent import Descent, Evaluate, Schedule, descend
 from ppbench.attacks.reconstruction.search.priors import Penalty, Sum, TotalVariation
-from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
+from ppbench.attacks.reconstruction.search.problem import Objective, Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import ImageSearch, Starts, Victim, batches, draw, groups
 from ppbench.federation.bounds import Count, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
@@ -72,10 +72,13 @@ class Inversion(ImageSearch):
         joint = any(starts.joint for starts in drawn)
         x, y = (torch.stack(parts, 1).flatten(0, 1) for parts in ([s.x for s in drawn], [s.y for s in drawn]))
         starts = Starts(x, y, joint, torch.stack([s.extra for s in drawn], 1).flatten(0, 1))
-        matching = objective([self.matched(e) for e in evidences], plan, x.shape[1], torch.float32)
-        matching = torch.compile(matching) if self.compile else matching
-        space = Pixels(victims[0].size, *plan.data_range)
+        space, matching = Pixels(victims[0].size, *plan.data_range), self.matching(plan, evidences, x.shape[1])
         return Problem(space, matching, self.unit(evidences), starts, tries, self.penalty(plan), self.fading)
+
+    def matching(self, plan: Plan, evidences: Sequence[Evidence], batch: int) -> Objective:
+        """Return how far guesses of `batch` examples are from the evidence of V victims."""
+        matching = objective([self.matched(e) for e in evidences], plan, batch, torch.float32)
+        return torch.compile(matching) if self.compile else matching
 
     def matched(self, evidence: Evidence) -> Evidence:
         """Return `evidence` with the measure that this attack compares by. Default: as it is."""

@@ -9,6 +9,7 @@ most of what was observed (`unexplained`) is searched on, without any truth.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,13 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Story, descended, known
-from ppbench.attacks.reconstruction.search.descent import descend
+from ppbench.attacks.reconstruction.search.descent import Evaluate, descend
 from ppbench.attacks.reconstruction.search.problem import Problem, discrepancy
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import NonNegative
 from ppbench.federation.evidence import Evidence, Measure
+from ppbench.federation.plan import Plan
 
 MEASURES: Final[tuple[Measure, ...]] = ("tensors", "poisoned", "bounded")
 """What is tried: that tensors are of unknown scales, that some are poisoned, that entries are, or signs alone known."""
@@ -34,6 +36,8 @@ SCOUT = 0.5
 """Share of the budget for trying hypotheses."""
 FEWEST = 8
 """Steps without which trying a hypothesis says nothing; with less, the first one alone is tried."""
+FLOORS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+"""At which 1 - cosine a tensor counts as explained, in turn: high to find the way, low not to stop short of the end."""
 MARGIN = 0.95
 """What is left unexplained under another hypothesis than the first, beside it, for that one to be taken."""
 
@@ -83,10 +87,12 @@ class IGMasked(IG):
         for b in sorted(set(best)):
             rows = [i for i, own in enumerate(best) if own == b]
             some, given = [victims[i] for i in rows], None if labels is None else labels[rows]
-            problem = self.weighed(some, [choices[b][i] for i in rows], given)
+            theirs = [choices[b][i] for i in rows]
+            problem = self.weighed(some, theirs, given)
             z = scouts[b].z[rows] if scouts else problem.start
-            story = Story(1, self.budget - left + 1)
-            guesses = story.add(problem, descended(problem, z, self.schedule(left - 1, some[0].plan))).guesses()
+            schedule = self.schedule(left - 1, some[0].plan)
+            descent = descended(problem, z, schedule, self.lowered(problem, some[0].plan, theirs, schedule.steps))
+            guesses = Story(1, self.budget - left + 1).add(problem, descent).guesses()
             for i, guess in zip(rows, guesses, strict=True):
                 others = tuple(scout.ends.x[i] for turn, scout in enumerate(scouts) if turn != b)
                 found[i] = replace(guess, others=others)
@@ -95,6 +101,13 @@ class IGMasked(IG):
     def weighed(self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None) -> Problem:
         """Return what fresh rows explain under one hypothesis, the prior weighed at the start; one evaluation each."""
         return self.problem(victims, evidences, 1, labels).balanced(self.tv)
+
+    def lowered(self, problem: Problem, plan: Plan, evidences: Sequence[Evidence], steps: int) -> Evaluate:
+        """Return `problem` with floors that fall, see `FLOORS`, while it is asked `steps` times."""
+        batch, count = problem.starts.x.shape[1], itertools.count()
+        lower = [self.matching(plan, [replace(e, floor=floor) for e in evidences], batch) for floor in FLOORS[1:]]
+        stages = [problem, *(replace(problem, matching=matching) for matching in lower)]
+        return lambda z, index: stages[min(next(count) * len(stages) // steps, len(stages) - 1)](z, index)
 
     def scouted(
         self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None, steps: int
@@ -128,7 +141,7 @@ def _left(ends: Starts, victim: int, evidence: Evidence) -> float:
 def unexplained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = None) -> float:
     """Return what of `evidence` images x [N, *shape], y [N, C], extra [E] leave unexplained, whatever was masked of it.
 
-    By "bounded", entries that are exactly 0 left out: these may be hidden. From 1e-4 to 2; infinite if not finite.
+    By "bounded", entries that are exactly 0 left out: these may be hidden. From its floor to 2; infinite if not finite.
     """
     fair = replace(under(evidence, zeros=False), measure="bounded")
     with torch.no_grad():

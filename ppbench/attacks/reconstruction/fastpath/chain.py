@@ -26,7 +26,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     max_pool,
 )
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import POWERS, Measure
+from ppbench.federation.evidence import FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
 
 WIDE = 25_000
@@ -127,8 +127,9 @@ class ChainObjective:
         weights: Sequence[Params] | None,
         batch: int,
         measure: Measure = "squares",
+        floor: float = FLOOR,
     ) -> None:
-        self.steps, self.output, self.measure = steps, OUTPUTS[loss], measure
+        self.steps, self.output, self.measure, self.floor = steps, OUTPUTS[loss], measure, floor
         self.layers = [step for step in steps if isinstance(step, Affine)]
         factor = measure in ("squares", "cosine")
         self.targets = [target(layer, observed, weights, batch, factor) for layer in self.layers]
@@ -149,7 +150,7 @@ class ChainObjective:
             total, directions = cosine([gap(*layer) for layer in layers])
         elif self.measure in POWERS:
             found = [gap(*layer) for layer in layers]
-            total, directions = tensors(found, POWERS[self.measure], self.measure == "bounded")
+            total, directions = tensors(found, POWERS[self.measure], self.measure == "bounded", self.floor)
         else:
             parts = [(absolute if self.measure == "absolute" else residual)(*layer) for layer in layers]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]

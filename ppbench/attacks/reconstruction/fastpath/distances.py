@@ -15,11 +15,10 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo, Outer
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import FLOOR, bounded
+from ppbench.federation.evidence import TINY, bounded, inverse_root
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""
-TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -172,22 +171,22 @@ def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
 
     A gradient of nothing explains nothing, nor is it explained: D is 1 there, as if across.
     """
-    a = _inverse_root(torch.stack([gap.size() for gap in gaps]).sum(0))
-    b = _inverse_root(torch.stack([gap.goal.size for gap in gaps]).sum(0))
+    a = inverse_root(torch.stack([gap.size() for gap in gaps]).sum(0))
+    b = inverse_root(torch.stack([gap.goal.size for gap in gaps]).sum(0))
     total = 0.5 * torch.stack([gap.combined(a, b).size() for gap in gaps]).sum(0)
     total = torch.where((a == 0) | (b == 0), 1.0, total)
     p, q = (1 - total) * a * a, a * b
     return total, [gap.combined(p, q).direction(gap.layer) for gap in gaps]
 
 
-def tensors(gaps: Sequence[Gap], power: float, bound: bool) -> tuple[Tensor, list[Direction]]:
-    """Return the mean over tensors of FLOOR + 1 - cos [S], and its slope by each layer.
+def tensors(gaps: Sequence[Gap], power: float, bound: bool, floor: float) -> tuple[Tensor, list[Direction]]:
+    """Return the mean over tensors of floor + 1 - cos [S], and its slope by each layer.
 
     power: of the mean, 0 for the geometric one; bound: whether entries are `bounded` first. Tensors of which nothing
     was observed are left out. The targets must be written out.
     """
     parts = [[_angle(s, o, w, bound) for s, o, w in _tensors(gap)] for gap in gaps]
-    apart = torch.stack([angle.apart for some in parts for angle in some]) + FLOOR
+    apart = torch.stack([angle.apart for some in parts for angle in some]) + floor
     seen = torch.stack([angle.seen for some in parts for angle in some])
     count = seen.sum(0).clamp(min=1)
     if power == 0:
@@ -216,8 +215,11 @@ class Angle:
 def _angle(s: Tensor, o: Tensor, weight: Tensor | None, bound: bool) -> Angle:
     inner = None
     if bound:
-        s, inner, o = (part.view_as(s) for part in (*bounded(s.flatten(1)), bounded(o.flatten(1))[0]))
-    a, b = _inverse_root(_squares(s, weight)), _inverse_root(_squares(o, weight))
+        shown = 1.0 if weight is None else weight > 0
+        s, inner, o = (
+            part.view_as(s) for part in (*bounded((s * shown).flatten(1)), bounded((o * shown).flatten(1))[0])
+        )
+    a, b = inverse_root(_squares(s, weight)), inverse_root(_squares(o, weight))
     apart = torch.where((a == 0) | (b == 0), 1.0, 0.5 * _squares(_minus(s, a, o, b), weight))
     slope = _times(_minus(s, (1 - apart) * a * a, o, a * b), weight, 1.0)
     return Angle(apart, slope if inner is None else inner * slope, (b != 0).to(s.dtype))
@@ -230,11 +232,6 @@ def _tensors(gap: Gap) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     yield gap.rows, goal.rows, goal.weight
     if gap.bias is not None and goal.bias is not None:
         yield gap.bias, goal.bias, goal.bias_weight
-
-
-def _inverse_root(size: Tensor) -> Tensor:
-    """Return 1 / sqrt(size); 0 for nothing: such a gradient has no direction, and moves nothing."""
-    return torch.where(size == 0, 0.0, size.clamp(min=TINY).rsqrt())
 
 
 def _minus(s: Tensor, a: Tensor | None, o: Tensor, b: Tensor | None) -> Tensor:

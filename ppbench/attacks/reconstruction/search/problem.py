@@ -249,5 +249,5 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
         mapped = mappable and measure != "cosine"
         if steps is not None and not (mapped and prefers_vmap(steps, len(evidences), batch, plan.spec.shape)):
             observed = [e.observed for e in evidences]
-            return ChainObjective(steps, plan.loss, observed, precisions(evidences), batch, measure)
+            return ChainObjective(steps, plan.loss, observed, precisions(evidences), batch, measure, first.floor)
     return (MappedObjective if mappable and len(evidences) > 1 else SimulatedObjective)(evidences)
