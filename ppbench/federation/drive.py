@@ -181,11 +181,11 @@ class Drive:
 
     def begin(self, cohort: Sequence[int]) -> Round:
         """Return the coroutine of this round; with its states is kept what the server has now, its draws too."""
-        ctx, server = self.context(SERVER, 0), self.parties.server
         if self.wire.keep:
+            ctx, server = self.context(SERVER, 0), self.parties.server
             begun = Begun(server, ctx.generator.get_state(), ctx.session)
             self.states.append(StateRecord(self.probe, self.round, BEGUN, SERVER, begun))
-        return self.defense.round(ctx, server, cohort)
+        return self.unkept(cohort)
 
     def unkept(self, cohort: Sequence[int]) -> Round:
         """Return the coroutine of this round, of which no transcript is kept."""

@@ -131,8 +131,7 @@ class Context:
 
     round: 0 at set-up. session: another in every round and every fork (probes, observed rounds), or masks would be
     those of the real round; derive them from it. It tells no more: nobody's code can know a probe by it, not by
-    remembering earlier ones either. party: client
-    index, or SERVER. generator: draws for this party in this step only.
+    remembering earlier ones either. party: client index, or SERVER. generator: draws for this party in this step only.
     """
 
     plan: Plan

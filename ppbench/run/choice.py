@@ -174,7 +174,7 @@ def _attack(config: EvaluateConfig, name: str) -> Attack:
 def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:
     """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own.
 
-    Where a server that acts was asked about, an attack that does not act is run as its who does not.
+    Where a server that acts was asked about, an attack that does not act runs under "server/1".
     """
     asked = [threat for threat in config.threats if threat in attack.threats]
     passive = ["server/1"] if any(map(acts, config.threats)) and "server/1" in attack.threats else []

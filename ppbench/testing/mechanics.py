@@ -127,10 +127,8 @@ def probes_are_steps_of_training(trial: Trial) -> Iterator[str]:
         except UsageError:
             continue
         sent, ended = _round_of_training(run)
-        mail, told = (
-            run.probe({Slot(p, c): shard for p in range(PROBES) for c, shard in run.shards.items()}, kind).mail,
-            True,
-        )
+        mail = run.probe({Slot(p, c): shard for p in range(PROBES) for c, shard in run.shards.items()}, kind).mail
+        told = True
         probes = [[letter for letter in mail if letter.probe == probe] for probe in range(PROBES)]
         uploads = [[letter.message for letter in some if letter.receiver == SERVER] for some in probes]
         if any(not same(sent, u) and _excess(ended, p[-1].message) > 1 for u, p in zip(uploads, probes, strict=True)):
