@@ -27,6 +27,7 @@ from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import net_spec
+from ppbench.report.controls import unread
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
@@ -203,11 +204,14 @@ def test_an_attack_on_local_training_is_not_run_on_single_gradients():
 def test_where_nothing_can_be_read_nothing_is_concluded(tmp_path):
     found = evaluate(
         defense="baffle", grid=(5.0,), rounds=1, stages=("init",), threats=("client/1",),
-        attacks=("dlg", "label_recovery"),
+        attacks=("dlg", "label_recovery", "tracing"),
         victims=4, clients=3, attack_batch=(1,), settings={"dlg.budget": 50}, out=tmp_path / "o", workers=1,
     )  # fmt: skip
     mine = [r for r in found.records if r.config.defense.id == "baffle"]
-    assert {r.status for r in mine} == {"failed"} and all("nothing in the view of client/1" in r.reason for r in mine)
+    assert {r.status for r in mine} == {"failed"} and all(unread(r) for r in mine)
+    assert {r.reason for r in mine if r.config.attack.follows} == {
+        "attack 'tracing' has nothing to follow: attack 'dlg': nothing in the view of client/1 can be read"
+    }
     assert not any("hide" in sentence or "Labels" in sentence for sentence in found.verdict)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,13 @@ from ppbench.run.train import Trained, federation, train, untrained
 from ppbench.run.tuning import rehearsal, tuned
 
 Status = Literal["complete", "diverged", "failed"]
+
+
+class Answer(NamedTuple):
+    """What an attack answered, and why it could not."""
+
+    guesses: list[Guess]
+    failure: str | None
 
 
 @dataclass
@@ -98,19 +105,23 @@ class Bench:
         if not victims.units:
             self.keep_without_figures(missing, "failed", f"no probed client acted as {group.role}")
             return
-        given = dict[str, list[Guess]]()
+        given = dict[str, Answer]()
         wanted, needed = {cell.id for cell in missing}, {cell.follows for cell in missing}
         due = [c for c in cells(self.experiment, group) if c.id in wanted or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: it may leave the range of what is sent
         trial = rehearsal(fed, self.experiment, group) if rehearsed else None
         for cell in due:
-            began, choice = time.perf_counter(), None
+            began, choice, earlier = time.perf_counter(), None, given.get(cell.follows or "", Answer([], None))
+            if earlier.failure is not None:
+                reason = f"attack {cell.attack.name!r} has nothing to follow: {earlier.failure}"
+                self.keep_without_figures([cell], "failed", reason)
+                continue
             if trial is not None and cell.tuned:
                 label = (cell.attack.name, group.threat, group.stage, group.batch)
                 attack, choice = tuned(cell.attack, trial, task, label)
                 cell = replace(cell, attack=attack)
-            earlier, ruler = given.get(cell.follows or "", []), partial(yardstick_of, self.experiment)
-            probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier, noticed_by)
+            ruler = partial(yardstick_of, self.experiment)
+            probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
             looks = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat == "server/1"
             flags = noticed(fed, transcript, victims.data) if looks else ()
@@ -129,7 +140,7 @@ class Bench:
         flags: tuple[Flag, ...] = (),
         spent: float = 0.0,
         keep: bool = True,
-    ) -> list[Guess]:
+    ) -> Answer:
         began = time.perf_counter() - spent
         inquiry = ask()
         guesses, scored, failure = self._attempt(cell, view, inquiry)
@@ -138,7 +149,7 @@ class Bench:
             status: Status = "failed" if failure else "complete"
             seconds = time.perf_counter() - began
             self._keep(cell, scored, seconds, status, failure, choice, inquiry.digest)
-        return guesses
+        return Answer(guesses, failure)
 
     def _attempt(self, cell: Cell, view: View, inquiry: Inquiry) -> tuple[list[Guess], Scored, str | None]:
         """Run and score an attack. A stranger's may raise, or answer, anything: a failed cell, never a lost run."""
