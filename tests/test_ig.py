@@ -140,16 +140,16 @@ def test_a_fading_prior_costs_nothing_where_a_fixed_one_outweighs_the_data(seen)
 
 
 def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are_shown(seen):
-    _, guesses = reached(seen, IG(budget=90, tries=3))
-    _, alone = reached(seen, IG(budget=30))
+    _, guesses = reached(seen, IG(budget=30, tries=3))  # few steps: near 0, rounding is a part of the mismatch
+    _, alone = reached(seen, IG(budget=10))
     for guess, single in zip(guesses, alone, strict=True):
-        assert guess.evaluations == 90
+        assert guess.evaluations == 30
         assert len(guess.others) == 2
         assert all(other.shape == guess.x.shape and not torch.equal(other, guess.x) for other in guess.others)
         assert guess.confidence <= 1.0001 * single.confidence  # the first of the starts is the same, but for rounding
         counts = [count for count, _ in guess.path]
         assert counts == sorted(set(counts))
-        assert counts[-1] == 90
+        assert counts[-1] == 30
         assert all(count % 3 == 0 for count in counts)
 
 

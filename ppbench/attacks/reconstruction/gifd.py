@@ -50,7 +50,7 @@ class GIFD(IG):
             the pixels; the maps between share what is left.
         map_lr: learning rate of latent and maps, in units of a map's usual size (root mean square 1).
         weight_lr: learning rate of the generator's weights ("gias").
-        signed: whether Adam is fed the sign of the gradient, as for `ig`; the paper does not.
+        signed: whether Adam is fed the sign of the gradient; the paper does not.
         spread: weight of the latent's mean square ("ggl"), whose law is N(0, 1), in units of the present mismatch.
     """
 
@@ -168,7 +168,7 @@ class GIFD(IG):
 
     def pace(self, stage: int, blocks: int, steps: int, plan: Plan) -> Schedule:
         """Return how far to step in a stage: warm-up and decay of the paper."""
-        whole = replace(self.schedule(steps, plan), shape="warm", signed=self.signed)
+        whole = replace(self.schedule(steps, plan), shape="warm", by="sign" if self.signed else "slope")
         if stage < blocks:
             return replace(whole, lr=self.map_lr)
         return replace(whole, lr=self.weight_lr) if self.method == "gias" else whole

@@ -1,7 +1,7 @@
 """Inverting gradients (Geiping, Bauermeister, Droege and Moeller, NeurIPS 2020).
 
-Minimize 1 - cos(grad loss(net(x), y), g*) over all parameters + tv * TV(x) by signed Adam with a decaying step, x kept
-in the data's range, y recovered beforehand.
+Minimize 1 - cos(grad loss(net(x), y), g*) over all parameters + tv * TV(x) by Adam on signs with a decaying step, x
+kept in the data's range, y recovered beforehand.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ SMOOTH = (0.3, 3.0)
 
 @dataclass(frozen=True)
 class IG(Inversion):
-    """Inverting gradients: cosine of the gradients, total variation, signed Adam, a box.
+    """Inverting gradients: cosine of the gradients, total variation, Adam on signs, a box.
 
     tv: weight of the total variation: 1 pulls a start image as hard as the observation does, see `Problem.balanced`,
-        and so suits digits and photographs, smooth networks and others; fading=false with tv=1e-4 is the paper's.
+        and so suits digits and photographs, smooth networks and others.
+    soft: whether signs are softened, see `Schedule`, as in the authors' later code (breaching), with its rate. What the
+        paper has is soft=false, fading=false, tv=1e-4.
     """
 
     name: ClassVar[str] = "ig"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020"
 
-    lr: Positive = 0.03
+    lr: Positive = 0.1
     tv: NonNegative = 1.0
     fading: bool = True
+    soft: bool = True
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
         """Return the guesses for victims that `blocks` put together; weighing the prior is one of the evaluations."""
@@ -51,8 +54,8 @@ class IG(Inversion):
         return evidence if evidence.measure == "hinge" else replace(evidence, measure="cosine")
 
     def schedule(self, steps: int, plan: Plan) -> Schedule:
-        """Return signed steps of cosine-decayed length."""
-        return replace(super().schedule(steps, plan), signed=True)
+        """Return steps by signs, of cosine-decayed length."""
+        return replace(super().schedule(steps, plan), by="soft" if self.soft else "sign")
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack with several weights of the total variation, its own first."""

@@ -26,7 +26,7 @@ from ppbench.attacks.reconstruction.search.descent import Evaluate, descend
 from ppbench.attacks.reconstruction.search.problem import Problem, discrepancy
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
 from ppbench.base.errors import UsageError
-from ppbench.federation.bounds import NonNegative
+from ppbench.federation.bounds import NonNegative, Positive
 from ppbench.federation.evidence import Evidence, Measure
 from ppbench.federation.plan import Plan
 
@@ -56,6 +56,7 @@ class IGMasked(IG):
         "ICLR 2022 (leaving the defended layer out)"
     )
 
+    lr: Positive = 0.05
     tv: NonNegative = 0.1
 
     def variants(self) -> Sequence[Attack]:

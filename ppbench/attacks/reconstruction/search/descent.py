@@ -22,14 +22,15 @@ Evaluate = Callable[[Tensor, Tensor], Value]
 class Schedule:
     """How far to step: `steps` gradient evaluations a row, at a rate `lr` in units of what is searched.
 
-    shape: "cosine": from 1 to 0; "warm": 5 % warm-up, decay over the last 75 % (Fang et al. 2023).  signed: by the sign
-    of the gradient (Geiping et al. 2020, Sec. 4).
+    shape: "cosine": from 1 to 0; "warm": 5 % warm-up, decay over the last 75 % (Fang et al. 2023).
+    by: what Adam is fed: the "slope", its "sign" (Geiping et al. 2020, Sec. 4), or a "soft" one, tanh(slope / mean
+        |slope| of the row): what is nearly settled then stays where it is.
     """
 
     steps: int
     lr: float = 0.1
     shape: Literal["cosine", "warm"] = "cosine"
-    signed: bool = False
+    by: Literal["slope", "sign", "soft"] = "slope"
 
     def factor(self, step: int) -> float:
         """Return what the learning rate is multiplied by in `step`, counted from 0."""
@@ -37,6 +38,14 @@ class Schedule:
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * t))
         return 0.5 * (1 - math.cos(math.pi * min(1.0, (1 - t) / 0.75))) * min(1.0, (t + 1 / self.steps) / 0.05)
+
+    def fed(self, slope: Tensor) -> Tensor:
+        """Return what Adam is fed for slopes [s, n]."""
+        if self.by == "slope":
+            return slope
+        if self.by == "sign":
+            return slope.sign()
+        return (slope / slope.abs().mean(1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)).tanh()
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ def descend(
         live = live[fine]
         if not len(live):
             break
-        slope = value.gradient[fine].sign() if schedule.signed else value.gradient[fine]
+        slope = schedule.fed(value.gradient[fine])
         moved = z[live] - schedule.lr * schedule.factor(step) * adam.direction(live, slope, step)
         z[live] = project(moved, live)
     return Descent(best, score, z, counts, tuple(trail))
