@@ -1,6 +1,6 @@
 """What an iteration of inverting gradients costs: `ig` on 32 victims at once against a plain loop, one at a time.
 
-The plain loop is what one writes first: a double backward through autograd's graph, torch's Adam on soft signs, a clamp, one
+The plain loop is what one writes first: a double backward through autograd's graph, Adam on soft signs, a clamp, one
 image. Both compute the same objective in the same process on one core, in turn, so that a busy machine slows both;
 times are of whole runs of STEPS iterations, ours with labels, starts and choice included. `extra_info` holds iterations
 a second (one victim, one step) of both, their ratio in each round and its median, and the bytes that a victim takes.

@@ -31,6 +31,7 @@ from ppbench.adversary.victims import Victims
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.likelihood import Likelihood
 from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
@@ -74,11 +75,13 @@ def cifar(first: int, count: int) -> Data:
     return Data(x, one_hot(torch.tensor(rows["label"][first:]), 10).float())
 
 
-def probed(data: Data, spec: NetSpec, defense: Defense, batch: int = 1) -> tuple[View, Victims]:
+def probed(
+    data: Data, spec: NetSpec, defense: Defense, batch: int = 1, params: Params | None = None
+) -> tuple[View, Victims]:
     """Return the server's view of a federation of one client that holds batches of `data`, one probe each."""
     plan = Plan(spec, 1, Local("gradient", batch=batch))
     fed = Federation(defense, plan, {0: data}, Seeds(0))
-    fed.start(initial(spec, 0))
+    fed.start(initial(spec, 0) if params is None else params)
     slots = [Slot(i, 0) for i in range(len(data.x) // batch)]
     parts = {
         s: Data(data.x[s.probe * batch :][:batch].clone(), data.y[s.probe * batch :][:batch].clone()) for s in slots
