@@ -10,7 +10,7 @@ the first 10,000 training images. Labels as each attack infers them, images matc
 error. Victims are training images from 40,000 on, on which nothing was tuned; attacks take turns on each batch. How
 many steps fit into the seconds is timed beforehand on another batch, for each attack and row, by the processor's
 clock, as other jobs may run. OUT.json is written after every batch. `--peers ""` measures ours alone; with peers, but
-without `breaching`, the script says so, and exits with 2.
+without `breaching`, the script says so, and exits with 2. `ig3` is `ig` with three times its prior, as tuning tries.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def ours(name: str, row: Row) -> Run:
         first = min(400, steps // 2)
         found: dict[str, Attack] = {
             "ig": IG(budget=steps),
+            "ig3": IG(budget=steps, tv=3.0),
             "idlg": IDLG(budget=steps),
             "feature_inversion": FeatureInversion(inversion_budget=first, joint_budget=max(1, steps - first)),
         }
