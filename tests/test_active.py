@@ -37,7 +37,7 @@ from ppbench.run.experiment import resolve
 from ppbench.testing.scene import digits
 from ppbench.testing.worlds import World, psnrs
 
-ACTIVE = "server-active/1"
+ACTIVE, SYBIL = "server-active/1", "server-active/1/sybil"
 SQUARED = {"loss": "squared"}
 
 
@@ -56,12 +56,12 @@ def federated(defense, model="mlp", options=None, clients=4, seed=0, **changes):
     return run, Data(x[:200].clone(), y[:200].clone())
 
 
-def probed(attack, defense, batch, count, **options):
+def probed(attack, defense, batch, count, threat=ACTIVE, **options):
     """Return what an active server sees of `count` images, by `attack`, and how it acted."""
     run, public = federated(defense, **options)
-    found = choose_victims(run.shards, ACTIVE, batch, count, Seeds(0), sums=defense.sums, roles=len(defense.roles))
+    found = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=defense.sums, roles=len(defense.roles))
     acting = Acting(attack.crafted, 0 if sum(map(len, found.units)) < len(found.data) else None, public)
-    view = replace(run.probe(found.data, acting=acting).view(ACTIVE), public=public)
+    view = replace(run.probe(found.data, acting=acting).view(threat), public=public)
     return World(view, found.challenges(), found, run), acting
 
 
@@ -170,6 +170,29 @@ def test_loud_traps_drown_noise_that_nothing_is_clipped_before(defense):
 @pytest.mark.parametrize(("defense", "options"), [(SecureAggregation(), {}), (PBPFLExt(), SQUARED)])
 def test_sums_that_hide_clients_give_the_target_away(defense, options):
     assert share(QuietImprint(), defense, 64, 128, **options) > 0.5
+
+
+@pytest.mark.parametrize("defense", [SecureAggregation(), Baffle(k=4000, masks="ring64")])
+def test_sybils_take_the_sum_apart_where_everybody_is_sent_one_model(defense):
+    """By keys alone: without them one trap for all is read in the sum of four clients' batches."""
+
+    class Consistent(QuietImprint):
+        def crafted(self, before, generator):
+            return replace(super().crafted(before, generator), others=None)
+
+    world, acting = probed(Consistent(), defense, 8, 16, SYBIL)
+    assert world.victims.units == ((Slot(0, 0),), (Slot(1, 0),)) and acting.target == 0
+    sent = {e.receiver: leaves(e.message) for e in world.view.mail if e.sender == SERVER and e.round == 1}
+    assert all(map(torch.equal, sent[0], sent[1]))
+    found = Consistent().evidence(world.view)
+    assert [e.unit for e in found] == list(world.victims.units)
+    data = [world.victims.data[e.unit[0]] for e in found]
+    if isinstance(defense, SecureAggregation):  # a sketch says something of the gradient, and is not it
+        assert max(at_truth(e, d.x[None], d.y[None]) for e, d in zip(found, data, strict=True)) < 1e-10
+        shown = [share(Consistent(), defense, 8, 64, threat=threat) for threat in (ACTIVE, SYBIL)]
+        assert shown[1] > 0.8 > 3 * shown[0]
+    hidden = [d.x for d in [*data, *world.run.shards.values()]]
+    assert leaks((world.view, acting.craft), hidden) == []
 
 
 @pytest.mark.parametrize("upload", ["gradient", "delta"])

@@ -16,7 +16,7 @@ from ppbench.adversary.attack import Challenge, References
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Data
-from ppbench.federation.view import TARGET, acts
+from ppbench.federation.view import TARGET, acts, colludes
 from ppbench.federation.wire import Slot
 
 
@@ -83,7 +83,7 @@ def asked_units(
     Arguments as of `choose_victims`; no data are needed. UsageError: a curious client without others.
     """
     curious = threat.startswith("client/")
-    colluding = threat.startswith("collusion/") or (acts(threat) and (sums or roles > 1))
+    colluding = colludes(threat) or (acts(threat) and (sums or roles > 1))
     cohort = curious or (sums and not colluding)
     per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
     if per_probe == 0:

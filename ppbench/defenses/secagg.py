@@ -16,7 +16,7 @@ from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.secagg import PairedDefense
-from ppbench.federation.view import TARGET, Exchange, View
+from ppbench.federation.view import TARGET, Exchange, View, colludes
 
 PURPOSE = "update"
 
@@ -67,7 +67,7 @@ class SecureAggregation(PairedDefense):
         for exchange in view.exchanges():
             first.setdefault(exchange.slot, exchange)
         asked, shared = list(first.values()), Shared(view.plan)
-        if view.threat.startswith("collusion/"):
+        if colludes(view.threat):
             bare = [(e, self._bare(view, e)) for e in asked if e.slot.client == TARGET]
             return [
                 Evidence((e.slot,), update, shared.at(e.asked.params), e.asked.params)

@@ -26,14 +26,20 @@ THREATS = {
     "eavesdropper/1": "a listener on links without encryption: every message, nobody's state",
     "collusion/1": "the server and all clients but client 0: every upload, the states of all of them",
     "server-active/1": "a server that sends any weights, others to each client: every upload, its own state",
+    "server-active/1/sybil": "the same server, and all clients but client 0 are its own: the states of all of them",
 }
 TARGET = 0
-"""The client that the others of "collusion/1" are after, and a server that acts where it can read nobody else."""
+"""The client that those who collude are after, and a server that acts where it can read nobody else."""
 
 
 def acts(threat: str) -> bool:
     """Return whether the server of a threat model sends other weights than the model's."""
     return threat.startswith("server-active/")
+
+
+def colludes(threat: str) -> bool:
+    """Return whether the server of a threat model has the states of all clients but the target."""
+    return threat.startswith("collusion/") or threat.endswith("/sybil")
 
 
 class Mechanism(Protocol):
@@ -214,7 +220,7 @@ class Transcript:
             raise unknown("threat model", threat, THREATS)
         if threat == "eavesdropper/1":
             return View(threat, None, self.plan, self.defense, self.mail, ())
-        if threat == "collusion/1":
+        if colludes(threat):
             states = tuple(s for s in self.states if s.party != TARGET)
             return View(threat, SERVER, self.plan, self.defense, self.mail, states)
         me = SERVER if threat.startswith("server") else (party or 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import asked_units
-from ppbench.federation.view import THREATS, acts
+from ppbench.federation.view import THREATS, acts, colludes
 from ppbench.metrics.perceptual import identity, measurable
 from ppbench.questions.base import question_of
 from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Control, DefenseInfo, Scalar, ThreatModel
@@ -67,7 +67,7 @@ def groups(experiment: Experiment) -> Iterator[Group]:
                 if masked and threat.startswith("client/"):
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
                 # What a client learns is a sum over the others, and colluders are after one, whatever part it plays.
-                mixed = threat.startswith(("client/", "collusion/")) or acts(threat)
+                mixed = threat.startswith("client/") or colludes(threat) or acts(threat)
                 for batch in experiment.config.attack_batch:
                     for role in ("",) if mixed else point.defense.roles:
                         for acting in _acting(experiment, threat):

@@ -37,7 +37,7 @@ class ClassFishing(Attack):
 
     name: ClassVar[str] = "fishing"
     kind: ClassVar[Kind] = "reconstruction"
-    threats: ClassVar[tuple[str, ...]] = ("server-active/1",)
+    threats: ClassVar[tuple[str, ...]] = ("server-active/1", "server-active/1/sybil")
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Wen et al., Fishing for User Data in Large-Batch Federated Learning via Gradient Magnification, ICML 2022"

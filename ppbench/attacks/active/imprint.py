@@ -43,7 +43,7 @@ class Imprint(Attack):
 
     name: ClassVar[str] = "imprint"
     kind: ClassVar[Kind] = "reconstruction"
-    threats: ClassVar[tuple[str, ...]] = ("server-active/1",)
+    threats: ClassVar[tuple[str, ...]] = ("server-active/1", "server-active/1/sybil")
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Fowl et al., Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models, "

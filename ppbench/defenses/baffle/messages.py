@@ -21,7 +21,7 @@ from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
-from ppbench.federation.view import TARGET, Exchange, View
+from ppbench.federation.view import TARGET, Exchange, View, colludes
 from ppbench.federation.wire import Slot
 
 
@@ -80,7 +80,7 @@ def answers(view: View) -> dict[Slot, list[Exchange]]:
     """Return all clients' answers by slot, oldest first; of colluders' views the target's, of one client's none."""
     found: dict[Slot, list[Exchange]] = defaultdict(list)
     for exchange in () if view.threat.startswith("client/") else view.exchanges():
-        asked_about = exchange.slot.client == TARGET or not view.threat.startswith("collusion/")
+        asked_about = exchange.slot.client == TARGET or not colludes(view.threat)
         if asked_about and isinstance(exchange.asked, Evaluate):
             found[exchange.slot].append(exchange)
     return dict(found)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
 from ppbench.adversary.victims import Candidates
-from ppbench.federation.view import View
+from ppbench.federation.view import View, colludes
 from ppbench.records.schema import Flag
 from ppbench.run.audit.clients import CanaryClients
 from ppbench.run.audit.population import ADVERSARY
@@ -44,7 +44,7 @@ class Questions:
         Raises Refused: the view of colluding clients, whose states are not kept.
         """
         audit = self.audit
-        if threat.startswith("collusion/"):
+        if colludes(threat):
             raise Refused(f"An audit keeps no clients' states, so it has no view of {threat}; leave it out.")
         fed = audit.restored()
         if threat.startswith("client/"):
