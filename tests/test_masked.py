@@ -11,7 +11,7 @@ from observations import ask, observation, psnr, seeded, updates, uploads
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.masked import MEASURES, IGMasked, hypotheses, tried_labels, unexplained
 from ppbench.attacks.reconstruction.search.problem import SimulatedObjective, objective
-from ppbench.attacks.reconstruction.search.starts import posed
+from ppbench.attacks.reconstruction.search.starts import Starts, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import FLOOR, bounded, simulation
 from ppbench.federation.plan import Data, Local, Plan
@@ -145,17 +145,21 @@ def test_hypotheses_are_the_measures_and_zeros_are_left_out_where_something_is_h
     assert hypotheses(signs) == [signs]
 
 
-def test_the_truth_explains_what_is_not_masked_and_nothing_finite_explains_nothing(case, truth):
+def test_the_truth_explains_what_is_not_masked_and_nothing_finite_explains_nothing(case, truth, plan):
     x, y = truth.x[:1], truth.y[:1]
-    exact = unexplained(case, x, y)
+
+    def left(evidence, x=x):
+        return float(unexplained([evidence], Starts(x[None], y[None], False), plan))
+
+    exact = left(case)
     assert exact == pytest.approx(FLOOR, rel=1e-2)
     count = len(case.observed)
     poisoned = replace(case, observed=noise(case.observed, ["head.weight", "head.bias"], 1e3))
-    assert math.log(unexplained(poisoned, x, y)) == pytest.approx(math.log(exact) * (count - 2) / count, abs=0.1)
+    assert math.log(left(poisoned)) == pytest.approx(math.log(exact) * (count - 2) / count, abs=0.1)
     half = {n: v * (torch.arange(v.numel()).view(v.shape) % 3 > 0) for n, v in case.observed.items()}
-    assert unexplained(replace(case, observed=half), x, y) == pytest.approx(exact, rel=1e-2), "zeros do not count"
-    assert unexplained(replace(case, observed={n: v * torch.nan for n, v in case.observed.items()}), x, y) == math.inf
-    assert unexplained(case, x * torch.nan, y) > exact
+    assert left(replace(case, observed=half)) == pytest.approx(exact, rel=1e-2), "zeros do not count"
+    assert left(replace(case, observed={n: v * torch.nan for n, v in case.observed.items()})) == math.inf
+    assert left(case, x * torch.nan) > exact
 
 
 def test_labels_that_were_granted_or_belong_to_a_batch_are_not_tried(plan, params, truth):

@@ -27,7 +27,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "rounds": (int, "Rounds of training."),
     "batch_size": (int, "Examples in a training batch."),
     "local_epochs": (int, "Epochs of a client's local training (delta)."),
-    "attack_batch": (str, "Sizes of victims' batches, as 1,4,8."),
+    "attack_batch": (str, "Sizes of victims' batches, as 1,8."),
     "probe": (str, "gradient or local: what a probed client does with the victims' batch."),
     "probe_rounds": (int, "Rounds that it holds the batch."),
     "victims": (int, "Victim images a cell."),

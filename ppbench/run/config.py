@@ -70,7 +70,7 @@ class EvaluateConfig(Strict):
     decay_at: tuple[int, ...] = (20, 32)
     decay: float = Field(default=0.5, gt=0, le=1)
     partition: str = "iid"
-    attack_batch: tuple[PositiveInt, ...] = Field(default=(1, 4, 8), min_length=1)
+    attack_batch: tuple[PositiveInt, ...] = Field(default=(1, 8), min_length=1)
     probe: Literal["gradient", "local"] = "gradient"
     probe_rounds: int = Field(default=1, ge=1, le=100)
     victims: int = Field(default=20, ge=1)

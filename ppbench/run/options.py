@@ -18,7 +18,7 @@ def sizes(text: str | None) -> tuple[int, ...] | None:
     try:
         return None if text is None else tuple(map(int, names(text) or ()))
     except ValueError as cause:
-        raise UsageError(f"Option --attack-batch {text!r} cannot be used; give whole numbers, as 1,4,8.") from cause
+        raise UsageError(f"Option --attack-batch {text!r} cannot be used; give whole numbers, as 1,8.") from cause
 
 
 def numbers(text: str | None) -> str | tuple[float, ...] | None:

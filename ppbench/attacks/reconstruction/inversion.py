@@ -39,7 +39,7 @@ class Inversion(ImageSearch):
     lr: Positive = 0.1
     tv: NonNegative = 1e-4
     fading: bool = False
-    slots: Count = 16
+    slots: Count = 32
     compile: bool = False
 
     def blocks(self, victims: Sequence[Victim]) -> list[list[int]]:

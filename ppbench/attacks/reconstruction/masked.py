@@ -23,7 +23,7 @@ from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.inversion import Story, descended, known
 from ppbench.attacks.reconstruction.search.descent import Evaluate, descend
-from ppbench.attacks.reconstruction.search.problem import Problem, discrepancy
+from ppbench.attacks.reconstruction.search.problem import Problem, objective
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
 from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import NonNegative, Positive
@@ -83,7 +83,7 @@ class IGMasked(IG):
         steps = int(SCOUT * left) // len(choices) - 1
         scouts = [self.scouted(victims, choice, labels, steps) for choice in choices if steps >= FEWEST]
         left -= len(scouts) * (steps + 1)
-        best = chosen(evidences, scouts)
+        best = chosen(evidences, scouts, victims[0].plan)
         found: dict[int, Guess] = {}
         for b in sorted(set(best)):
             rows = [i for i, own in enumerate(best) if own == b]
@@ -127,40 +127,36 @@ class Scout:
     ends: Starts
 
 
-def chosen(evidences: Sequence[Evidence], scouts: Sequence[Scout]) -> list[int]:
+def chosen(evidences: Sequence[Evidence], scouts: Sequence[Scout], plan: Plan) -> list[int]:
     """Return which of the hypotheses each victim's observation speaks for: the first, unless one explains it better."""
     if not scouts:
         return [0] * len(evidences)
-    scores = torch.tensor([[_left(s.ends, v, e) for v, e in enumerate(evidences)] for s in scouts])
+    scores = torch.stack([unexplained(evidences, scout.ends, plan) for scout in scouts])
     return torch.where(scores.amin(0) < MARGIN * scores[0], scores.argmin(0), 0).tolist()
 
 
-def _left(ends: Starts, victim: int, evidence: Evidence) -> float:
-    return unexplained(evidence, ends.x[victim], ends.labels[victim], ends.extra[victim])
-
-
-def unexplained(evidence: Evidence, x: Tensor, y: Tensor, extra: Tensor | None = None) -> float:
-    """Return what of `evidence` images x [N, *shape], y [N, C], extra [E] leave unexplained, whatever was masked of it.
+def unexplained(evidences: Sequence[Evidence], guess: Starts, plan: Plan) -> Tensor:
+    """Return what of V victims' evidence a guess at each leaves unexplained [V], whatever was masked of it.
 
     By "bounded", entries that are exactly 0 left out: these may be hidden. From its floor to 2; infinite if not finite.
     """
-    fair = replace(under(evidence, zeros=False), measure="bounded")
-    with torch.no_grad():
-        value = float(discrepancy(fair, x, y, x.new_zeros(0) if extra is None else extra))
-    return value if math.isfinite(value) else math.inf
+    fair = [replace(under(evidence, zeros=False), measure="bounded") for evidence in evidences]
+    batch, index = guess.x.shape[1], torch.arange(len(guess.x), device=guess.x.device)
+    value = objective(fair, plan, batch, guess.x.dtype)(guess.x, guess.labels, guess.extra, index)[0]
+    return torch.where(value.isfinite(), value, math.inf).cpu()
 
 
 def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start: Start) -> tuple[Tensor | None, int]:
     """Return labels [V, 1, C] that explain best, evaluations spent; None: granted, batches, one output, nuisance."""
-    classes = victims[0].plan.spec.classes
+    plan = victims[0].plan
+    classes = plan.spec.classes
     if any(v.size[0] > 1 or v.challenge.y is not None for v in victims) or classes == 1 or evidences[0].nuisance:
         return None, 0
-    found, every = [], one_hot(torch.arange(classes), classes).float()
-    for victim, evidence in zip(victims, evidences, strict=True):
-        x = victim.image(start).to(evidence.device)
-        scores = torch.tensor([unexplained(evidence, x, y[None].to(x)) for y in every])
-        found.append(every[scores.argmin()][None])
-    return torch.stack(found), classes
+    every = one_hot(torch.arange(classes), classes).float()
+    x = torch.stack([victim.image(start).to(evidences[0].device) for victim in victims])
+    guesses = [Starts(x, y.to(x).expand(len(x), 1, classes), False, x.new_zeros(len(x), 0)) for y in every]
+    scores = torch.stack([unexplained(evidences, guess, plan) for guess in guesses])
+    return every[scores.argmin(0)][:, None], classes
 
 
 def hidden(evidences: Sequence[Evidence]) -> bool:
