@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from observations import ask, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
+from ppbench.attacks.label.presence import possible_classes
 from ppbench.attacks.label.recovery import (
     ROUNDING,
     LabelRecovery,
@@ -14,6 +15,7 @@ from ppbench.attacks.label.recovery import (
     label_histogram,
     recover_labels,
     single_label,
+    typical_means,
 )
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
@@ -245,7 +247,7 @@ def test_identities_claim_nothing_where_they_do_not_hold():
     assert label_histogram(params, gradients * torch.nan, None, 3) is None
 
 
-def test_noise_on_the_gradient_leaves_counts_against_noise_images(digits):
+def test_noise_on_the_gradient_leaves_counts_against_random_images(digits):
     """The identities are gone, the signal is not."""
     plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, Local("gradient"), loss="squared")
     right, chance = rates(plan, initial(plan.spec, 1), digits, 4, 20, noise=0.02)
@@ -259,3 +261,51 @@ def test_a_regression_has_no_labels_to_recover():
     g = gradient(lambda p: plan.objective(p, torch.rand(2, 6), torch.rand(2, 1), torch.ones(2)), params)
     found = recover_labels(plan, params, g["head.weight"], g["head.bias"], 2, seeded(0))
     assert found.tolist() == [0, 0]
+
+
+# -- trained networks: predictions that cannot be guessed --------------------------------------------------------------
+def head_gradient(labels, seed, sure=1.0):
+    """Return [C, 32] float32, the head's gradient of labels [B] by random features and predictions, Dirichlet(sure)."""
+    g = seeded(seed)
+    p = torch.rand(len(labels), CLASSES, generator=g).double().log().neg() ** (1 / sure)
+    apart = p / p.sum(1, keepdim=True) - torch.nn.functional.one_hot(labels, CLASSES)
+    return (apart.T @ torch.randn(len(labels), 32, generator=g).double() / len(labels)).float()
+
+
+@given(st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=CLASSES - 1), st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+def test_no_class_of_a_batch_is_excluded(labels, seed):
+    labels = torch.tensor(labels)
+    assert possible_classes(head_gradient(labels, seed), None, len(labels))[labels].all()
+
+
+@pytest.mark.parametrize(("batch", "most"), [(1, 0), (2, 0.2), (4, 1)])
+def test_most_classes_that_are_not_there_are_excluded(batch, most):
+    """Vectors of a span of few dimensions are seldom negative at one entry alone, by chance."""
+    wrong = 0
+    for seed in range(20):
+        labels = torch.randperm(CLASSES, generator=seeded(seed))[:batch]
+        wrong += int(possible_classes(head_gradient(labels, seed), None, batch).sum()) - batch
+    assert wrong / 20 <= most
+
+
+def test_noise_and_large_batches_exclude_nothing():
+    labels = torch.tensor([0, 1, 1])
+    exact, g = head_gradient(labels, 0), seeded(1)
+    noisy = exact + 1e-3 * exact.std() * torch.randn(exact.shape, generator=g)
+    assert not possible_classes(exact, exact.mean(1), 3).all()
+    assert possible_classes(noisy, None, 3).all()
+    assert possible_classes(head_gradient(torch.arange(10), 0), None, 10).all()
+
+
+def test_a_trained_network_gives_most_labels_away(digits):
+    """Random images say nothing of its predictions, and are not asked."""
+    plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, Local("gradient"))
+    params = initial(plan.spec, 1)
+    assert float(typical_means(plan, params, seeded())[0].std()) > 0
+    for _ in range(100):
+        grads = gradient(lambda p: plan.objective(p, digits.x, digits.y, torch.ones(len(digits.x))), params)
+        params = {name: value - 0.5 * grads[name].detach() for name, value in params.items()}
+    assert typical_means(plan, params, seeded())[0].tolist() == [0.1] * CLASSES
+    right, chance = rates(plan, params, digits, 4, 20)
+    assert right > 0.85 and chance < 0.5

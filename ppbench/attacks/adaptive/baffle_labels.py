@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.baffle_sketch import Equations, Sketch, sketches
-from ppbench.attacks.label.recovery import LabelRecovery, Reader, greedy_multiset, noise_means, single_label
+from ppbench.attacks.label.recovery import LabelRecovery, Reader, greedy_multiset, single_label, typical_means
 from ppbench.base.autodiff import gradients
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Layout
@@ -103,7 +103,7 @@ def sketched_labels(
     single = batch == 1 and plan.loss == "cross_entropy"
     if method == "cone" and single:
         return linear.nearest_cone()
-    prediction = noise_means(plan, sketch.rounds[0].params, generator)[0]
+    prediction = typical_means(plan, sketch.rounds[0].params, generator)[0]
     if method == "cone" and plan.loss == "cross_entropy":
         return aligned_labels(linear, prediction, batch)
     signal = linear.estimate() if method == "cone" else bias_signal(sketch.rounds)
@@ -113,7 +113,7 @@ def sketched_labels(
 def aligned_labels(linear: Linear, prediction: Tensor, batch: int) -> Tensor:
     """Return the multiset of labels [batch] int64, sorted, whose mean p - y points most along the sketch.
 
-    Mean p - y is taken for u (wrong - counts / batch), `wrong` even or the `prediction` [C] on noise images; multisets
+    Mean p - y is taken for u (wrong - counts / batch), `wrong` even or the typical `prediction` [C]; multisets
     are searched from what some u suggest, by exchanges of one label.
     """
     even, estimate = torch.full_like(prediction, 1 / len(prediction)), linear.estimate()

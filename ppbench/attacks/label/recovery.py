@@ -2,8 +2,10 @@
 
 With cross-entropy the gradient of the head's bias is the mean of p - onehot(y): only a class that is present can have a
 negative entry (iDLG, Zhao et al. 2020), and batch times the gradient counts the labels up to the predictions p, which
-noise images estimate. Without a bias, row c of the weight's gradient sums to the mean of alpha (p_c - onehot(y)_c),
-alpha the sum of an example's features. Under the squared loss the exact identities of `label_histogram` come first.
+smooth random images estimate where a network says much the same of all images, as it does before training; which
+classes can be there at all is exact (`presence`). Without a bias, row c of the weight's gradient sums to the mean of
+alpha (p_c - onehot(y)_c), alpha the sum of an example's features. Under the squared loss the exact identities of
+`label_histogram` come first.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.attacks.label.presence import possible_classes
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -95,7 +99,15 @@ def _lengths(gram: Tensor, products: Tensor) -> Tensor:
     return lengths
 
 
-NOISE_IMAGES = 256
+IMAGES, PATCHES = 256, 4
+"""Random images that predictions are estimated on, and how many smooth patches they have along a side."""
+CONTRAST = 3.0
+"""How much further from grey images are on which predictions are asked whether they vary."""
+VARIED = 0.33
+"""Mean distance (total variation) of these from their mean, from which the mean says nothing of other images.
+
+Measured on digits and CIFAR-10, four networks each: 0 to .17 with random weights, .54 to .81 with trained ones.
+"""
 
 
 def recover_labels(
@@ -110,8 +122,9 @@ def recover_labels(
 
     One example: the smallest entry of the signal, the bias gradient or else the row sums of the weight's (the sign rule
     of iDLG). More: with cross-entropy one label for each class with a negative signal, then, one by one, the class
-    whose count batch * (mean prediction - signal) is served least. With the squared loss `label_histogram` decides
-    where it can. A gradient that is not finite, or says nothing, gives labels drawn from `generator`.
+    whose count batch * (mean prediction - signal) is served least, of those that may be there. With the squared loss
+    `label_histogram` decides where it can. A gradient that is not finite, or says nothing, gives labels drawn from
+    `generator`.
 
     Args:
         plan: the public plan; its network, loss, data range and number of classes are used.
@@ -119,7 +132,7 @@ def recover_labels(
         head_weight_grad: [C, D], mean over the batch; with a bias and cross-entropy only checked.
         head_bias_grad: [C], mean over the batch; None for a head without bias.
         batch: number of examples B.
-        generator: source of the noise images and of labels that cannot be recovered.
+        generator: source of the random images and of labels that cannot be recovered.
     """
     classes = plan.spec.classes
     raw = (head_weight_grad.sum(1) if head_bias_grad is None else head_bias_grad).detach().double().cpu()
@@ -131,10 +144,13 @@ def recover_labels(
             return greedy_multiset(found.counts, found.present, batch)
     if batch == 1:
         return single_label(raw, positive=head_bias_grad is not None or plan.loss != "cross_entropy")
-    prediction, alpha = noise_means(plan, params, generator)
+    prediction, alpha = typical_means(plan, params, generator)
     signal = raw if head_bias_grad is not None else raw / alpha
-    present = signal < 0 if plan.loss == "cross_entropy" else torch.zeros(classes, dtype=torch.bool)
-    return greedy_multiset(batch * (prediction - signal), present, batch)
+    counts = batch * (prediction - signal)
+    if plan.loss != "cross_entropy":
+        return greedy_multiset(counts, torch.zeros(classes, dtype=torch.bool), batch)
+    absent = ~possible_classes(head_weight_grad, head_bias_grad, batch) & (signal >= 0)
+    return greedy_multiset(counts.masked_fill(absent, -math.inf), signal < 0, batch)
 
 
 def single_label(signal: Tensor, positive: bool = True) -> Tensor:
@@ -147,19 +163,34 @@ def single_label(signal: Tensor, positive: bool = True) -> Tensor:
     return (signal.argmax(keepdim=True) if flipped else signal.argmin(keepdim=True)).cpu()
 
 
-def noise_means(plan: Plan, params: Params, generator: torch.Generator) -> tuple[Tensor, float]:
-    """Return the mean prediction [C] float64 (1 / C: not finite) and mean sum of features on uniform noise images."""
+def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Return a typical example's prediction [C] float64 and the mean sum of features of random images.
+
+    The prediction is the mean over these; with cross-entropy 1 / C for each class where it is not finite or `VARIED`.
+    """
     low, high = plan.data_range
-    noise = torch.rand(NOISE_IMAGES, *plan.spec.shape, generator=generator) * (high - low) + low
-    like = params["head.weight"]
-    with torch.no_grad():
-        features = plan.net.features(params, noise.to(like.device, like.dtype))
-        outputs = plan.net.head(params, features).double()
-    mean = (outputs.softmax(-1) if plan.loss == "cross_entropy" else outputs).mean(0).cpu()
-    alpha = float(features.double().sum(1).mean())
-    if not mean.isfinite().all():
+    like, images = params["head.weight"], random_images(plan.spec.shape, generator)
+
+    def guesses(x: Tensor) -> tuple[Tensor, float]:
+        with torch.no_grad():
+            features = plan.net.features(params, (x * (high - low) + low).to(like.device, like.dtype))
+            outputs = plan.net.head(params, features).double()
+        shares = (outputs.softmax(-1) if plan.loss == "cross_entropy" else outputs).cpu()
+        return shares, float(features.double().sum(1).mean())
+
+    (shares, alpha), (far, _) = (guesses((0.5 + c * (images - 0.5)).clamp(0, 1)) for c in (1.0, CONTRAST))
+    mean, apart = shares.mean(0), float((far - far.mean(0)).abs().sum(1).mean()) / 2
+    if not mean.isfinite().all() or (plan.loss == "cross_entropy" and apart > VARIED):
         mean = torch.full_like(mean, 1 / plan.spec.classes)
     return mean, alpha if math.isfinite(alpha) and alpha != 0 else 1.0
+
+
+def random_images(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return [IMAGES, *shape] float32 in [0, 1): smooth patches of colour; noise where examples are no images."""
+    if len(shape) != 3:
+        return torch.rand(IMAGES, *shape, generator=generator)
+    coarse = torch.rand(IMAGES, shape[0], PATCHES, PATCHES, generator=generator)
+    return interpolate(coarse, size=shape[1:], mode="bilinear", align_corners=False)
 
 
 def greedy_multiset(counts: Tensor, present: Tensor, batch: int) -> Tensor:
