@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from observations import ask, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.label.presence import possible_classes
+from ppbench.attacks.label.multisets import greedy_multiset, likely_multisets
+from ppbench.attacks.label.presence import exact_span, possible_classes
 from ppbench.attacks.label.recovery import (
     ROUNDING,
     LabelRecovery,
-    greedy_multiset,
     label_histogram,
     recover_labels,
     single_label,
@@ -276,7 +276,7 @@ def head_gradient(labels, seed, sure=1.0):
 @settings(max_examples=40, deadline=None)
 def test_no_class_of_a_batch_is_excluded(labels, seed):
     labels = torch.tensor(labels)
-    assert possible_classes(head_gradient(labels, seed), None, len(labels))[labels].all()
+    assert possible_classes(exact_span(head_gradient(labels, seed), None, len(labels)))[labels].all()
 
 
 @pytest.mark.parametrize(("batch", "most"), [(1, 0), (2, 0.2), (4, 1)])
@@ -285,7 +285,7 @@ def test_most_classes_that_are_not_there_are_excluded(batch, most):
     wrong = 0
     for seed in range(20):
         labels = torch.randperm(CLASSES, generator=seeded(seed))[:batch]
-        wrong += int(possible_classes(head_gradient(labels, seed), None, batch).sum()) - batch
+        wrong += int(possible_classes(exact_span(head_gradient(labels, seed), None, batch)).sum()) - batch
     assert wrong / 20 <= most
 
 
@@ -293,19 +293,28 @@ def test_noise_and_large_batches_exclude_nothing():
     labels = torch.tensor([0, 1, 1])
     exact, g = head_gradient(labels, 0), seeded(1)
     noisy = exact + 1e-3 * exact.std() * torch.randn(exact.shape, generator=g)
-    assert not possible_classes(exact, exact.mean(1), 3).all()
-    assert possible_classes(noisy, None, 3).all()
-    assert possible_classes(head_gradient(torch.arange(10), 0), None, 10).all()
+    assert exact_span(exact, exact.mean(1), 3).shape == (CLASSES, 3)
+    assert exact_span(noisy, None, 3) is None
+    assert exact_span(head_gradient(torch.arange(10), 0), None, 10) is None
+
+
+def test_multisets_come_in_the_order_of_the_counts():
+    counts = torch.tensor([0.9, -torch.inf, 1.2, 0.4]).double()
+    found = [labels.tolist() for labels in likely_multisets(counts, torch.tensor([False, False, True, False]), 3)]
+    assert found[:2] == [[0, 2, 3], [0, 2, 2]]
+    assert len(found) == 6 == len({tuple(labels) for labels in found})
+    assert all(2 in labels and 1 not in labels for labels in found)
+    assert len(list(likely_multisets(torch.zeros(100).double(), torch.zeros(100) > 0, 8))) == 1, "too many to sort"
 
 
 def test_a_trained_network_gives_most_labels_away(digits):
     """Random images say nothing of its predictions, and are not asked."""
     plan = Plan(net_spec("mlp", (1, 8, 8), CLASSES), 4, Local("gradient"))
     params = initial(plan.spec, 1)
-    assert float(typical_means(plan, params, seeded())[0].std()) > 0
+    assert float(typical_means(plan, params, seeded()).prediction.std()) > 0
     for _ in range(100):
         grads = gradient(lambda p: plan.objective(p, digits.x, digits.y, torch.ones(len(digits.x))), params)
         params = {name: value - 0.5 * grads[name].detach() for name, value in params.items()}
-    assert typical_means(plan, params, seeded())[0].tolist() == [0.1] * CLASSES
+    assert typical_means(plan, params, seeded()).prediction.tolist() == [0.1] * CLASSES
     right, chance = rates(plan, params, digits, 4, 20)
     assert right > 0.85 and chance < 0.5

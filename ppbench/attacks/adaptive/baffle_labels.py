@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.baffle_sketch import Equations, Sketch, sketches
-from ppbench.attacks.label.recovery import LabelRecovery, Reader, greedy_multiset, single_label, typical_means
+from ppbench.attacks.label.multisets import greedy_multiset
+from ppbench.attacks.label.recovery import LabelRecovery, Reader, single_label, typical_means
 from ppbench.base.autodiff import gradients
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Layout
@@ -103,7 +104,7 @@ def sketched_labels(
     single = batch == 1 and plan.loss == "cross_entropy"
     if method == "cone" and single:
         return linear.nearest_cone()
-    prediction = typical_means(plan, sketch.rounds[0].params, generator)[0]
+    prediction = typical_means(plan, sketch.rounds[0].params, generator).prediction
     if method == "cone" and plan.loss == "cross_entropy":
         return aligned_labels(linear, prediction, batch)
     signal = linear.estimate() if method == "cone" else bias_signal(sketch.rounds)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.label.recovery import LabelRecovery, greedy_multiset, read_labels, single_label, typical_means
+from ppbench.attacks.label.multisets import greedy_multiset
+from ppbench.attacks.label.recovery import LabelRecovery, read_labels, single_label, typical_means
 from ppbench.base.tree import Params
 from ppbench.defenses.fedpc.evidence import before, model_of, signs, uploads
 from ppbench.defenses.fedpc.messages import Ternary
@@ -43,7 +44,7 @@ def sign_labels(rounds: Sequence[Params], plan: Plan, params: Params, batch: int
         return torch.randint(0, plan.spec.classes, (batch,), generator=generator).sort().values
     if batch == 1:
         return single_label(signal)
-    prediction, _ = typical_means(plan, params, generator)
+    prediction = typical_means(plan, params, generator).prediction
     return greedy_multiset(batch * prediction - signal, signal < 0, batch)
 
 

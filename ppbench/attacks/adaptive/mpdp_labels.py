@@ -17,7 +17,8 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.mask_estimators import Moments, noiseless_moments
-from ppbench.attacks.label.recovery import LabelRecovery, Reader, greedy_multiset
+from ppbench.attacks.label.multisets import greedy_multiset
+from ppbench.attacks.label.recovery import LabelRecovery, Reader
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, exchanges, whole_cohorts

@@ -23,8 +23,10 @@ SLACK: Final = 1e-3
 """How far below 0 entries beside the label's may lie, in units of that: directions too small to be seen are missing."""
 
 
-def possible_classes(weight_gradient: Tensor, bias_gradient: Tensor | None, batch: int) -> Tensor:
-    """Return [C] bool: the classes that a batch may hold; all of them where the gradient excludes none.
+def exact_span(weight_gradient: Tensor, bias_gradient: Tensor | None, batch: int) -> NDArray[np.float64] | None:
+    """Return an orthonormal basis [C, rank] of the columns of the head's gradient; None where these exclude nothing.
+
+    So it is where the gradient is noisy (its rank larger than the batch), or there are as many examples as classes.
 
     Args:
         weight_gradient: [C, D] of the head, under cross-entropy, finite.
@@ -35,11 +37,16 @@ def possible_classes(weight_gradient: Tensor, bias_gradient: Tensor | None, batc
     left, sizes, _ = torch.linalg.svd(
         torch.cat([part.detach().double().cpu() for part in parts], 1), full_matrices=False
     )
-    classes, rank = len(left), int((sizes > RANK * sizes[0]).sum())
-    if rank > batch or rank > classes - 2 or batch >= classes:  # noise, or a span that excludes nothing
-        return torch.ones(classes, dtype=torch.bool)
-    span = left[:, :rank].numpy()
-    return torch.tensor([_least(span, label) > -SLACK for label in range(classes)])
+    rank = int((sizes > RANK * sizes[0]).sum())
+    if rank > batch or batch >= len(left):
+        return None
+    basis: NDArray[np.float64] = left[:, :rank].numpy()
+    return basis
+
+
+def possible_classes(span: NDArray[np.float64]) -> Tensor:
+    """Return [C] bool: the classes that a batch may hold whose head's gradient has columns in this `exact_span`."""
+    return torch.tensor([_least(span, label) > -SLACK for label in range(len(span))])
 
 
 def _least(span: NDArray[np.float64], label: int) -> float:

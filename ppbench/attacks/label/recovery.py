@@ -13,14 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import islice
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.label.presence import possible_classes
+from ppbench.attacks.label.multisets import greedy_multiset, likely_multisets
+from ppbench.attacks.label.presence import exact_span, possible_classes
+from ppbench.attacks.reconstruction.features.images import recover_features
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -99,6 +102,8 @@ def _lengths(gram: Tensor, products: Tensor) -> Tensor:
     return lengths
 
 
+TRIED = 48
+"""Examples, at most, in all the multisets for which features are sought that explain the head's gradient."""
 IMAGES, PATCHES = 256, 4
 """Random images that predictions are estimated on, and how many smooth patches they have along a side."""
 CONTRAST = 3.0
@@ -122,9 +127,9 @@ def recover_labels(
 
     One example: the smallest entry of the signal, the bias gradient or else the row sums of the weight's (the sign rule
     of iDLG). More: with cross-entropy one label for each class with a negative signal, then, one by one, the class
-    whose count batch * (mean prediction - signal) is served least, of those that may be there. With the squared loss
-    `label_histogram` decides where it can. A gradient that is not finite, or says nothing, gives labels drawn from
-    `generator`.
+    whose count batch * (mean prediction - signal) is served least, of those that may be there; where predictions vary
+    and features explain an exact gradient under other labels only, these. With the squared loss `label_histogram`
+    decides where it can. A gradient that is not finite, or says nothing, gives labels drawn from `generator`.
 
     Args:
         plan: the public plan; its network, loss, data range and number of classes are used.
@@ -144,13 +149,23 @@ def recover_labels(
             return greedy_multiset(found.counts, found.present, batch)
     if batch == 1:
         return single_label(raw, positive=head_bias_grad is not None or plan.loss != "cross_entropy")
-    prediction, alpha = typical_means(plan, params, generator)
+    prediction, alpha, varied = typical_means(plan, params, generator)
     signal = raw if head_bias_grad is not None else raw / alpha
     counts = batch * (prediction - signal)
     if plan.loss != "cross_entropy":
         return greedy_multiset(counts, torch.zeros(classes, dtype=torch.bool), batch)
-    absent = ~possible_classes(head_weight_grad, head_bias_grad, batch) & (signal >= 0)
-    return greedy_multiset(counts.masked_fill(absent, -math.inf), signal < 0, batch)
+    present, span = signal < 0, exact_span(head_weight_grad, head_bias_grad, batch)
+    if span is None:
+        return greedy_multiset(counts, present, batch)
+    likely = likely_multisets(counts.masked_fill(~possible_classes(span) & ~present, -math.inf), present, batch)
+    if head_bias_grad is None or not varied:
+        return next(likely)
+    tried = list(islice(likely, max(1, TRIED // batch)))
+    heads = (params["head.weight"], params["head.bias"], head_weight_grad, head_bias_grad)
+    weight, bias, dw, db = (tensor.detach().cpu() for tensor in heads)
+    public = {"head.weight": weight, "head.bias": bias}
+    explain = (labels for labels in tried if recover_features(public, dw, db, labels, generator, restarts=0).exact)
+    return next(explain, tried[0])
 
 
 def single_label(signal: Tensor, positive: bool = True) -> Tensor:
@@ -163,8 +178,16 @@ def single_label(signal: Tensor, positive: bool = True) -> Tensor:
     return (signal.argmax(keepdim=True) if flipped else signal.argmin(keepdim=True)).cpu()
 
 
-def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> tuple[Tensor, float]:
-    """Return a typical example's prediction [C] float64 and the mean sum of features of random images.
+class Typical(NamedTuple):
+    """A typical example's prediction [C] float64, the mean sum of features, and whether predictions are `VARIED`."""
+
+    prediction: Tensor
+    alpha: float
+    varied: bool
+
+
+def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> Typical:
+    """Return what the network says of random images, on the mean.
 
     The prediction is the mean over these; with cross-entropy 1 / C for each class where it is not finite or `VARIED`.
     """
@@ -180,9 +203,10 @@ def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> tup
 
     (shares, alpha), (far, _) = (guesses((0.5 + c * (images - 0.5)).clamp(0, 1)) for c in (1.0, CONTRAST))
     mean, apart = shares.mean(0), float((far - far.mean(0)).abs().sum(1).mean()) / 2
-    if not mean.isfinite().all() or (plan.loss == "cross_entropy" and apart > VARIED):
+    varied = plan.loss == "cross_entropy" and apart > VARIED
+    if varied or not mean.isfinite().all():
         mean = torch.full_like(mean, 1 / plan.spec.classes)
-    return mean, alpha if math.isfinite(alpha) and alpha != 0 else 1.0
+    return Typical(mean, alpha if math.isfinite(alpha) and alpha != 0 else 1.0, varied)
 
 
 def random_images(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -191,22 +215,6 @@ def random_images(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand(IMAGES, *shape, generator=generator)
     coarse = torch.rand(IMAGES, shape[0], PATCHES, PATCHES, generator=generator)
     return interpolate(coarse, size=shape[1:], mode="bilinear", align_corners=False)
-
-
-def greedy_multiset(counts: Tensor, present: Tensor, batch: int) -> Tensor:
-    """Return `batch` labels [batch] int64, sorted: one of each present class, then the class least served so far.
-
-    counts [C] float64: estimated examples a class, need not be whole.  present [C] bool: classes known to occur; where
-    these are more than `batch`, those with the largest counts.
-    """
-    chosen = sorted(present.nonzero()[:, 0].tolist(), key=lambda c: -float(counts[c]))[:batch]
-    left = counts.clone()
-    left[chosen] -= 1
-    while len(chosen) < batch:
-        best = int(left.argmax())
-        left[best] -= 1
-        chosen.append(best)
-    return torch.tensor(sorted(chosen), dtype=torch.int64)
 
 
 def read_labels(evidence: Evidence | None, plan: Plan, batch: int, generator: torch.Generator) -> Tensor:
