@@ -317,4 +317,4 @@ def test_a_trained_network_gives_most_labels_away(digits):
         params = {name: value - 0.5 * grads[name].detach() for name, value in params.items()}
     assert typical_means(plan, params, seeded()).prediction.tolist() == [0.1] * CLASSES
     right, chance = rates(plan, params, digits, 4, 20)
-    assert right > 0.85 and chance < 0.5
+    assert right > 0.94 and chance < 0.5  # .96; without trials of multisets .93
