@@ -68,6 +68,12 @@ class Network:
             found += _compared(self.model, *pair)
         return found
 
+    @torch.no_grad()
+    def features(self, images: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        """Return the last convolution's output of images [N, C, H, W], after its ReLU, flat: [N, D] float64."""
+        parts = [_last(self.model, _prepared(some, data_range)).flatten(1) for some in images.split(_BLOCK)]
+        return torch.cat(parts)
+
 
 def measurable(shape: tuple[int, ...]) -> bool:
     """Return whether examples of `shape` are images that have perceptual figures: 1 or 3 channels, 28 pixels a side."""
@@ -86,10 +92,16 @@ def _prepared(images: Tensor, data_range: tuple[float, float]) -> Tensor:
 @torch.no_grad()
 def _compared(model: Any, guess: Tensor, truth: Tensor) -> list[Perceived]:
     distance = model(guess, truth).flatten().double()
-    last = [model.net(model.scaling_layer(x)).relu5.double() for x in (guess, truth)]
+    last = [_last(model, x) for x in (guess, truth)]
     error = (last[0] - last[1]).square().flatten(1).mean(1)
     pairs = zip(distance.tolist(), error.tolist(), strict=True)
     return [Perceived(max(d, 0.0), e) for d, e in pairs]
+
+
+def _last(model: Any, images: Tensor) -> Tensor:
+    """Return the last convolution's output of prepared images, after its ReLU."""
+    features: Tensor = model.net(model.scaling_layer(images)).relu5.double()
+    return features
 
 
 def located(weights: str | None) -> Path | None:

@@ -17,18 +17,27 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
 from ppbench.questions.labels import label_accuracy
+from ppbench.questions.recognition import LOOKED, Recognition, share_of_readers
 from ppbench.records.figure import metric_of, seed_of
 from ppbench.records.schema import Metric, without_defaults
 from ppbench.records.scores import ProbedScore
 
 BROKEN_DB = 20.0
-"""A reconstruction above this PSNR in dB counts as broken: the subject is plain to see."""
+"""PSNR in dB of the share that papers report; it counts as rebuilt above it where no blind guess was measured."""
+REBUILT_DB = 10.0
+"""Decibels beyond the best blind guess from which on an image counts as rebuilt: a tenth of its error is left."""
+EXACT_DB = 59.0
+"""PSNR in dB from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
+
+What an attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding.
+"""
 NEAR = 0.1
 """Relative error within which a table row counts as found."""
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 OLD = "scores of before it was measured"
 DETECTION = "detection_auc"
+GAIN = "gain_median"
 ACCURACY = "reconstruction_accuracy"
 
 
@@ -55,6 +64,7 @@ class ImageScore(ProbedScore):
         detected: of a server that acts, the share of honest clients who notice less (`run.detection`); else null.
         accuracy: of a table row whose encoding is public, the share of its columns that are right (`row_accuracy`).
         blind_accuracy: that of each column's most frequent category, or mean, of the public examples.
+        recognition: what it gives away to who looks; null where it was not measured, as in older records.
     """
 
     kind: Literal["image"] = "image"
@@ -76,10 +86,12 @@ class ImageScore(ProbedScore):
     detected: float | None = None
     accuracy: float | None = None
     blind_accuracy: float | None = None
+    recognition: Recognition | None = None
 
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(dump(self), dict.fromkeys(("detected", "accuracy", "blind_accuracy")))
+        later = dict.fromkeys(("detected", "accuracy", "blind_accuracy", "recognition"))
+        return without_defaults(dump(self), later)
 
     @property
     def decibels(self) -> float:
@@ -91,10 +103,22 @@ class ImageScore(ProbedScore):
         """The relative RMSE; 1 of a failed reconstruction."""
         return 1.0 if self.rmse is None else self.rmse
 
+    @property
+    def gain(self) -> float | None:
+        """Decibels beyond the better of two blind guesses; null where these were not measured."""
+        return None if self.blind is None else self.decibels - self.blind
+
 
 def rebuilt(score: Any, pictures: bool) -> bool:
-    """Return whether the victim of an `ImageScore` is rebuilt: above 20 dB, a table row within a tenth of its norm."""
-    return bool(score.decibels > BROKEN_DB if pictures else score.error < NEAR)
+    """Return whether the victim of an `ImageScore` is rebuilt.
+
+    An image: at most a tenth is left of the squared error of the best blind guess at it (`REBUILT_DB` beyond), or it is
+    equal to 8 bits; where no blind guess was measured, above 20 dB. A table row: within a tenth of its norm.
+    """
+    if not pictures:
+        return bool(score.error < NEAR)
+    level = BROKEN_DB if score.blind is None else min(score.blind + REBUILT_DB, EXACT_DB)
+    return bool(score.decibels > level)
 
 
 Pick = Callable[[ImageScore], float | None]
@@ -106,12 +130,17 @@ def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, C
     """Return `METRICS` by name, computed when called for.
 
     `LATER` only of scores that have `ImageScore.blind`, `detection_auc` only of those that have `ImageScore.detected`,
-    `reconstruction_accuracy` only of those that have `ImageScore.accuracy`.
+    `reconstruction_accuracy` only of those that have `ImageScore.accuracy`, and what who looks gets only of those that
+    have that figure of `ImageScore.recognition`.
     """
-    names = [n for n in METRICS if n not in LATER or any(score.blind is not None for score in scores)]
-    names = [n for n in names if n != DETECTION or any(score.detected is not None for score in scores)]
-    names = [n for n in names if n != ACCURACY or any(score.accuracy is not None for score in scores)]
-    return {name: partial(METRICS[name], scores, classes, seed) for name in names}
+    absent = {
+        *(() if any(score.blind is not None for score in scores) else LATER),
+        *(() if any(score.detected is not None for score in scores) else (DETECTION,)),
+        *(() if any(score.accuracy is not None for score in scores) else (ACCURACY,)),
+        *(n for n, of in LOOKED.items() if all(s.recognition is None or of(s.recognition) is None for s in scores)),
+    }
+    absent |= set() if any(score.recognition is not None and score.blind is not None for score in scores) else {GAIN}
+    return {name: partial(METRICS[name], scores, classes, seed) for name in METRICS if name not in absent}
 
 
 def _units(scores: Sequence[ImageScore], pick: Pick) -> list[Floats]:
@@ -225,6 +254,8 @@ METRICS: dict[str, Make] = dict(
         (DETECTION, _detection),
         (ACCURACY, _accuracy),
         *LATER.items(),
+        *((name, partial(share_of_readers, name)) for name in LOOKED),
+        _over_known(GAIN, lambda s: s.gain, OLD),
     ]
 )
 """The metrics of a cell of images, by name; psnr in dB, rmse relative to the victim's norm."""

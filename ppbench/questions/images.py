@@ -21,9 +21,11 @@ from ppbench.federation.wire import Slot
 from ppbench.metrics.image import image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.perceptual import Network, measurable
+from ppbench.metrics.recognition import Gallery
 from ppbench.questions.flags import flags_of
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.inquiry import Scored, Yardstick
+from ppbench.questions.recognition import Recognition
 from ppbench.questions.rows import row_accuracy
 from ppbench.records.schema import Flag
 
@@ -77,6 +79,9 @@ def score_images(
     flags = _inexact(scores)
     if yardstick is not None:
         scores = perceived(scores, images, truths, data_range, yardstick.network)
+        if yardstick.gallery is not None:
+            labels = torch.cat([victims.truth(unit).y for unit in victims.units])
+            scores = recognized(scores, images, truths, labels, yardstick.gallery)
         flags += flags_of(scores, known, data_range, truths.dim() == 4)
     return Scored(list(scores), flags, images, truths)
 
@@ -176,6 +181,15 @@ def perceived(
         return scores
     found = network.compare(guess, truth, data_range)
     return [s.model_copy(update={"lpips": f.lpips, "feat_mse": f.feat_mse}) for s, f in zip(scores, found, strict=True)]
+
+
+def recognized(scores: list[ImageScore], guess: Tensor, truth: Tensor, y: Tensor, gallery: Gallery) -> list[ImageScore]:
+    """Return `scores` with what who looks at the matched images [N, *shape] gets; y: targets [N, C]."""
+    classes = None if gallery.classes is None else y.argmax(1).cpu()
+    seen = gallery.recognize(guess, truth, classes)
+    shared = dict(gallery=len(gallery.x), common=gallery.common)
+    found = [Recognition(**shared, **asdict(one)) for one in seen]  # type: ignore[arg-type]  # by name, as declared
+    return [s.model_copy(update={"recognition": one}) for s, one in zip(scores, found, strict=True)]
 
 
 def _decibels(guess: Tensor, truth: Data, data_range: Range) -> list[float]:

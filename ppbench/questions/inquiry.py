@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ppbench.federation.view import View
     from ppbench.federation.wire import Slot
     from ppbench.metrics.perceptual import Network
+    from ppbench.metrics.recognition import Gallery
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ class Yardstick:
     """What reconstructions are measured with, beside the truth.
 
     mean: [*shape], of examples that anyone may see: a blind guess; None: none is measured. network: for LPIPS and
-    feature errors; None: they are null.
+    feature errors; None: they are null. gallery: held-out images, for what who looks gets; None: it is not measured.
     """
 
     mean: Tensor | None = None
     network: Network | None = None
+    gallery: Gallery | None = None
 
 
 @dataclass(frozen=True, eq=False)

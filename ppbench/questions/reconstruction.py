@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.image_metrics import BROKEN_DB, ImageScore, image_metrics, rebuilt
+from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, ImageScore, image_metrics, rebuilt
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import mislabelled
 from ppbench.records.figure import Terms
@@ -17,10 +17,6 @@ from ppbench.records.schema import CellConfig, Metric
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
-
-EXACT_DB = 59.0
-"""PSNR from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB. What an
-attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding."""
 
 FAILED = 1e6  # relative error that a failed reconstruction of a table row counts as, where settings are tuned
 

@@ -218,8 +218,8 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
     """Return what reconstructions of a task are measured with: the public (else test) mean, the feature network."""
     task = experiment.task
     seen = task.test if task.public is None else task.public
-    images = measurable(task.plan.spec.shape)
-    return Yardstick(seen.x.mean(0).cpu(), network(experiment.config.weights) if images else None)
+    known = network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
+    return Yardstick(seen.x.mean(0).cpu(), known, task.gallery(known))
 
 
 def _images(scored: Scored) -> dict[str, Tensor] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -14,6 +14,8 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.metrics.perceptual import Network
+from ppbench.metrics.recognition import Gallery, gallery_of
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.run.config import EvaluateConfig
@@ -38,6 +40,7 @@ class Task:
     params: Params
     seeds: Seeds
     public: Data | None = None
+    _galleries: dict[Network | None, Gallery | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def classified(self) -> bool:
@@ -48,6 +51,14 @@ class Task:
     def segmented(self) -> bool:
         """Whether targets are masks; utility is then the overlap with them."""
         return self.dataset.task == "segmentation"
+
+    def gallery(self, network: Network | None = None) -> Gallery | None:
+        """Return held-out images for `metrics.recognition`, one object for each network; None where data are none."""
+        if network not in self._galleries:
+            order = torch.randperm(len(self.test.x), generator=self.seeds.generator("gallery"))
+            held = self.test.x, self.test.y, order
+            self._galleries[network] = gallery_of(*held, self.dataset.data_range, self.classified, network)
+        return self._galleries[network]
 
 
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:

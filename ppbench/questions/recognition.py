@@ -1,0 +1,62 @@
+"""What who looks at a reconstruction gets, as records keep it, and the shares of victims that are found or read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppbench.metrics.intervals import proportion
+from ppbench.metrics.labels import multiset_chance
+from ppbench.records.figure import metric_of
+from ppbench.records.schema import Metric, Strict
+
+
+class Recognition(Strict):
+    """What a reconstruction gives away to who looks, as of `metrics.recognition`.
+
+    Attributes:
+        gallery: number of held-out images that its original was to be found among.
+        rank: how many of them are at least as like it; 0: it is found. rank_features: by the feature network, or null.
+        read: whether its class is read off it; null where there are no classes. read_features: likewise.
+        common: share of the commonest class, which who sees nothing gets right at best; null without classes.
+    """
+
+    gallery: int
+    rank: int
+    read: bool | None = None
+    rank_features: int | None = None
+    read_features: bool | None = None
+    common: float | None = None
+
+
+LOOKED: dict[str, Callable[[Recognition], float | None]] = {
+    "reidentified": lambda found: found.rank,
+    "recognized": lambda found: found.read,
+    "reidentified_features": lambda found: found.rank_features,
+    "recognized_features": lambda found: found.read_features,
+}
+"""What who looks gets, by metric: by the pixels, and by a feature network."""
+
+
+def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) -> Metric:
+    """Return the share of victims that are found, or whose class is read; one without a figure is neither.
+
+    Chance is what guesses that see nothing reach at most, when each is matched to the likest of its batch: of B images
+    in a gallery of G others the likest is one of the batch with probability B / (G + B), and the best matching of B
+    classes gets `multiset_chance` right, or the commonest class.
+    """
+    of, finds = LOOKED[name], name.startswith("reidentified")
+    units: dict[Hashable, list[bool]] = {}
+    for score in scores:
+        seen = None if score.recognition is None else of(score.recognition)
+        units.setdefault(score.unit, []).append(seen == 0 if finds else bool(seen))
+    sizes = {unit: len(some) for unit, some in units.items()}
+    known = [(s.recognition, sizes[s.unit]) for s in scores if s.recognition is not None]
+    blind = [
+        size / (found.gallery + size) if finds else max(found.common or 0.0, multiset_chance(classes, size))
+        for found, size in known
+    ]
+    share = proportion([np.array(some, dtype=np.bool_) for some in units.values()], sum(blind) / len(blind))
+    return metric_of(name, share, False)
