@@ -156,7 +156,7 @@ FEDERATION = dict(
 COUNT = {"membership": 400, "extraction": 200}
 
 
-def _victims(kind, share, error, n, alike):
+def _victims(kind, share, error, n, alike, blind):
     """Yield scores of which `share` are hits; images lie `share` dB from the truth, give or take a little."""
     for i in range(n):
         hit = i < round(share * n)
@@ -174,6 +174,10 @@ def _victims(kind, share, error, n, alike):
         else:
             own = dict(kind="image", probe=i, client=0, index=0, psnr=share + i % 3, rmse=error, rmse_raw=error)
             own |= dict.fromkeys(("ssim", "label", "confidence", "at_truth")) | {"evaluations": 1}
+            if blind is not None:
+                seen = own["psnr"] > blind + 2
+                looks = dict(gallery=500, rank=0 if seen else 9, read=seen, common=0.1)
+                own |= dict(blind=blind, mse=0.1, oracle=own["psnr"], recognition=looks)
         yield {"index": i, **own}
 
 
@@ -215,15 +219,16 @@ def fabricate():
     """Return a maker of records: `fabricate("pbpfl", 10.0, "mia_loss", "membership", share=0.5, stage="iterate")`.
 
     share: of hits (images: dB); error: relative error of rows or outputs; alike: share of queries that the true model
-    decides for class 0, the others for class 1; scores: instead of such; the rest: of the configuration.
+    decides for class 0, the others for class 1; blind: dB of blind guesses, beyond which by two an image is found and
+    read, None: neither was measured; scores: instead of such; the rest: of the configuration.
     """
 
     def make(
         defense, value, attack, kind, share=0.5, *, error=0.5, n=None, alike=None, status="complete", accuracy=0.95,
-        mse=None, bytes_up=1000.0, epsilon=None, reason="no noise", scores=None, **about,
+        mse=None, bytes_up=1000.0, epsilon=None, reason="no noise", scores=None, blind=11.0, **about,
     ):  # fmt: skip
         config = _config(defense, value, attack, kind, **about)
-        fates = _victims(kind, share, error, n or COUNT.get(kind, 12), alike) if scores is None else scores
+        fates = _victims(kind, share, error, n or COUNT.get(kind, 12), alike, blind) if scores is None else scores
         ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
         utility = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, curve=[],
                        chance=1 / config.model.classes, reason=None if accuracy is not None else "none",

@@ -88,6 +88,34 @@ def proportion(units: Sequence[NDArray[np.bool_]], chance: float | None = None) 
     return Estimate(share, interval, n, chance=chance)
 
 
+def lower_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - LEVEL) / 2) -> float:
+    """Return the lower confidence bound of a share, as `proportion`'s, that lies too high with probability `tail`.
+
+    Where all succeed it is not below the bound with one failure in the last unit, which would be weaker evidence: that
+    clusters vary in nothing says little of how they vary. 0 where one unit is all there is.
+    """
+    sizes = np.array([len(unit) for unit in units], dtype=np.float64)
+    hits = np.array([unit.sum() for unit in units], dtype=np.float64)
+    if len(units) < 2:
+        return 0.0
+    tried = [hits]
+    if len(units) < sizes.sum() and (hits == sizes).all():
+        tried.append(hits - (np.arange(len(hits)) == len(hits) - 1))
+    return max(_lower(some, sizes, tail) for some in tried)
+
+
+def _lower(hits: Floats, sizes: Floats, tail: float) -> float:
+    share = float(hits.sum() / sizes.sum())
+    count = float(sizes.sum()) if len(sizes) == sizes.sum() else _effective_size(hits, sizes, share)
+    found = min(share * count, count)
+    return 0.0 if found == 0 else float(stats.beta.ppf(tail, found, count - found + 1))
+
+
+def upper_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - LEVEL) / 2) -> float:
+    """Return the upper confidence bound of a share: one less the lower bound of failures."""
+    return 1.0 - lower_bound([~unit for unit in units], tail)
+
+
 def _effective_size(hits: Floats, sizes: Floats, share: float) -> float:
     units, n = len(sizes), float(sizes.sum())
     if share in (0.0, 1.0):

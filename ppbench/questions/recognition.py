@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ppbench.metrics.intervals import proportion
 from ppbench.metrics.labels import multiset_chance
@@ -38,6 +39,8 @@ LOOKED: dict[str, Callable[[Recognition], float | None]] = {
     "recognized_features": lambda found: found.read_features,
 }
 """What who looks gets, by metric: by the pixels, and by a feature network."""
+FOUND = "reidentified"
+"""How the names of those begin that count originals which are found, not classes that are read."""
 
 
 def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) -> Metric:
@@ -47,16 +50,27 @@ def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) 
     in a gallery of G others the likest is one of the batch with probability B / (G + B), and the best matching of B
     classes gets `multiset_chance` right, or the commonest class.
     """
-    of, finds = LOOKED[name], name.startswith("reidentified")
-    units: dict[Hashable, list[bool]] = {}
-    for score in scores:
-        seen = None if score.recognition is None else of(score.recognition)
-        units.setdefault(score.unit, []).append(seen == 0 if finds else bool(seen))
-    sizes = {unit: len(some) for unit, some in units.items()}
+    units = seen_of(name, scores)
+    finds, sizes = name.startswith(FOUND), {unit: len(some) for unit, some in units.items()}
     known = [(s.recognition, sizes[s.unit]) for s in scores if s.recognition is not None]
     blind = [
         size / (found.gallery + size) if finds else max(found.common or 0.0, multiset_chance(classes, size))
         for found, size in known
     ]
-    share = proportion([np.array(some, dtype=np.bool_) for some in units.values()], sum(blind) / len(blind))
+    share = proportion(list(units.values()), sum(blind) / len(blind))
     return metric_of(name, share, False)
+
+
+def seen_of(name: str, scores: Sequence[Any]) -> dict[Hashable, NDArray[np.bool_]]:
+    """Return, by unit, of which victims who looks gets what the metric `name` counts; one without a figure is none."""
+    of, units = LOOKED[name], dict[Hashable, list[bool]]()
+    for score in scores:
+        seen = None if score.recognition is None else of(score.recognition)
+        units.setdefault(score.unit, []).append(seen == 0 if name.startswith(FOUND) else bool(seen))
+    return {unit: np.array(some, dtype=np.bool_) for unit, some in units.items()}
+
+
+def gallery_size(scores: Sequence[Any]) -> int:
+    """Return how many held-out images the victims were to be found among; 0 where that was not measured."""
+    seen = (getattr(score, "recognition", None) for score in scores)
+    return next((found.gallery for found in seen if found is not None), 0)

@@ -15,9 +15,10 @@ from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, worst_caps
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, decided, told, unreliable
 from ppbench.report.controls import above_chance, is_image, value
-from ppbench.report.frame import Key
+from ppbench.report.frame import SETTING, Key, frame_of
+from ppbench.report.leak import WORDS, leak_of
 from ppbench.report.verdict.lines import Sides, figure
-from ppbench.report.verdict.verdict import HIDDEN, fate, members_fate, outputs_fate
+from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, attack_of
 
 UNKNOWN = "no attack that knows the defense was run"
@@ -66,7 +67,7 @@ def members_stay_hidden(case: Case) -> Finding | str:
         return found("cannot be told", UNKNOWN)
     if trained_on and not above_chance(delivered, "asr", 1):
         return found("cannot be told", "the delivered model is not shown to give members away either")
-    if outcome == "hidden":
+    if outcome == "stands":
         return found("holds", "the strongest attack is not above chance, and below the undefended figure")
     return found("cannot be told", "the strongest attack is neither above chance nor below the undefended figure")
 
@@ -76,8 +77,8 @@ def _bare(record: Measured | None, name: str, form: str = ".1%", unit: str = "")
 
 
 def pixels_stay_hidden(case: Case) -> Finding | str:
-    """The claimed PSNR holds where the median image stays below 20 dB, its whole interval, under every attack; it falls
-    where it lies above. Decibels as such depend on the images.
+    """The claimed PSNR holds where, in every setting, attacks that know the defense among them see no more of images
+    than a blind guess; it falls where images are rebuilt, or recognizable. Decibels as such depend on the images.
     """
     name, form, unit = "psnr_median", ".1f", " dB"
 
@@ -87,30 +88,37 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     mine = [r for r in images(case.mine) if is_image(r) and value(r, name) is not None]
     mine = [r for r in mine if r.config.stage == "init"] or mine
     smallest = min((r.config.batch_size for r in mine), default=1)
-    sides = Sides.of([r for r in mine if r.config.batch_size == smallest], name)
+    here = [r for r in mine if r.config.batch_size == smallest]
+    sides = Sides.of(here, name)
     worst = sides.worst
     if worst is None:
         return "no reconstruction of images was run from the server's view"
     stage = worst.config.stage
     same = [r for r in images(case.none) if (r.config.stage, r.config.batch_size) == (stage, smallest)]
-    none = Sides.of(same, name).worst
+    none = leak_of(same, vouched=True)
     plain, strong = (told(case, r, name, form, unit) for r in (sides.plain, worst))
     about = f"batch {smallest}, {'random' if stage == 'init' else 'trained'} weights; undefended "
-    about += _bare(none, name, form, unit)
+    about += _bare(None if none is None else none.worst, name, form, unit)
 
     def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
-        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells_of(sides.plain, worst, none))
+        undefended = None if none is None else none.worst
+        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells_of(sides.plain, worst, undefended))
 
-    outcome = fate(worst)
     if bad := unreliable(case, "server/1"):
         return found("cannot be told", bad)
-    if outcome == "falls":
-        return found("falls", f"the median image is above {HIDDEN:.0f} dB", f"to {value(worst, name):.1f} dB")
-    if outcome == "undecided":
-        return found("cannot be told", f"the interval of the median contains {HIDDEN:.0f} dB")
+    settings = frame_of(here).by(SETTING).values()
+    leaks = [leak for row in settings if (leak := leak_of(row, vouched=True, none=none)) is not None]
+    fallen = [leak for leak in leaks if leak.falls]
+    if fallen:
+        top = max(fallen, key=lambda leak: value(leak.worst, name) or 0.0)
+        levels = " and ".join(sorted({WORDS[leak.level] for leak in fallen}))
+        return found("falls", f"images are {levels}", f"to {value(top.worst, name):.1f} dB")
+    if unsure := next((leak for leak in leaks if leak.level == "undecided"), None):
+        reason = "; ".join(one.words for one in unsure.qualifiers if one.code != "some_rebuilt")
+        return found("cannot be told", reason or "neither that images are recognizable nor that they are not is shown")
     if sides.knowing is None:
         return found("cannot be told", UNKNOWN)
-    return found("holds", f"the median image stays below {HIDDEN:.0f} dB under every attack tried")
+    return found("holds", "no attack tried sees more of images than a blind guess")
 
 
 def outputs_stay_hidden(case: Case) -> Finding | str:
@@ -136,7 +144,7 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
         return found("falls", reason, f"to {figures}")
     if sides.knowing is None:
         return found("cannot be told", UNKNOWN)
-    if outcome == "hidden":
+    if outcome == "stands":
         return found("holds", f"no attack tried reads them; {reason}")
     return found("cannot be told", f"the interval allows both; {reason}")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ppbench.questions.base import Missing, Question, question_for, question_of
 from ppbench.records.figure import best, leak
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import Check, check_controls
-from ppbench.report.frame import BOARD, ROW, SCOPE, Frame, Key, frame_of
+from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
+from ppbench.report.leak import Leak, leak_of
 from ppbench.report.page.entries import UNINFORMED, Board, Entry, badges_of
 from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
@@ -40,12 +41,26 @@ def _board(
 ) -> Board:
     question = question_of(setting.kind)
     name, rows = question.headline(members[0].config), members.by(ROW)
-    differs = differences(list(rows))
-    entries = [_entry(key, rows[key], name, known, claims, differs[key]) for key in sorted(rows, key=Key.text)]
+    differs, leaks = differences(list(rows)), _leaks(rows, known)
+    entries = [
+        replace(_entry(key, rows[key], name, known, claims, differs[key]), leak=leaks[key])
+        for key in sorted(rows, key=Key.text)
+    ]
     checks = _checks(question, entries, scope)
     reliable = sound and all(check.ok is True for check in checks)
     placed = _ranked(entries, name) if reliable and not setting.intended else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: _order(e, name))), checks, reliable)
+
+
+def _leaks(rows: Mapping[Key, Frame], known: Knowledge) -> dict[Key, Leak | None]:
+    """Return how far inputs leak in each row, beside the undefended of the same federation and seed."""
+    found: dict[Key, Leak | None] = {}
+    undefended: dict[Key, Leak | None] = {}
+    for key, row in sorted(rows.items(), key=lambda pair: pair[0].defense != "none"):
+        found[key] = leak_of(row, vouched=known.vouches(row), none=undefended.get(key.only(EVALUATION)))
+        if key.defense == "none":
+            undefended[key.only(EVALUATION)] = found[key]
+    return found
 
 
 def _entry(key: Key, members: Frame, name: str, known: Knowledge, claims: Claims, differs: str) -> Entry:

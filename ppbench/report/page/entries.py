@@ -10,6 +10,7 @@ from ppbench.records.schema import DefenseInfo, Flag, Record
 from ppbench.report.controls import BELIED, CONTROLS, Check, is_image, unread
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
+from ppbench.report.leak import Leak
 from ppbench.report.worst import WorstCase
 
 UNINFORMED = ("plain attacks only", "knowledge not shown")
@@ -32,7 +33,8 @@ class Entry:
     key: by `ROW`; sample: any of its records, for what all share; records: all, failed ones too; plain, worst: the
     worst case over attacks that do not know the defense, and over all; labels: the cell with the highest label
     accuracy; flags: those of its records, each once; claimed: what its paper prints; differs: in what else than the
-    control value it is not like others of its board; rank: "1", "2-4", or "" where it is not ranked.
+    control value it is not like others of its board; rank: "1", "2-4", or "" where it is not ranked; leak: how far its
+    inputs leak, None where none was to be rebuilt.
     """
 
     key: Key
@@ -46,6 +48,7 @@ class Entry:
     claimed: str
     differs: str
     rank: str = ""
+    leak: Leak | None = None
 
     @property
     def defense(self) -> DefenseInfo:

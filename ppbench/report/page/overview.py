@@ -1,8 +1,8 @@
 """The head of a page of several defenses: a table for each evaluation, one row a defense, a verdict in a few words.
 
-A row tells of one control value: of those that hide what is attacked the one with the best model, else, of the useful
-ones, the one that hides most from attackers who do not know of it. Judged is the worst case at the smallest batch, at
-initialization where that was attacked, over all adversaries and roles. Nothing is concluded where controls fail.
+A row tells of one control value: of the usable ones, which lose few points of accuracy, the one that leaks least.
+Judged is the worst case at the smallest batch, at initialization where that was attacked, over all adversaries and
+roles. Nothing is concluded where controls fail.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ppbench.questions.base import question_for, question_of
+from ppbench.questions.base import question_of
 from ppbench.records.figure import best, leak
 from ppbench.report.controls import BROKEN, Check, probe_words, rebuilt_share, unread
 from ppbench.report.frame import EVALUATION, TRAINED, Key
+from ppbench.report.leak import SEVERITY
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import Judged
@@ -104,15 +105,14 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
     """Return what all questions gave of one setting, by its rows; `none` falls on the boards `broken`."""
     judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
     told = [(board, entry) for board, entry in judged if entry.worst is not None]
-    _, entry = max(told or judged or rows, key=_leaking)
+    _, entry = max(told or judged or rows, key=_severity)
     members, extracted = (
         [r for b, e in rows if b.setting.kind == kind for r in e.records] for kind in ("membership", "extraction")
     )
     outputs = [r for r in extracted if r.config.stage == "iterate"]
     return Value(
         entry=entry,
-        asked=any(question_for(r).inputs for _, e in judged for r in e.records),
-        worst=entry.worst if told else None,
+        leak=entry.leak if judged else None,
         labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
         members=best([r for r in members if r.config.stage != "audit"], ASR),
         canaries=best([r for r in members if r.config.stage == "audit"], TPR),
@@ -125,7 +125,8 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
     )
 
 
-def _leaking(pair: tuple[Board, Entry]) -> float:
+def _severity(pair: tuple[Board, Entry]) -> tuple[int, float]:
     board, entry = pair
     metric = entry.worst.metric(board.headline) if entry.worst is not None else None
-    return -float("inf") if metric is None or metric.value is None else leak(metric)
+    level = -1 if entry.leak is None else SEVERITY[entry.leak.level]
+    return level, -float("inf") if metric is None or metric.value is None else leak(metric)

@@ -8,31 +8,31 @@ from typing import Literal
 
 from ppbench.records.figure import leak
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import above_chance, is_image, rebuilding
+from ppbench.report.controls import above_chance, rebuilding
+from ppbench.report.leak import SEVERITY, WORDS, Leak
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import UNINFORMED, Entry
-from ppbench.report.verdict.verdict import Fate, members_fate, outputs_fate, rebuilt_fate, unless_belied
+from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]
-USELESS = 0.5
-"""Share of the undefended accuracy beyond chance below which a model is called useless."""
-KEEPS: tuple[str, Tone] = ("hides members here", "good")
+USABLE = 5.0
+"""Points of accuracy that a setting may lose beside the undefended model to be called usable."""
+KEEPS: tuple[str, Tone] = ("members not found", "good")
 
 
 @dataclass(frozen=True)
 class Value:
     """A defense at one control value.
 
-    entry: its row of the judged boards that leaks most; asked, worst: whether something was to be rebuilt there, and
-    what was; labels: the highest label accuracy; members, canaries, outputs: the strongest cells; found, tried: the
-    strongest membership cells by metric, and of how many; reliable: whether the undefended model falls wherever it was
-    judged; lacking: whether an attack failed or training diverged; cost: its row of the table of costs.
+    entry: its row of the judged boards that leaks most, `leak` how far; labels: the highest label accuracy; members,
+    canaries, outputs: the strongest cells; found, tried: the strongest membership cells by metric, and of how many;
+    reliable: whether the undefended model falls wherever it was judged; lacking: whether an attack failed or training
+    diverged; cost: its row of the table of costs.
     """
 
     entry: Entry
-    asked: bool
-    worst: WorstCase | None
+    leak: Leak | None
     labels: Record | None
     members: Record | None
     canaries: Record | None
@@ -44,9 +44,9 @@ class Value:
     cost: CostRow | None
 
     @property
-    def fate(self) -> Fate | None:
-        """What became of what was to be rebuilt; None where nothing was."""
-        return unless_belied(rebuilt_fate(self.worst), self.entry.flags) if self.asked else None
+    def worst(self) -> WorstCase | None:
+        """The worst case of what was to be rebuilt; None where nothing was, or no attack gave a figure."""
+        return None if self.leak is None else self.leak.worst
 
     @property
     def metric(self) -> Metric | None:
@@ -124,34 +124,53 @@ def standing(grid: Sequence[Value], none: Value | None, reliable: bool) -> Stand
 
 
 def _judged(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone]:
-    """Return the value that is told of, the verdict and its tone; `grid` with the best model first."""
-    asked = [v for v in grid if v.fate is not None]
-    hidden, undecided = ([v for v in asked if v.fate == fate] for fate in ("hidden", "undecided"))
+    """Return the value that is told of, the verdict and its tone; `grid` with the best model first.
+
+    Told of is, of the usable settings, the one that leaks least; where all leak alike, the one that hides most from who
+    does not know of the defense: there it looks best, and its fall says most.
+    """
+    asked = [v for v in grid if v.leak is not None]
     if not asked:
         return _models(grid, none)
-    if hidden:
-        value = next((v for v in hidden if not v.lacking), hidden[0])
-        return value, *_hidden(value, none)
-    if undecided:
-        return undecided[0], "undecided", "warning"
-    value = min([v for v in asked if not useless(v, none)] or asked, key=_plainly)
-    return value, f"falls to {winner_of(value.worst)}", "error"
+    usable = [v for v in asked if is_usable(v, none)]
+    value = min(usable or asked, key=_leaking)
+    verdict, tone = _level(value)
+    if not usable:
+        return value, f"no usable setting; {verdict}", "warning"
+    return value, verdict, tone
 
 
-def _hidden(value: Value, none: Value | None) -> tuple[str, Tone]:
-    what = "images" if value.worst is not None and is_image(value.worst) else "rows"
+def _leaking(value: Value) -> tuple[int, bool, float]:
+    assert value.leak is not None
+    level = value.leak.level
+    return SEVERITY[level], value.lacking, 0.0 if level == "blind" else _plainly(value)
+
+
+SHORT = {
+    "undefended_stands": "undecided, undefended stands too",
+    "undefended_missing": "undecided, undefended not attacked",
+    "belied": "undecided, belied",
+    "unmeasured": "undecided, looks not measured",
+}
+"""Why a level is undecided, by the code of its qualifier."""
+
+
+def _level(value: Value) -> tuple[str, Tone]:
+    """Return how far a setting leaks, with what must be said along, and whether that is good."""
+    leak = value.leak
+    assert leak is not None
     if value.refuted:
         return "epsilon refuted by audit", "error"
+    if leak.falls:
+        return f"{WORDS[leak.level]} by {winner_of(leak.worst)}", "error"
     if value.lacking:
         return "undecided, attacks failed", "warning"
-    if useless(value, none):
-        return f"hides {what}, useless model", "warning"
-    if any(badge.text in UNINFORMED for badge in value.entry.badges):
-        return f"hides {what} from plain attacks", "warning"
+    if leak.level == "undecided":
+        return next((SHORT[q.code] for q in leak.qualifiers if q.code in SHORT), "undecided"), "warning"
     given = [word for word, is_given in (("labels", value.gives_labels), ("members", value.gives_members)) if is_given]
-    if given:
-        return f"hides {what}, {f'not {given[0]}' if len(given) == 1 else 'nothing else'}", "warning"
-    return "holds here", "good"
+    untested = any(badge.text in UNINFORMED for badge in value.entry.badges)
+    words = [WORDS["blind"], *(["untested"] if untested else ()), *(f"gives {word}" for word in given)]
+    return ", ".join(words), "warning" if len(words) > 1 else "good"
 
 
 def _models(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone]:
@@ -163,8 +182,8 @@ def _models(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone
     kept = [v for v in grid if v not in giving and v not in read]
     known = none.members if none is not None and none.gives_members else None
     for value in kept:
-        if value.members is not None and members_fate(value.members, value.tried, known) == "hidden":
-            return value, *(("hides members, useless model", "warning") if useless(value, none) else KEEPS)
+        if value.members is not None and members_fate(value.members, value.tried, known) == "stands":
+            return value, *(KEEPS if is_usable(value, none) else ("members not found, model not usable", "warning"))
     if kept:  # that nothing is found of members says little: chance is where weak attacks end
         return kept[0], "undecided", "warning"
     if giving:
@@ -179,11 +198,10 @@ def _plainly(value: Value) -> float:
     return float("inf") if metric is None or metric.value is None else leak(metric)
 
 
-def useless(value: Value, none: Value | None) -> bool:
-    """Return whether over half of what the undefended model has learned is gone; False where that is not known."""
+def is_usable(value: Value, none: Value | None) -> bool:
+    """Return whether a setting loses at most `USABLE` points of accuracy; True where that is not known."""
     whole, own = (None if v is None else v.accuracy for v in (none, value))
-    chance = value.entry.sample.utility.chance
-    return whole is not None and own is not None and own - chance < USELESS * (whole - chance)
+    return whole is None or own is None or 100 * (whole - own) <= USABLE + 1e-9
 
 
 def winner_of(found: Measured | None) -> str:

@@ -162,6 +162,11 @@ def audits(records: Sequence[Record]) -> list[Row]:
     return _rows(records, lambda r: r.config.stage == "audit" and bool(question_for(r).chapter))
 
 
+def undefended_row(rows: Iterable[Row], stage: str, batch: int) -> Row | None:
+    """Return the undefended row of a stage and batch."""
+    return next((r for r in rows if (r.key.defense, r.key.stage, r.key.batch) == ("none", stage, batch)), None)
+
+
 def probed(row: Row, beside: Iterable[Row]) -> str:
     """Return what was probed, in words: where it is not one gradient, or where other rows stand beside of another."""
     every = {(r.key.probe, r.key.probe_rounds) for r in (row, *beside)}

@@ -164,13 +164,13 @@ _CLOSINGS: dict[bool, dict[ModelFate, str]] = {
     True: {
         "falls": " but not {}",
         "part": " but only in part {}",
-        "hidden": " and {}, as far as tried here",
+        "stands": " and {}, as far as tried here",
         "undecided": "; whether {} is undecided",
     },
     False: {
         "falls": "; it does not hide them {}",
         "part": "; it hides them only in part {}",
-        "hidden": "; un-masking it finds none",
+        "stands": "; un-masking it finds none",
         "undecided": "; whether {} is undecided",
     },
 }
@@ -185,12 +185,12 @@ def _clauses(question: _Question, plain: ModelFate | None, first: str, knowing: 
     opening = f"{_opening(plain, noun, 'from who takes it as it is')} ({first}{question.beside})"
     if knowing is None:
         return opening + ("" if plain == "falls" else "; no attack that un-masks it was tried")
-    return f"{opening}{_CLOSINGS[plain == 'hidden'][knowing].format(knower)} ({second})"
+    return f"{opening}{_CLOSINGS[plain == 'stands'][knowing].format(knower)} ({second})"
 
 
 def _opening(fate: ModelFate, noun: str, who: str) -> str:
     return {
-        "hidden": f"hides {noun} {who}",
+        "stands": f"hides {noun} {who}",
         "falls": f"does not hide {noun}, even {who}" if "takes" in who else f"does not hide {noun} {who}",
         "part": f"hides {noun} only in part {who}",
         "undecided": f"leaves it undecided whether {noun} are hidden {who}",
@@ -212,7 +212,7 @@ def _delivered(rows: Sequence[Row], question: _Members) -> list[Verdict]:
         return []
     fate = members_fate(top, tried, question.known)
     does = {
-        "hidden": "hides members from the attacks tried here",
+        "stands": "hides members from the attacks tried here",
         "falls": f"gives members away{_beside(top, question)}",
         "undecided": "is not shown to give members away, nor to hide them",
     }[fate]
@@ -237,7 +237,7 @@ def _queried(rows: Sequence[Row], question: _Members) -> list[Verdict]:
     fate, beside = members_fate(top, tried, question.known), question.beside if question.undefended is not None else ""
     does = {
         "falls": "tells members from others",
-        "hidden": "finds no members with the attacks tried here",
+        "stands": "finds no members with the attacks tried here",
         "undecided": "is not shown to find members" + ("; whether they are hidden cannot be told" if beside else ""),
     }[fate]
     text = f"{attack_of(top)}: {question.figures(top, 'at most ')}{beside}"

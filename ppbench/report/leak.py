@@ -1,0 +1,229 @@
+"""How far inputs of one setting leak: rebuilt, recognizable, no better than blind, or undecided; the one judgment.
+
+Sentence, chip, terminal, page, JSON, claims and ranks read it. The levels are relative to what who sees nothing gets,
+on the same victims: a cut in decibels alone calls legible digits hidden, and takes noise that everybody looks through
+for protection. `docs/levels.md` says how they were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from ppbench.metrics.intervals import LEVEL, bootstrap, lower_bound, upper_bound
+from ppbench.questions.base import question_for
+from ppbench.questions.image_metrics import BROKEN_DB, GAIN, REBUILT_DB, ImageScore
+from ppbench.questions.recognition import LOOKED, seen_of
+from ppbench.records.figure import best, metric_of, seed_of
+from ppbench.records.schema import Metric, Record
+from ppbench.report.controls import BELIED, BROKEN, is_image, rebuilt_share, value
+from ppbench.report.frame import Frame, frame_of
+from ppbench.report.worst import Measured, WorstCase, contenders
+
+Level = Literal["rebuilt", "recognizable", "blind", "undecided"]
+Code = Literal["some_rebuilt", "untested", "undefended_stands", "undefended_missing", "belied", "unmeasured"]
+CLEAR, CLOSE = 0.10, 0.30
+"""Shares beyond chance: seen, where the interval begins above the first; not, where it ends below the second."""
+GAIN_DB = 1.0
+"""Decibels beyond the best blind guess below which the interval of a median ends where nothing more is seen."""
+READERS = {True: tuple(LOOKED), False: ("reconstruction_accuracy",)}
+"""Metrics, by whether the inputs are images, of what who looks at a reconstruction gets."""
+SEVERITY: dict[Level, int] = {"blind": 0, "undecided": 1, "recognizable": 2, "rebuilt": 3}
+"""The order of levels: what is not known may be worse than what is shown to be nothing."""
+WORDS: dict[Level, str] = {
+    "rebuilt": "rebuilt",
+    "recognizable": "recognizable",
+    "blind": "no better than blind",
+    "undecided": "undecided",
+}
+
+
+@dataclass(frozen=True)
+class Qualifier:
+    """What must be said along with a level. code: for programs; words: a clause."""
+
+    code: Code
+    words: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """What some attackers get of a setting: the worst case over them, and their cells."""
+
+    cells: tuple[Record, ...]
+    worst: WorstCase | None
+
+    @cached_property
+    def share(self) -> Metric | None:
+        """The share of victims that are rebuilt."""
+        return None if self.worst is None else rebuilt_share(self.worst)
+
+    @cached_property
+    def gain(self) -> Metric | None:
+        """The median of decibels beyond the best blind guess; None of table rows, and where none was measured."""
+        if self.worst is None or not is_image(self.worst):
+            return None
+        units: dict[Hashable, list[float]] = {}
+        for score in self.worst.victims:
+            if not isinstance(score, ImageScore) or score.gain is None:
+                return None
+            units.setdefault(score.unit, []).append(score.gain)
+        seed = seed_of(self.worst.config.seed, GAIN)
+        return metric_of(GAIN, bootstrap([np.array(unit) for unit in units.values()], "median", seed), False)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[str, Measured], ...]:
+        """By metric of `READERS` in what who looks gets most: the worst case or a cell; empty where not measured."""
+        if self.worst is None:
+            return ()
+        told: list[Measured] = [self.worst, *self.cells]
+        tops = ((name, best(told, name)) for name in READERS[is_image(self.worst)])
+        return tuple((name, top) for name, top in tops if top is not None)
+
+    @cached_property
+    def clear(self) -> tuple[tuple[str, Measured], ...]:
+        """Those of `readers` that lie well above chance, as the largest of all of them in all cells."""
+        tail = (1 - LEVEL) / 2 / max(1, len(self.cells) * len(self.readers))
+        return tuple((name, top) for name, top in self.readers if _ends(name, top, tail)[0] > CLEAR)
+
+    @property
+    def level(self) -> Level:
+        """How far it leaks, from intervals: what is neither shown to leak nor shown not to is undecided."""
+        if self.worst is None:
+            return "undecided"
+        if self._most_rebuilt(self.worst):
+            return "rebuilt"
+        if self.clear:
+            return "recognizable"
+        return "blind" if self._nothing(self.worst) else "undecided"
+
+    def _most_rebuilt(self, worst: WorstCase) -> bool:
+        """Return whether the median victim is rebuilt, with its whole interval; of rows, whether more than half are."""
+        median, level = (self.gain, REBUILT_DB) if self.gain else (worst.metric("psnr_median"), BROKEN_DB)
+        if not is_image(worst):
+            median, level = self.share, BROKEN
+        low = None if median is None else median.value if median.low is None else median.low
+        return low is not None and low >= level
+
+    def _nothing(self, worst: WorstCase) -> bool:
+        """Return whether who tries all these attacks is shown to get no more than who sees nothing."""
+        if self.share is None or self.share.value or not self.readers:
+            return False
+        if any(_ends(name, worst)[1] >= CLOSE for name, _ in self.readers):
+            return False
+        return not is_image(worst) or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
+
+
+def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
+    """Return how far beyond chance the interval of a metric of `READERS` begins and ends; shares at a level of `tail`.
+
+    The columns of a row that are right are no yes or no: their mean has the interval that the records state.
+    """
+    metric = found.metric(name)
+    chance = 0.0 if metric is None or metric.chance is None else metric.chance
+    if name in LOOKED:
+        units = list(seen_of(name, found.victims).values())
+        return lower_bound(units, tail) - chance, upper_bound(units, tail) - chance
+    low, high = (None, None) if metric is None else (metric.low, metric.high)
+    return (0.0 if low is None else low) - chance, (1.0 if high is None else high) - chance
+
+
+@dataclass(frozen=True)
+class Leak:
+    """How far inputs of one setting leak: to anybody, to who does not know of the defense; undefended: of `none` there.
+
+    compared: whether it is of a defense, which holds nothing that the undefended model holds too; vouched: whether an
+    attack ran that is shown to know the defense; belied: what cells remark against its own account, a clause or "".
+    """
+
+    everybody: Side
+    unaware: Side
+    undefended: Leak | None
+    compared: bool
+    vouched: bool
+    belied: str
+
+    @property
+    def worst(self) -> WorstCase | None:
+        """The worst case over all attacks."""
+        return self.everybody.worst
+
+    @cached_property
+    def level(self) -> Level:
+        """The level to who tries all attacks; that nothing is seen counts where it is seen without the defense."""
+        level = self.everybody.level
+        return "undecided" if level == "blind" and (self.belied or self._unproven) else level
+
+    @cached_property
+    def plain(self) -> Level:
+        """The level to who does not know of the defense: where who does sees nothing, nothing."""
+        level = "blind" if self.everybody.level == "blind" and self.unaware.worst is not None else self.unaware.level
+        return "undecided" if level == "blind" and self._unproven else level
+
+    @property
+    def falls(self) -> bool:
+        """Whether something is shown to leak."""
+        return self.level in ("rebuilt", "recognizable")
+
+    @property
+    def _unproven(self) -> bool:
+        return self.compared and (self.undefended is None or not self.undefended.falls)
+
+    @cached_property
+    def qualifiers(self) -> tuple[Qualifier, ...]:
+        """What must be said along with the level."""
+        return tuple(self._qualifiers())
+
+    def _qualifiers(self) -> Iterable[Qualifier]:
+        share = self.everybody.share
+        if self.level != "rebuilt" and share is not None and share.value:
+            yield Qualifier("some_rebuilt", f"{share.value:.0%} of {self.noun} are rebuilt")
+        if self.worst is not None and not self.falls:
+            if not self.everybody.readers:
+                what = "whether they are recognizable" if is_image(self.worst) else "whether columns come out right"
+                yield Qualifier("unmeasured", f"{what} was not measured")
+            if self.compared and self.undefended is None:
+                yield Qualifier("undefended_missing", "the undefended model was not attacked")
+            elif self._unproven:
+                yield Qualifier("undefended_stands", "the undefended model stands too: nothing can be said")
+        if self.worst is not None and self.compared and not self.vouched and self.level != "rebuilt":
+            yield Qualifier("untested", "no attack here is shown to know of it")
+        if self.belied and not self.falls:
+            yield Qualifier("belied", self.belied)
+
+    @property
+    def noun(self) -> str:
+        """What the inputs are called."""
+        return "images" if self.worst is None or is_image(self.worst) else "rows"
+
+    @property
+    def blind(self) -> float | None:
+        """Median PSNR in dB of the best blind guess; None where it was not measured."""
+        if self.worst is None:
+            return None
+        return next((b for r in self.everybody.cells if (b := value(r, "blind_median")) is not None), None)
+
+
+def leak_of(row: Sequence[Record], *, vouched: bool, none: Leak | None = None) -> Leak | None:
+    """Return how far inputs leak in one setting, by its records of all attacks; None where none was to be rebuilt.
+
+    vouched: whether an attack ran that is shown to know the defense (`Knowledge.vouches`); none: of the undefended
+    model in the same scene.
+    """
+    cells = frame_of(row).of([r for r in row if question_for(r).inputs])
+    if not cells:
+        return None
+    compared = cells[0].config.defense.id != "none"
+    found = [flag.detail for record in row for flag in record.flags if flag.code in BELIED]
+    unaware = cells.of([r for r in cells if not r.config.attack.adaptive])
+    return Leak(_side(cells), _side(unaware), none, compared, vouched, "; ".join(dict.fromkeys(found)))
+
+
+def _side(cells: Frame) -> Side:
+    told = cells.of(contenders(cells))
+    metric = "" if not told else question_for(told[0]).headline(told[0].config)
+    return Side(tuple(told), told.worst(metric) if told else None)
