@@ -150,7 +150,7 @@ SHORT = {
     "undefended_stands": "undecided, undefended stands too",
     "undefended_missing": "undecided, undefended not attacked",
     "belied": "undecided, belied",
-    "unmeasured": "undecided, looks not measured",
+    "unmeasured": "undecided, recognition not measured",
 }
 """Why a level is undecided, by the code of its qualifier."""
 
