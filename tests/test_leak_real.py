@@ -1,4 +1,4 @@
-"""Two settings that were once said to hide images: real data, attacked as a user would, and what is said of them now."""
+"""Two settings that were once said to hide images, attacked as a user would: what is said of them now."""
 
 import os
 import re
