@@ -128,13 +128,11 @@ def _checks(question: Question, entries: Sequence[Entry], scope: Sequence[Record
 def _none_falls(question: Question, entries: Sequence[Entry], general: Check) -> Check:
     undefended = [e for e in entries if e.defense.id == "none"]
     if not undefended:
-        return Check("none", None, "The undefended model is not on this board.")
-    if question.inputs and all(e.worst is None for e in undefended):
-        return general  # only labels were attacked
+        return Check("board", None, "The undefended model is not on this board.")
+    if question.inputs and (general.ok is False or all(e.worst is None for e in undefended)):
+        return general  # it fails, or only labels were attacked
     if not all(
         any(breaks(record) for record in entry.records if question_for(record) is question) for entry in undefended
     ):
-        return Check("none", False, "The attacks do NOT break the undefended model on this board.")
-    if general.ok is False and question.inputs:
-        return general
-    return Check("none", True, "The attacks break the undefended model on this board.")
+        return Check("board", False, "The attacks do not break the undefended model here: it stands too.")
+    return Check("board", True, "The attacks break the undefended model on this board.")
