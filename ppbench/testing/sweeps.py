@@ -92,7 +92,7 @@ class Results:
 
     def fault(self) -> str:
         """Return why nothing may be concluded from this sweep, a control that failed or did not run; "" if all hold."""
-        bad = [check.sentence for check in self.swept.answer.trust.checks if check.ok is not True]
+        bad = [check.sentence for check in self.swept.checks if check.ok is not True]
         return f"harness fault, no fault of {self.request.defense!r}: {' '.join(bad)}" if bad else ""
 
     def failures(self) -> list[str]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ppbench.records.figure import best
 from ppbench.report.controls import value
+from ppbench.report.page.entries import USABLE
 from ppbench.report.page.overview import Overview
-from ppbench.report.page.standing import USABLE, Standing, Tone, Value, is_usable, reason_of
+from ppbench.report.page.standing import Standing, Tone, Value, is_usable, reason_of
 from ppbench.report.page.trust import Trust
 
 

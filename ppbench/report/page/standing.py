@@ -11,13 +11,11 @@ from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, rebuilding
 from ppbench.report.leak import SEVERITY, WORDS, Leak
 from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import UNINFORMED, Entry
+from ppbench.report.page.entries import UNINFORMED, USABLE, Entry, points_lost
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]
-USABLE = 5.0
-"""Points of accuracy that a setting may lose beside the undefended model to be called usable."""
 KEEPS: tuple[str, Tone] = ("members not found", "good")
 
 
@@ -99,8 +97,8 @@ class Standing:
 
     def loss_of(self, value: Value) -> float | None:
         """The same of one setting."""
-        none = None if self.none is None else self.none.accuracy
-        return None if none is None or value.accuracy is None else 100 * (value.accuracy - none)
+        loss = points_lost(value.accuracy, None if self.none is None else self.none.accuracy)
+        return None if loss is None else -loss
 
     @property
     def by_control(self) -> tuple[Value, ...]:
@@ -217,8 +215,8 @@ def _plainly(value: Value) -> float:
 
 def is_usable(value: Value, none: Value | None) -> bool:
     """Return whether a setting loses at most `USABLE` points of accuracy; True where that is not known."""
-    whole, own = (None if v is None else v.accuracy for v in (none, value))
-    return whole is None or own is None or 100 * (whole - own) <= USABLE + 1e-9
+    loss = points_lost(value.accuracy, None if none is None else none.accuracy)
+    return loss is None or loss <= USABLE
 
 
 def winner_of(found: Measured | None) -> str:

@@ -18,8 +18,9 @@ from markupsafe import Markup
 
 from ppbench.records.schema import Metric, Utility
 from ppbench.report.claims.page import claimed_text
+from ppbench.report.page.entries import USABLE
 from ppbench.report.page.sections import metric_of
-from ppbench.report.page.standing import USABLE, chip
+from ppbench.report.page.standing import chip
 from ppbench.report.worst import attack_of, cell_of
 
 TEMPLATES = Path(__file__).parent / "templates"
