@@ -14,7 +14,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.records.times import time_of
-from ppbench.report.controls import Check, check_harness
+from ppbench.report.controls import CONTROLS, Check, check_harness
 from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.page.evaluations import judged, said, verdict_of
