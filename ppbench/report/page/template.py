@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from ppbench.records.schema import Metric, Utility
 from ppbench.report.claims.page import claimed_text
+from ppbench.report.leak import WORDS
 from ppbench.report.page.entries import USABLE
 from ppbench.report.page.sections import metric_of
 from ppbench.report.page.standing import chip
@@ -69,6 +70,7 @@ def template() -> Template:
         "metric_of": metric_of,
         "claimed_text": claimed_text,
         "chip": chip,
+        "words": WORDS,
         "usable_points": USABLE,
     }
     return environment.get_template("page.html.j2")
