@@ -63,6 +63,7 @@ def evaluate(
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all tables, sentences and controls.")] = False,
     **options: Any,
 ) -> None:
     """Evaluate a defense: train, attack, score, record, and say what was found.
@@ -70,17 +71,17 @@ def evaluate(
     Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.base.bars import Bars
-    from ppbench.commands.terminal import as_json, report
+    from ppbench.commands.terminal import as_json, report, typed
     from ppbench.run.config import configure
     from ppbench.run.evaluation import evaluate as run
 
     config = configure(preset, defense=defense, **_fields(options))
     with Bars(quiet=json_) as bars:
-        result = run(config, out=out, workers=workers, progress=bars)
+        result = run(config, out=out, workers=workers, progress=bars, command=typed())
     if json_:
         typer.echo(json.dumps(as_json(result), indent=1))
     else:
-        report(result)
+        report(result, full)
     if not result.reliable:
         raise typer.Exit(3)
 

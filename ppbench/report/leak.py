@@ -7,18 +7,16 @@ for protection. `docs/levels.md` says how they were chosen.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
-
-from ppbench.metrics.intervals import LEVEL, bootstrap, lower_bound, upper_bound
+from ppbench.metrics.intervals import LEVEL, lower_bound, upper_bound
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, GAIN, REBUILT_DB
+from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, REBUILT_DB, gain_of
 from ppbench.questions.recognition import LOOKED, seen_of
-from ppbench.records.figure import best, metric_of, seed_of
+from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import BELIED, BROKEN, is_image, rebuilt_share, value
 from ppbench.report.frame import Frame, frame_of
@@ -67,13 +65,7 @@ class Side:
         """The median of decibels beyond the best blind guess; None of table rows, and where none was measured."""
         if self.worst is None or not is_image(self.worst):
             return None
-        units: dict[Hashable, list[float]] = {}
-        for score in self.worst.victims:
-            if (gain := getattr(score, "gain", None)) is None:
-                return None
-            units.setdefault(score.unit, []).append(gain)
-        seed = seed_of(self.worst.config.seed, GAIN)
-        return metric_of(GAIN, bootstrap([np.array(unit) for unit in units.values()], "median", seed), False)
+        return gain_of(self.worst.victims, self.worst.config.seed)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:

@@ -17,6 +17,15 @@ UNINFORMED = ("plain attacks only", "knowledge not shown")
 """Badges of rows on which no attack is shown to know the defense."""
 
 
+USABLE = 5.0
+"""Points of accuracy that a setting may lose beside the undefended model to be called usable."""
+
+
+def points_lost(accuracy: float | None, undefended: float | None) -> float | None:
+    """Return how many points of accuracy a setting loses, below 0 where it gains; None where either is not known."""
+    return None if accuracy is None or undefended is None else round(100 * (undefended - accuracy), 9)
+
+
 @dataclass(frozen=True)
 class Badge:
     """A short remark on a row. tone: how it is colored; title: the sentence behind it."""
