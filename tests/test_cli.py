@@ -66,10 +66,16 @@ def test_evaluate_says_what_was_found_in_words_and_in_json_alone(monkeypatch, ca
     words += ["--out", str(tmp_path / "o"), "--workers", "1"]
     code, out, _ = call(monkeypatch, capsys, *words)
     assert code == 0
-    for word in ("spn at alpha2=0.1", "accuracy", "Labels recovered", "control none", "control full_noise"):
-        assert word in " ".join(out.split())
+    first, second, *_ = out.splitlines()
+    assert first.startswith("spn ") and "undefended" in first and second.startswith("Controls hold")
+    assert "alpha2=0.1" in out and "control none" not in out, "the rest is for who asks"
+    code, full, _ = call(monkeypatch, capsys, *words, "--full")
+    for word in (first, "accuracy", "Labels recovered", "control none", "control full_noise", "spn at alpha2=0.1"):
+        assert word in " ".join(full.split())
     code, out, _ = call(monkeypatch, capsys, *words, "--json")
     result = json.loads(out)
+    assert result["headline"] == first and result["reliability"]["sentence"] in " ".join(full.split())
+    assert result["reliable"] is True and {"level", "qualifiers"} <= set(result["verdicts"][0])
     assert code == 0 and {c["defense"] for c in result["cells"]} == {"none", "full_noise", "spn"}
 
 

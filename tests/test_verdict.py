@@ -6,7 +6,8 @@ import itertools
 import pytest
 from rich.console import Console
 
-from ppbench.commands.terminal import WIDTH, tables
+from ppbench.commands.glance import WIDTH
+from ppbench.commands.terminal import tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls, rebuilt_share, widened

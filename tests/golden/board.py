@@ -22,7 +22,7 @@ from ppbench.records.store import Store
 from ppbench.report.claims.page import page
 from ppbench.report.page.board import claimed, outcomes_of
 from ppbench.report.page.boards import boards
-from ppbench.report.page.evaluations import concluded, judged
+from ppbench.report.page.evaluations import checks_of, judged, said, verdict_of
 from ppbench.report.page.table import csv_text
 from ppbench.report.page.worst import worst_csv
 
@@ -39,7 +39,8 @@ def records() -> list[Record]:
 
 def figures(cells: list[Record]) -> dict[str, str]:
     """Return the text of each kept file from `cells`, every figure computed again from the victims' scores."""
-    checks, verdict = concluded(judged(cells))
+    found = judged(cells)
+    checks, verdict = checks_of(found), verdict_of(said(found))
     told = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
     texts = (
         csv_text(cells, claimed),

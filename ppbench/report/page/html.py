@@ -85,7 +85,7 @@ class Page:
         return template().render(
             titles={name: title for question in questions().values() for name, title in question.figures},
             knows=known.adaptive,
-            verdict=verdict_of(self.said),
+            verdict=verdict_of(self.said) if len(parts) == 1 else [],
             told=TOLD,
             glance=answer.tables,
             headline=answer.headline,

@@ -104,7 +104,9 @@ def _pictures(case: WorstCase, album: Album) -> tuple[Floats, Floats, Floats | N
         if images is None:
             return None
         place = [victim.place for victim in record.victims].index(score.place)
+        if place >= len(images.truth):  # a file of fewer images than the record has victims: it may come from anyone
+            break
         truth.append(images.truth[place])
         guess.append(images.guess[place])
         blind = images.blind if blind is None else blind
-    return np.stack(truth), np.stack(guess), blind
+    return (np.stack(truth), np.stack(guess), blind) if truth else None
