@@ -210,8 +210,9 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     assert together(["stands", "falls", "undecided"]) == "falls" and together(["stands", "stands"]) == "stands"
     assert together(["stands", "undecided"]) == "undecided"
     records = [*controls, known, failed]
-    told = [s for s in sentences("dp", records) if "sigma=0.5" in s]
-    assert len(told) == 1 and "what becomes of images is undecided, no attack on it gave a figure" in told[0]
+    (told,) = [one for one in verdicts("dp", records) if "sigma=0.5" in one.sentence]
+    assert "what becomes of images is undecided, no attack on it gave a figure" in told.sentence
+    assert (told.fate, told.leak.level) == ("undecided", "undecided")
     (glance,) = glances(records)
     assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == [
         "no better than blind" if level < 20 else "undecided, attacks failed"
