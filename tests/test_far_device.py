@@ -16,7 +16,7 @@ from ppbench.base.registry import load_all, plugins
 
 HERE = Path(__file__).parent
 DEFENSES, ATTACKS = (
-    sorted(name for name, plugin in plugins(group).items() if plugin.distribution == "ppbench")
+    sorted(name for name, plugin in plugins(group).items() if plugin.ours)
     for group in ("defenses", "attacks")
 )
 BLIND = "nothing in the view of"
