@@ -64,8 +64,8 @@ def plugins(group: Group) -> dict[str, Plugin]:
 def _entries(group: Group) -> list[tuple[str, metadata.EntryPoint]]:
     """Return the entry points of `group`, each with its distribution's name.
 
-    An installation under the former name stays behind when the program is installed anew: what it names is old, and left
-    out. Where it is the only one, in a checkout that was updated and not installed again, it stands for ours.
+    An installation under the former name stays behind when the program is installed anew: what it names is old, and
+    left out. Where it is the only one, in a checkout that was updated and not installed again, it stands for ours.
     """
     names: dict[int, str] = {}  # each `name` parses its distribution's metadata anew
     found = []
