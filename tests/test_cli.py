@@ -56,7 +56,7 @@ def test_list_names_every_plugin_with_a_sentence(monkeypatch, capsys):
     lines = [line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  ")]
     for group in registry.GROUPS:
         for name, plugin in registry.plugins(group).items():
-            if plugin.distribution == "ppbench":
+            if plugin.ours:
                 assert any(line[0] == name and len(line) == 2 for line in lines), name
     assert "broken" not in out
 
@@ -130,7 +130,7 @@ def test_a_strangers_broken_plugin_is_named_takes_nothing_down_and_no_name_of_ou
     monkeypatch.setattr(metadata, "entry_points", lambda group: [*real(group=group), *more.get(group, ())])
     monkeypatch.setattr(registry, "plugins", cache(registry.plugins.__wrapped__))
     with pytest.warns(UserWarning, match="'dlg' is provided by .*stranger"):
-        assert registry.plugins("attacks")["dlg"].distribution == "ppbench"
+        assert registry.plugins("attacks")["dlg"].distribution == registry.OWN
     with pytest.warns(UserWarning, match=r"'bad'.*'stranger'.*no_such_package_xyz"):
         loaded = registry.load_all("attacks")
     assert "bad" not in loaded and "dlg" in loaded

@@ -130,7 +130,8 @@ def test_names_and_sentences_stay_text(fabricate):
     failed = fabricate(evil, 3.0, evil, "reconstruction", clients=4, status="failed", **about)
     page = Page(
         [*some, failed.model_copy(update={"reason": evil})], said=[Said(evil, "", evil)],
-        harness=Check("harness", True, evil), claims=lambda _: evil, images=gradient_images, times=lambda _: lasting(machine=evil), problems=[evil],
+        harness=Check("harness", True, evil), claims=lambda _: evil, images=gradient_images,
+        times=lambda _: lasting(machine=evil), problems=[evil],
     ).html()  # fmt: skip
     found = Reader(page)
     assert evil not in page and page.count("&lt;img src=x") > 20

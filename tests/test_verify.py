@@ -157,7 +157,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store):
     damages = {
         before[:200]: ("not a whole record", "delete it"),
         other.read_text(): (f"holds cell {second}", "named by its cell"),
-        newer: ("'ppbench.run/2'", "install ppbench>=2.3.1"),
+        newer: ("'ppbench.run/2'", "install ppbench-fl>=2.3.1"),
         newer.replace("2.3.1", "2; rm -rf /"): ("a newer ppbench wrote it", "in its latest version"),
     }
     texts = path.read_text(), other.read_text()
@@ -203,5 +203,5 @@ def test_strays_are_named_and_a_folder_without_results_or_of_a_newer_ppbench_is_
     with pytest.raises(UsageError, match="no ppbench results"):
         verify(tmp_path / "nowhere")
     (store.out / "ppbench.json").write_text(json.dumps({"schema": "ppbench.results/2", "version": "3.0"}))
-    with pytest.raises(UsageError, match=r"install ppbench>=3\.0"):
+    with pytest.raises(UsageError, match=r"install ppbench-fl>=3\.0"):
         verify(store.out)

@@ -11,7 +11,9 @@ from ppbench.base.errors import UsageError
 
 Suite = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
 Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
-Kind = Annotated[str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; ppbench[ray]).")]
+Kind = Annotated[
+    str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; needs the extra `ray`).")
+]
 Workers = Annotated[
     int | None, typer.Option(help="Cells at the same time; by default one a core, and what a cluster has room for.")
 ]

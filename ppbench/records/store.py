@@ -266,7 +266,7 @@ def _newer(stated: object, known: str, version: object) -> str:
     if head != family or not later.isascii() or not later.isdigit() or int(later[:9]) <= int(number):
         return ""
     told = isinstance(version, str) and _VERSION.fullmatch(version)
-    return f"a newer ppbench wrote it: install ppbench{'>=' + str(version) if told else ' in its latest version'}."
+    return f"a newer ppbench wrote it: install ppbench-fl{'>=' + str(version) if told else ' in its latest version'}."
 
 
 def _by_newer(data: bytes) -> str:

@@ -128,7 +128,12 @@
     input.addEventListener("input", fold);
     if (!limit.hidden) fold();
   }
-  addEventListener("beforeprint", () => document.querySelectorAll("main details").forEach((one) => (one.open = true)));
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("main details:not([open])")];
+    for (const one of folded) one.open = true;
+  });
+  addEventListener("afterprint", () => folded.splice(0).forEach((one) => (one.open = false)));
 
   addEventListener("hashchange", route);
   document.documentElement.classList.add("upgraded");
