@@ -40,11 +40,12 @@ def records() -> list[Record]:
 def figures(cells: list[Record]) -> dict[str, str]:
     """Return the text of each kept file from `cells`, every figure computed again from the victims' scores."""
     checks, verdict = concluded(judged(cells))
+    found = boards(cells, claimed)
     told = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
     texts = (
-        csv_text(cells, claimed),
+        csv_text(cells, claimed, found),
         _metrics(cells),
-        worst_csv(boards(cells, claimed)),
+        worst_csv(found),
         "".join(f"{line}\n" for line in [*told, *verdict]),
         page(outcomes_of(cells), cells, ()).partition("\n## Rules")[0],  # the rules are prose
     )
