@@ -157,11 +157,23 @@ def add_metric(tree: Path) -> None:
 
 
 def add_column(tree: Path) -> None:
-    files, _ = recipe("a column")
-    path = tree / only(files, r".*\.py")
-    start = path.read_text().index(f"{only(files, '[A-Z]+')}: Final = [\n")
-    columns, rest = path.read_text()[start:].split("\n]", 1)
-    path.write_text(path.read_text()[:start] + columns + '\n    "labels_missed",\n]' + rest)
+    files, more = recipe("a column")
+    meaning = '    "labels_missed": (SHARE, "Share of labels that are wrong."),\n'
+    appended(
+        tree / only(files, r".*\.py"),
+        f"{only(files, '[A-Z]+')}: Final[dict[str, tuple[str, str]]] = {{\n",
+        "}",
+        meaning,
+    )
+    values = only(more, r"\*_values\(.*\)").replace("x", "labels_missed")
+    appended(tree / only(more, r"ppbench.*\.py"), f"{only(more, '[A-Z]+')}: Final = (\n", ")", f"    {values},\n")
+
+
+def appended(path: Path, head: str, end: str, line: str) -> None:
+    """Add a line at the end of a literal that begins with `head`."""
+    before, rest = path.read_text().split(head)
+    inner, after = rest.split(f"\n{end}\n", 1)
+    path.write_text(f"{before}{head}{inner}\n{line}{end}\n{after}")
 
 
 def add_chart(tree: Path) -> None:

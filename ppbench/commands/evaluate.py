@@ -15,6 +15,7 @@ import typer
 WEIGHTS = (
     "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null."
 )
+JSON = "Print the result as JSON and nothing else; cells say what leaderboard.csv says, with whole metrics."
 OPTIONS: dict[str, tuple[type, str]] = {
     "dataset": (str, "NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`."),
     "model": (str, "See `ppbench list models`."),
@@ -62,7 +63,7 @@ def evaluate(
     ] = "quick",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help=JSON)] = False,
     full: Annotated[bool, typer.Option("--full", help="Print all tables, sentences and controls.")] = False,
     **options: Any,
 ) -> None:

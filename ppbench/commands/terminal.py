@@ -22,6 +22,7 @@ from ppbench.records.times import time_of
 from ppbench.report.controls import CONTROLS, is_image, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.page.costs import cost_sentence
+from ppbench.report.page.table import ranks_of
 from ppbench.report.page.trust import Trust
 from ppbench.report.verdict.lines import Row, audits, extraction_metric_of, held, lines, probed
 from ppbench.report.worst import Measured, attack_of, worst_of
@@ -184,6 +185,7 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
 
 def as_json(result: Evaluation) -> dict[str, Any]:
     """Return the result for programs: verdict, controls and the cells' metrics. JSON, so plain dicts."""
+    ranks = ranks_of(result.answer.boards)
 
     def cell(record: Record) -> dict[str, Any]:
         config = record.config
@@ -196,10 +198,12 @@ def as_json(result: Evaluation) -> dict[str, Any]:
             "kind": config.attack.kind,
             "adaptive": config.attack.adaptive,
             "follows": config.attack.follows,
-            "stage": config.stage,
-            "batch_size": config.batch_size,
             "threat_model": config.threat_model.id,
-            "seed": config.seed,
+            "dataset": config.data.name,
+            "model": config.model.id,
+            **{name: getattr(config, name) for name in ("suite", "seed", "stage", "batch_size", "role", "probe")},
+            "probe_rounds": config.probe_rounds,
+            **ranks.get(record.cell_id, {"rank_low": None, "rank_high": None}),
             "status": record.status,
             "reason": record.reason,
             "accuracy": record.utility.accuracy,

@@ -39,13 +39,13 @@ def records() -> list[Record]:
 
 def figures(cells: list[Record]) -> dict[str, str]:
     """Return the text of each kept file from `cells`, every figure computed again from the victims' scores."""
-    found = judged(cells)
-    checks, verdict = checks_of(found), verdict_of(said(found))
+    evaluations, found = judged(cells), boards(cells, claimed)
+    checks, verdict = checks_of(evaluations), verdict_of(said(evaluations))
     told = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
     texts = (
-        csv_text(cells, claimed),
+        csv_text(cells, claimed, found),
         _metrics(cells),
-        worst_csv(boards(cells, claimed)),
+        worst_csv(found),
         "".join(f"{line}\n" for line in [*told, *verdict]),
         page(outcomes_of(cells), cells, ()).partition("\n## Rules")[0],  # the rules are prose
     )

@@ -21,9 +21,10 @@ from ppbench.report.page.trust import Trust, trust_of
 
 @dataclass(frozen=True)
 class Answer:
-    """tables: a table at a glance for each evaluation; see the modules of the others."""
+    """boards: all of them; tables: a table at a glance for each evaluation; see the modules of the others."""
 
     headline: Headline
+    boards: tuple[Board, ...]
     tables: tuple[Overview, ...]
     trust: Trust
 
@@ -38,7 +39,7 @@ def answer_to(
     """Return the answer from what a page is made of; harness: what its self-test says, None: nothing is known."""
     tables = overviews(found, told, costs)
     trust = trust_of(found, checks_of(told) if harness is None else (*checks_of(told), harness))
-    return Answer(headline_of(tables, trust), tuple(tables), trust)
+    return Answer(headline_of(tables, trust), tuple(found), tuple(tables), trust)
 
 
 def answer_of(records: Sequence[Record], harness: Check, times: TimesOf = lambda _: None) -> Answer:

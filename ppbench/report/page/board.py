@@ -76,9 +76,13 @@ def up_to_date(store: Store) -> bool:
         return False
     with loaded(store) as (records, problems):
         sound = _harness(store, problems).ok is not False
-        if problems or store.csv_path.read_text(encoding="utf-8") != csv_text(records, claimed):
+        if problems:
             return False
-        return worst.read_text(encoding="utf-8") == worst_csv(boards(records, claimed, sound))
+        frame = frame_of(records)
+        found = boards(frame, claimed, sound)
+        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claimed, found):
+            return False
+        return worst.read_text(encoding="utf-8") == worst_csv(found)
 
 
 @contextmanager
@@ -153,7 +157,7 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     write_atomic(store.html_path, page.html().encode())
     worst = store.out / WORST_CASE
     write_atomic(worst, worst_csv(found).encode())
-    write_csv(records, store.csv_path, claims=claimed)  # last: it tells whether the board is complete
+    write_csv(records, store.csv_path, claims=claimed, found=found)  # last: it tells whether the board is complete
     return Written((store.csv_path, store.html_path, worst, *drawn), tuple(problems))
 
 

@@ -134,7 +134,7 @@ def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
         if (own := own_spans.get(id(entry))) is not None:
             first = 1 + sum(other[1] < own[0] for other in spans)
             last = len(spans) - sum(other[0] > own[1] for other in spans)
-            entry = replace(entry, rank=str(first) if first == last else f"{first}-{last}")
+            entry = replace(entry, rank_low=first, rank_high=last)
         found.append(entry)
     return found
 

@@ -42,8 +42,8 @@ class Entry:
     key: by `ROW`; sample: any of its records, for what all share; records: all, failed ones too; plain, worst: the
     worst case over attacks that do not know the defense, and over all; labels: the cell with the highest label
     accuracy; flags: those of its records, each once; claimed: what its paper prints; differs: in what else than the
-    control value it is not like others of its board; rank: "1", "2-4", or "" where it is not ranked; leak: how far its
-    inputs leak, None where none was to be rebuilt.
+    control value it is not like others of its board; rank_low, rank_high: its ranks, None where it is not ranked; leak:
+    how far its inputs leak, None where none was to be rebuilt.
     """
 
     key: Key
@@ -56,8 +56,14 @@ class Entry:
     flags: tuple[Flag, ...]
     claimed: str
     differs: str
-    rank: str = ""
+    rank_low: int | None = None
+    rank_high: int | None = None
     leak: Leak | None = None
+
+    @property
+    def rank(self) -> str:
+        """Its ranks in words: "1", "2-4", or "" where it is not ranked."""
+        return "-".join(dict.fromkeys(str(end) for end in (self.rank_low, self.rank_high) if end is not None))
 
     @property
     def defense(self) -> DefenseInfo:
