@@ -21,8 +21,8 @@ from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, WORST
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
-from ppbench.report.page.answer import answer_of
 from ppbench.report.metrics import METRICS
+from ppbench.report.page.answer import answer_of
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.page.worst import worst_csv, worst_rows
