@@ -55,7 +55,7 @@ def report(result: Evaluation) -> None:
         to.print(table)
     if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
         to.print(escape(said), highlight=False)
-    say_verdict(to, result, result.verdict if result.reliable else ())
+    say_verdict(to, result, (*result.verdict, *result.left_out) if result.reliable else ())
     for reason in dict.fromkeys(r.reason or "" for r in result.records if r.status == "failed"):
         to.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
     found = len(result.records) - result.computed

@@ -21,6 +21,7 @@ from ppbench.records.sources import tell_changed
 from ppbench.records.store import Store
 from ppbench.report.controls import Check, check_controls, check_harness
 from ppbench.report.page.board import up_to_date, write_board
+from ppbench.report.unasked import unasked
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
@@ -30,7 +31,8 @@ from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.group import victims_of
 from ppbench.run.jobs import Executor
-from ppbench.run.schedule import Progress, Schedule, Wanted, missing, size, strands, wanted
+from ppbench.run.looks import foremost
+from ppbench.run.schedule import Progress, Schedule, Wanted, answered, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
 from ppbench.run.tuning import tuning_victims
 
@@ -50,6 +52,11 @@ class Evaluation:
     def verdict(self) -> tuple[str, ...]:
         """What was found, in sentences."""
         return tuple(found.sentence for found in self.verdicts)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was not asked because the undefended model stands there too, in sentences."""
+        return tuple(one.sentence for one in unasked(self.config.defense, self.records))
 
     @property
     def reliable(self) -> bool:
@@ -86,12 +93,12 @@ def evaluate(
     count = workers or default_workers(asked.device)  # a single worker is this process
     executor = make_executor("inline" if count == 1 else "local", count, partial(told.advance, "training"))
     computed = compute(plan, todo, store, executor, told, strict=True)
-    records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
+    records = tuple(store.load(cell) for cell in answered(plan, store))
     checks = (*check_controls(records), check_harness(soundness_of(store)))
     found = tuple(verdicts(asked.defense, records))
     if computed or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, checks, found, store.out, size(todo))
+    return Evaluation(asked, records, checks, found, store.out, len(answered(todo, store)))
 
 
 def check(experiment: Experiment) -> None:
@@ -146,7 +153,11 @@ def compute(
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
     if not todo and soundness_of(store) is not None:
         return False
-    save_soundness(store.out, selftest())
-    if todo:
-        Schedule(store, executor, progress, strict).run(strands(todo, store.out))
+    if not todo:
+        save_soundness(store.out, selftest())
+        return True
+    alone = asked[0].experiment if len({one.experiment for one in asked}) == 1 else None
+    first = [c.id for one in asked if alone and foremost(alone, one.group) for c in one.cells]
+    work = Schedule(store, executor, progress, strict, first)
+    work.run(strands(todo, store.out), meanwhile=lambda: save_soundness(store.out, selftest()))
     return True
