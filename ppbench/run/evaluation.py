@@ -92,7 +92,8 @@ def evaluate(
     todo = missing(plan, store)
     count = workers or default_workers(asked.device)  # a single worker is this process
     executor = make_executor("inline" if count == 1 else "local", count, partial(told.advance, "training"))
-    computed = compute(plan, todo, store, executor, told, strict=True)
+    first = [cell.id for one in plan if foremost(experiment, one.group) for cell in one.cells]
+    computed = compute(plan, todo, store, executor, told, strict=True, first=first)
     records = tuple(store.load(cell) for cell in answered(plan, store))
     checks = (*check_controls(records), check_harness(soundness_of(store)))
     found = tuple(verdicts(asked.defense, records))
@@ -144,10 +145,17 @@ def _check_victims(experiment: Experiment, group: Group) -> None:
 
 
 def compute(
-    asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, executor: Executor, progress: Progress, strict: bool
+    asked: Sequence[Wanted],
+    todo: Sequence[Wanted],
+    store: Store,
+    executor: Executor,
+    progress: Progress,
+    strict: bool,
+    first: Sequence[str] = (),
 ) -> bool:
     """Train what missing cells need, and run them; return whether anything, or the self-test, was missing.
 
+    first: names of the cells of the first answer, which are done first and told of as soon as they have ended.
     Where finished cells of `asked` are of other code than today's, a warning says so.
     """
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
@@ -156,8 +164,6 @@ def compute(
     if not todo:
         save_soundness(store.out, selftest())
         return True
-    alone = asked[0].experiment if len({one.experiment for one in asked}) == 1 else None
-    first = [c.id for one in asked if alone and foremost(alone, one.group) for c in one.cells]
     work = Schedule(store, executor, progress, strict, first)
     work.run(strands(todo, store.out), meanwhile=lambda: save_soundness(store.out, selftest()))
     return True
