@@ -122,7 +122,7 @@ class Attack:
         targets: defenses it is built for; None for all.
         probes: what probed clients must do for it to say anything that others do not: "gradient", "local".
         standard: whether it belongs to `--attack standard`; others run when named, or by "all".
-        quick: whether it belongs to the quick portfolio too, the default, if it is standard.
+        quick: whether it belongs to the quick portfolio too, the default, if it is standard; no subclass inherits it.
         contains: a plain attack that does the same and knows less: where all are meant it is left out beside this one.
         audit: what a membership or tracing attack needs that only an audit has: "references" (reference runs) or
             "rounds" (the mail of all rounds of training), or "clients" (canary clients); "" for nothing.

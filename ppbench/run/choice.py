@@ -163,7 +163,10 @@ def _meant(config: EvaluateConfig, factory: Any) -> bool:
     acting = any(acts(threat) for threat in config.threats if threat in getattr(factory, "threats", ()))
     if "all" in config.attacks or audited or acting:
         return True
-    return getattr(factory, "standard", True) and ("standard" in config.attacks or getattr(factory, "quick", True))
+    quick = getattr(factory, "__dict__", {}).get(
+        "quick", True
+    )  # of its own: who builds on an attack that is left out need not be
+    return getattr(factory, "standard", True) and ("standard" in config.attacks or quick)
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:

@@ -31,7 +31,6 @@ class AdaptiveServer(IDLG):
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
     reads_alone: ClassVar[bool] = True
     standard: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
     reference: ClassVar[str] = "ppbench: the server's own code as evidence"
 
     def evidence(self, view: View) -> list[Evidence]:
