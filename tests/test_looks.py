@@ -13,7 +13,7 @@ from ppbench.run.schedule import missing, size, wanted
 WEAK = {f"adaptive_spn.{name}": 2 for name in ("restarts", "inversion_budget", "joint_budget")}
 TINY = {
     **{"defense": "spn", "grid": (0.1,), "clients": 3, "rounds": 1, "train": 90, "victims": 3, "candidates": 12},
-    **{"attack_batch": (1, 2), "budget": 4, "settings": WEAK},
+    **{"attack_batch": (1, 2), "budget": 1, "settings": WEAK},
 }
 
 
@@ -38,7 +38,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def weak(tmp_path_factory, undrawn):
-    """Return an evaluation whose attacks have four evaluations each: the undefended model stands everywhere."""
+    """Return an evaluation whose attacks have one evaluation each (of four, images are found again): none stands everywhere."""
     heard = Heard()
     return evaluate(**TINY, out=tmp_path_factory.mktemp("weak") / "out", workers=1, progress=heard), heard
 
@@ -114,9 +114,9 @@ def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undra
 
 
 @pytest.mark.parametrize(
-    ("decibels", "stays"), [(9.0, True), (15.0, True), (35.0, False)], ids=["low", "below", "rebuilt"]
+    ("decibels", "stays"), [(9.0, True), (15.0, False), (35.0, False)], ids=["blind", "recognizable", "rebuilt"]
 )
-def test_what_stands_is_below_20_dB_with_its_whole_interval(fabricate, decibels, stays):
+def test_what_stands_is_not_shown_to_leak(fabricate, decibels, stays):
     record = fabricate("none", None, "ig", "reconstruction", decibels, stage="final")
     assert stood([record]) is stays
     assert stood([]) is False  # nothing was looked at: nothing is sure
