@@ -22,6 +22,7 @@ from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOA
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
 from ppbench.report.metrics import METRICS
+from ppbench.report.page.answer import answer_of
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.page.worst import worst_csv, worst_rows
@@ -186,9 +187,8 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
         assert (row["rank_low"], row["rank_high"]) == ranks.get(own.get("theta"), ("", ""))
     assert {row["rank_low"] for row in table(csv_text(records))} == {""}, "without boards nothing is ranked"
     harness = Check("harness", True, "")
-    result = SimpleNamespace(
-        records=records, checks=(harness,), reliable=True, verdict=(), verdicts=(), computed=0, out=""
-    )
+    about = dict(records=records, reliable=True, verdict=(), verdicts=(), computed=0, out="")
+    result = SimpleNamespace(**about, answer=answer_of(records, harness))
     for cell in as_json(result)["cells"]:
         row = cells[cell["cell_id"]]
         told = [row[name] for name in ("kind", "dataset", "role", "probe", "stage")]
@@ -198,7 +198,7 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
             row["rank_low"],
             row["rank_high"],
         ]
-    result.checks = (Check("harness", False, "the self-test failed"),)
+    result.answer = answer_of(records, Check("harness", False, "the self-test failed"))
     assert {cell["rank_low"] for cell in as_json(result)["cells"]} == {None}
 
 
