@@ -38,7 +38,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def weak(tmp_path_factory, undrawn):
-    """Return an evaluation whose attacks have one evaluation each (of four, images are found again): none stands everywhere."""
+    """Return an evaluation whose attacks have one evaluation each (four find images again): none stands everywhere."""
     heard = Heard()
     return evaluate(**TINY, out=tmp_path_factory.mktemp("weak") / "out", workers=1, progress=heard), heard
 
