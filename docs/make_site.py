@@ -157,7 +157,7 @@ def reference() -> str:
         parts.append(f"## `{module}`\n\n{(home.__doc__ or '').strip()}\n")
         for name in home.__all__:
             if not name.startswith("__"):
-                parts.append(shown(f"{home._HOME[name]}.{name}", f"{module}.{name}"))
+                parts.append(shown(f"{home._HOME.get(name, module)}.{name}", f"{module}.{name}"))
     for title, names in REFERENCE.items():
         parts += [f"## {title}\n", *(shown(name.replace(":", "."), name.replace(":", ".")) for name in names)]
     return "\n".join(parts)

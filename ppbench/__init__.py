@@ -1,7 +1,8 @@
 """ppbench: how much private data does a federated-learning defense really let leak?
 
-The public API is `evaluate` (train, attack, score, record), `Defense` (what a defense author subclasses) and
-`Attack` (what an attack author subclasses). Names are loaded on first use, so that `import ppbench` stays light.
+The public API is `evaluate` (train, attack, score, record), `Defense` (what a defense author subclasses), `Attack`
+(what an attack author subclasses), `load` (results as a pandas table) and `plot` (figures of it). Names are loaded on
+first use, so that `import ppbench` stays light.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from ppbench.base.version import __version__
 
 if TYPE_CHECKING:
+    from ppbench import plot
     from ppbench.adversary.attack import Attack, Challenge, Guess
     from ppbench.federation.contract import Defense
     from ppbench.federation.evidence import Evidence
     from ppbench.federation.view import View
+    from ppbench.report.tidy import load
     from ppbench.run.evaluation import evaluate
 
-
-__all__ = ["Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate"]
+__all__ = ["Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate", "load", "plot"]
 
 _HOME = {
     "Attack": "ppbench.adversary.attack",
@@ -28,11 +30,15 @@ _HOME = {
     "Evidence": "ppbench.federation.evidence",
     "View": "ppbench.federation.view",
     "Defense": "ppbench.federation.contract",
-    "evaluate": "ppbench.run.evaluation",  # not evaluate.py: a submodule of that name would hide the function
+    # Not evaluate.py and load.py: submodules of these names would hide the functions.
+    "evaluate": "ppbench.run.evaluation",
+    "load": "ppbench.report.tidy",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plot":
+        return import_module("ppbench.plot")
     if name not in _HOME:
         raise AttributeError(f"module 'ppbench' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

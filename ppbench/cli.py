@@ -62,7 +62,7 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             continue
         typer.echo(f"{group}:")
         for plugin in plugins(group).values():
-            origin = "" if plugin.distribution == "ppbench" else f" [{plugin.distribution}]"
+            origin = "" if plugin.ours else f" [{plugin.distribution}]"
             typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
     if what.value in ("suites", "all"):
         from ppbench.suites import titles

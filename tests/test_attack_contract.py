@@ -38,7 +38,7 @@ from ppbench.testing.scene import digits
 from ppbench.testing.worlds import LEVEL, Duel, seeded
 
 ATTACKS: dict[str, type[Attack]] = {
-    name: load("attacks", name) for name, plugin in plugins("attacks").items() if plugin.distribution == "ppbench"
+    name: load("attacks", name) for name, plugin in plugins("attacks").items() if plugin.ours
 }
 EXTRACTION = [name for name, attack in ATTACKS.items() if attack.kind == "extraction"]
 DECIBELS = {"gifd": 25, "gias": 25, "ggl": 20}  # through a generator, whose stages share the budget; by its latent

@@ -91,7 +91,7 @@ def scores(share, n=40):
     ("mine", "none", "fate", "words"),
     [
         (1.0, 1.0, "falls", "Who was in a batch of 1 is told from others by its upload (mia_upload"),
-        (0.5, 1.0, "hidden", "is not told by its upload to an attack that does not know of the defense ("),
+        (0.5, 1.0, "stands", "is not told by its upload to an attack that does not know of the defense ("),
         (0.5, 0.5, "undecided", "Whether an upload hides who was in a batch of 1 cannot be told ("),
         (0.6, None, "undecided", "cannot be told (mia_upload, sigma=0.1: ASR at most 60% [43, 75], chance 50%)."),
     ],

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -53,11 +54,12 @@ def members(make, knowing=0.71, plain=0.5, none=0.71):
     return found
 
 
-def pixels(make, plain, knowing, none=35.0):
-    found = [make(d, None, "dlg", "reconstruction", db) for d, db in (("none", none), ("full_noise", 5.0))]
-    found.append(make("pbpfl", 10.0, "dlg", "reconstruction", plain))
+def pixels(make, plain, knowing, none=35.0, blind=11.0):
+    made = partial(make, kind="reconstruction", blind=blind)
+    found = [made(d, None, "dlg", share=db) for d, db in (("none", none), ("full_noise", 5.0))]
+    found.append(made("pbpfl", 10.0, "dlg", share=plain))
     if knowing is not None:
-        found.append(make("pbpfl", 10.0, "adaptive", "reconstruction", knowing, adaptive=True))
+        found.append(made("pbpfl", 10.0, "adaptive", share=knowing, adaptive=True))
     return found
 
 
@@ -122,11 +124,14 @@ def guarded(make, value=3.0, **about):
         (ASR, members, (None, 0.66), "falls to 66.0%: above chance"),
         (ASR, members, (0.71, 0.5, 0.52), "cannot be told : the undefended model is not shown to give members away"),
         (ASR, members, (0.54, 0.5, 0.58), "cannot be told : the strongest attack is neither above chance nor below"),
-        (PSNR, pixels, (8.0, 99.0), "falls to 100.0 dB: the median image is above 20 dB; batch 1, random weights"),
-        (PSNR, pixels, (35.0, None), "falls to 36.0 dB"),
-        (PSNR, pixels, (8.0, 12.0), "holds : the median image stays below 20 dB under every attack tried"),
+        (PSNR, pixels, (8.0, 99.0), "falls to 100.0 dB: images are rebuilt; batch 1, random weights"),
+        (PSNR, pixels, (35.0, None), "falls to 36.0 dB: images are rebuilt"),
+        (PSNR, pixels, (8.0, 7.0), "holds : no attack tried sees more of images than a blind guess"),
+        (PSNR, pixels, (8.0, 14.0), "falls to 15.0 dB: images are recognizable; batch 1, random weights"),
         (PSNR, pixels, (8.0, None), "cannot be told : no attack that knows the defense was run"),
-        (PSNR, pixels, (8.0, 19.0), "cannot be told : the interval of the median contains 20 dB"),
+        (PSNR, pixels, (8.0, 12.0), "cannot be told : neither that images are recognizable nor that they are not is"),
+        (PSNR, pixels, (8.0, 7.0, 35.0, None), "cannot be told : whether they are recognizable was not measured; bat"),
+        (PSNR, pixels, (8.0, 99.0, 35.0, None), "falls to 100.0 dB: images are rebuilt; batch 1, random weights"),
         (PSNR, pixels, (8.0, 12.0, 10.0), "cannot be told : a control speaks against the attacks: The best attack"),
         (PSNR, members, (), "unchecked: no reconstruction of images"),
         (replace(PSNR, dataset="cifar10"), pixels, (8.0, 99.0), "unchecked: no record of cifar10"),

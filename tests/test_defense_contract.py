@@ -18,7 +18,7 @@ from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, ask
 from ppbench.testing.scene import Trial, plan_for, victims_of
 
-DEFENSES = [n for n, p in plugins("defenses").items() if p.distribution == "ppbench"]
+DEFENSES = [n for n, p in plugins("defenses").items() if p.ours]
 UNFIT = {
     "pbpfl_ext",
     "secagg",

@@ -111,7 +111,9 @@ def test_weak_attacks_make_the_evaluation_unreliable(tmp_path):
     assert not found.reliable
     check = {c.control: c for c in found.checks}["none"]
     assert check.ok is False and "does NOT break" in check.sentence
-    assert "nreliable" in (tmp_path / "weak" / "leaderboard.html").read_text()
+    assert found.answer.trust.state == "failed" and found.answer.headline.words.startswith("Nothing is concluded")
+    page = (tmp_path / "weak" / "leaderboard.html").read_text()
+    assert "A control failed" in page and found.answer.headline.words in page
 
 
 def test_an_attack_that_breaks_pure_noise_raises_the_alarm(first):

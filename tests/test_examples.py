@@ -1,19 +1,15 @@
-"""The examples of other people's packages: installed as packages are, found, evaluated, tested; and the CI workflow."""
+"""The examples of other people's packages: installed as packages are, found, evaluated, tested."""
 
 import importlib
 import json
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from ppbench.base import registry
@@ -100,82 +96,6 @@ def test_the_examples_suite_is_one(tmp_path):
     source = (EXAMPLES / "my_defense/tests/small.toml").read_text().replace('"sign_sgd"', '"ppdl"')
     (tmp_path / "small.toml").write_text(source)
     assert load_suite(tmp_path / "small.toml").id == "sign-sgd-small"
-
-
-WORKFLOW = yaml.safe_load((EXAMPLES / "ci/github-workflow.yml").read_text())
-STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
-
-
-def test_the_workflow_sweeps_verifies_compares_and_accepts():
-    """That these commands exist is asked of every document and workflow, in test_docs."""
-    lines = [shlex.split(line) for step in STEPS for line in step.get("run", "").splitlines()]
-    told = [words[1] for words in lines if words[:1] == ["ppbench"]]
-    assert told == ["sweep", "verify", "compare", "baseline"]
-
-
-def named(name):
-    """Return the one step of the workflow with this name."""
-    (step,) = [step for step in STEPS if step.get("name") == name]
-    return step
-
-
-def runs(step, event, *, baseline):
-    """Return whether a step runs at an event, where all before it went well; its condition is evaluated."""
-    text = str(step.get("if", "True")).replace("always()", "True").replace("&&", " and ").replace("||", " or ")
-    text = text.replace("github.event_name", repr(event))
-    text = text.replace("hashFiles('baseline/ppbench.json')", repr("d1" if baseline else ""))
-    return bool(eval(text, {"__builtins__": {}}))
-
-
-def test_the_workflow_keeps_results_of_the_same_code_only_and_always_keeps_the_page():
-    (cache,) = [step for step in STEPS if "actions/cache@" in step.get("uses", "")]
-    (key,) = re.findall(r"hashFiles\((.*?)\)", cache["with"]["key"])
-    assert re.findall(r"'(.*?)'", key) == ["src/**", "pyproject.toml", "requirements*.txt", "installed.txt"]
-    assert "restore-keys" not in cache["with"]
-    (kept,) = [step for step in STEPS if "upload-artifact@" in step.get("uses", "")]
-    assert kept["if"] == "always()" and "results/*.html" in kept["with"]["path"]
-    assert WORKFLOW["permissions"] == {"contents": "read"}
-
-
-def test_installed_versions_are_written_after_the_installation_and_before_the_key_is_made(tmp_path):
-    names = [step.get("name", step.get("uses")) for step in STEPS]
-    order = ["Install ppbench and the defense", "Versions of Python and of all packages", "Results of the same code"]
-    assert [name for name in names if name in order] == order and names.index("Sweep") > names.index(order[-1])
-    script = str(named(order[1])["run"]).replace("python -", f"{shlex.quote(sys.executable)} -")
-    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, check=True)
-    written = (tmp_path / "installed.txt").read_text()
-    assert sys.version.split()[0] in written and f"torch=={metadata.version('torch')}" in written
-
-
-@pytest.mark.parametrize(
-    ("event", "baseline", "told"),
-    [
-        ("pull_request", True, ["Compare with the baseline"]),
-        ("pull_request", False, ["A pull request has a baseline", "Compare with the baseline"]),
-        ("push", True, ["Compare with the baseline"]),
-        ("push", False, ["Accept a new baseline"]),
-        ("workflow_dispatch", True, ["Accept a new baseline"]),
-        ("workflow_dispatch", False, ["Accept a new baseline"]),
-    ],
-)
-def test_a_pull_request_is_compared_or_fails_and_main_makes_the_first_baseline(event, baseline, told):
-    conditional = [step for step in STEPS if "if" in step and step["if"] != "always()"]
-    assert [step["name"] for step in conditional if runs(step, event, baseline=baseline)] == told
-
-
-def test_a_missing_baseline_fails_the_pull_request_before_anything_is_computed(tmp_path):
-    names = [step.get("name") for step in STEPS]
-    step = named("A pull request has a baseline")
-    assert names.index(step["name"]) < names.index("Sweep")
-    done = subprocess.run(["bash", "-e", "-c", step["run"]], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 1 and done.stdout.startswith("::error::baseline/ppbench.json is missing; ")
-    assert not [step for step in STEPS if "continue-on-error" in step]
-
-
-def test_no_text_of_a_user_becomes_shell_code_and_actions_are_named_with_their_version():
-    assert not [step for step in STEPS if "${{" in step.get("run", "")]
-    uses = [step["uses"] for step in STEPS if "uses" in step]
-    assert uses and all("@v" in name for name in uses)
 
 
 # -- `benchmarks/gpu.sh`: it refuses a machine without a GPU in one sentence, and keeps its time on any ---------------

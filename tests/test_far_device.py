@@ -16,8 +16,7 @@ from ppbench.base.registry import load_all, plugins
 
 HERE = Path(__file__).parent
 DEFENSES, ATTACKS = (
-    sorted(name for name, plugin in plugins(group).items() if plugin.distribution == "ppbench")
-    for group in ("defenses", "attacks")
+    sorted(name for name, plugin in plugins(group).items() if plugin.ours) for group in ("defenses", "attacks")
 )
 BLIND = "nothing in the view of"
 """What cells say whose adversary sees no upload, and what follows them: no device has a part in it."""

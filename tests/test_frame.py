@@ -10,6 +10,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.report.claims import Checked, check
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
+from ppbench.report.leak import SEVERITY, leak_of
 from ppbench.report.page.boards import boards
 from ppbench.report.page.costs import costs
 from ppbench.report.page.evaluations import judged, said
@@ -18,7 +19,7 @@ from ppbench.report.page.table import no_claims
 from ppbench.report.page.worst import worst_rows
 from ppbench.report.verdict import sentences, verdicts
 from ppbench.report.verdict.lines import lines
-from ppbench.report.verdict.verdict import fate, together
+from ppbench.report.verdict.verdict import fate_of, together
 from ppbench.report.worst import WorstCase
 from ppbench.testing.worst import worst_figures
 
@@ -96,8 +97,8 @@ def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabr
     both = probes(fabricate)
     rows = {t.about.rpartition(", ")[2]: [r for r in t.rows if r.value.entry.defense.id == "dp"] for t in glances(both)}
     assert {probe: [row.verdict for row in some] for probe, some in rows.items()} == {
-        "probe gradient": ["hides images from plain attacks"],
-        "probe local": ["falls to dlg"],
+        "probe gradient": ["no better than blind, untested"],
+        "probe local": ["rebuilt by dlg"],
     }
     for records in (both, both[::-1]):
         found = {b.setting.probe: b for b in boards(records, no_claims)}
@@ -106,10 +107,11 @@ def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabr
             for probe, b in found.items()
         }
         assert worst == {"gradient": 10.0, "local": 32.0}
-        told = [one.sentence for one in said(judged(records)) if "pixels" in one.sentence or "median" in one.sentence]
+        told = [one.sentence for one in said(judged(records)) if " images" in one.sentence]
         assert len(told) == 2
-        assert told[0].startswith("[probe gradient] dp at sigma=0.1 hides the median image") and "10.0 dB" in told[0]
-        assert told[1].startswith("[probe local] dp at sigma=0.1 does not hide pixels") and "32.0 dB" in told[1]
+        assert told[0].startswith("[probe gradient] dp at sigma=0.1: the attacks tried here see no more of images than")
+        assert told[1].startswith("[probe local] dp at sigma=0.1: images are rebuilt, even by an attacker who does")
+        assert "10.0 dB" in told[0] and "32.0 dB" in told[1]
 
 
 def test_one_probe_is_named_where_it_is_not_the_plain_one(fabricate):
@@ -195,7 +197,7 @@ def test_names_of_attacks_are_never_parsed(fabricate):
     evil = fabricate("dp", 0.1, "portfolio (x)", "reconstruction", 35.0, control="sigma")
     controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
     (glance,) = glances([*controls, evil])
-    assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == ["falls to portfolio (x)"]
+    assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == ["rebuilt by portfolio (x)"]
 
 
 @pytest.mark.parametrize("level", [9.0, 35.0])
@@ -203,24 +205,32 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     controls = [r for r in split(fabricate) if r.config.defense.id != "spn"]
     known = fabricate("dp", 0.1, "dlg", "reconstruction", level, control="sigma", adaptive=True)
     failed = fabricate("dp", 0.5, "dlg", "reconstruction", control="sigma", status="failed")
-    assert fate(None) == fate(failed) == "undecided"
-    assert together(["hidden", "falls", "undecided"]) == "falls" and together(["hidden", "hidden"]) == "hidden"
+    assert leak_of([failed], vouched=True).level == "undecided"
+    assert [fate_of(level) for level in SEVERITY] == ["stands", "undecided", "falls", "falls"]
+    assert together(["stands", "falls", "undecided"]) == "falls" and together(["stands", "stands"]) == "stands"
+    assert together(["stands", "undecided"]) == "undecided"
     records = [*controls, known, failed]
-    told = [s for s in sentences("dp", records) if "sigma=0.5" in s]
-    assert len(told) == 1 and "whether pixels are hidden is undecided, no attack on it gave a figure" in told[0]
+    (told,) = [one for one in verdicts("dp", records) if "sigma=0.5" in one.sentence]
+    assert "what becomes of images is undecided, no attack on it gave a figure" in told.sentence
+    assert (told.fate, told.leak.level) == ("undecided", "undecided")
     (glance,) = glances(records)
     assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == [
-        "holds here" if level < 20 else "undecided"
-    ], "a value that hides vouches for itself; that all values fall is not known"
+        "no better than blind" if level < 20 else "undecided, attacks failed"
+    ], "a value that stands vouches for itself; that all values fall is not known"
 
 
 def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabricate):
     records = probes(fabricate)
     found = {one.verdict.settings[0].probe: one.verdict for one in said(judged(records)) if one.verdict.settings}
-    assert {probe: v.fate for probe, v in found.items()} == {"gradient": "hidden", "local": "falls"}
+    assert {probe: v.fate for probe, v in found.items()} == {"gradient": "stands", "local": "falls"}
     assert [v.question for v in verdicts("dp", records)] == ["pixels", "pixels", "guarantee"]
     local = found["local"].as_dict()
     assert local["sentence"].startswith("[probe local] dp") and local["attack"] == "dlg"
+    assert (local["level"], local["level_plain"], local["qualifiers"]) == ("rebuilt", "rebuilt", [])
+    quiet = found["gradient"].as_dict()
+    assert (quiet["level"], quiet["level_plain"]) == ("blind", "blind")
+    untested = {"code": "untested", "words": "no attack here is shown to know of it"}
+    assert quiet["qualifiers"] == [untested] and json.loads(json.dumps(quiet)) == quiet
     assert local["figure"]["name"] == "psnr_median" and local["figure"]["value"] == 32.0
     assert local["cell_id"] in {r.cell_id for r in records if r.config.probe == "local"}
     assert local["settings"][0]["value"] == 0.1 and json.loads(json.dumps(local)) == local

@@ -8,7 +8,7 @@ from ppbench.report.page.entries import UNINFORMED
 from ppbench.report.page.table import no_claims
 from ppbench.report.verdict import sentences
 
-CLAUSE = "; no attack here is shown to know of it."
+CLAUSE = "; no attack here is shown to know of it; "
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def ranked(records):
 
 
 def qualified(records):
-    return [s.endswith(CLAUSE) for s in sentences("mine", records) if "hides the median image" in s]
+    return [CLAUSE in s for s in sentences("mine", records) if "see no more of images than a blind guess" in s]
 
 
 def test_a_rank_cannot_be_bought_by_an_attack_that_says_that_it_knows(scene):

@@ -13,7 +13,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import boards
 from ppbench.report.page.entries import badges_of
-from ppbench.report.page.evaluations import about, concluded, judged
+from ppbench.report.page.evaluations import about, checks_of, judged, said, verdict_of
 from ppbench.report.page.table import csv_text, no_claims, text
 
 
@@ -171,7 +171,8 @@ def test_evaluations_of_other_networks_and_other_data_are_kept_apart(fabricate):
     assert [len(some) for some in groups.values()] == [2, 1, 1]
     heads = [about(key) for key in groups]
     assert heads[0] == "digits, 1000 examples, mlp (layers=3), 5 clients, 20 rounds, seed 0" and len(set(heads)) == 3
-    checks, verdict = concluded(judged([*records, *of("none", None, 35.0), *of("full_noise", None, 6.0)]))
+    found = judged([*records, *of("none", None, 35.0), *of("full_noise", None, 6.0)])
+    checks, verdict = checks_of(found), verdict_of(said(found))
     for words in (verdict, [check.sentence for check in checks]):
         assert all(any(sentence.startswith(f"[{head}] ") for sentence in words) for head in heads)
 

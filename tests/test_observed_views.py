@@ -24,7 +24,7 @@ from ppbench.federation.view import BEGUN, Transcript
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import net_spec
 
-OURS = [name for name, plugin in plugins("defenses").items() if plugin.distribution == "ppbench"]
+OURS = [name for name, plugin in plugins("defenses").items() if plugin.ours]
 MASKED = [name for name in OURS if load("defenses", name).masked]
 KINDS = ("probe", "observe", "release")
 

@@ -18,8 +18,9 @@ from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
+from ppbench.report.controls import Check
 from ppbench.report.page.curves import LINES, Budget, BudgetLine, RocLine, Rocs
-from ppbench.report.page.evaluations import Said, concluded, judged, said
+from ppbench.report.page.evaluations import Said, checks_of, judged, said, verdict_of
 from ppbench.report.page.figures import Picture, svg_of
 from ppbench.report.page.html import Page
 from ppbench.report.page.played import role_counts
@@ -128,8 +129,9 @@ def test_names_and_sentences_stay_text(fabricate):
     some = [fabricate(evil, v, evil, "reconstruction", 10.0 * v, clients=3, **about) for v in (1.0, 2.0)]
     failed = fabricate(evil, 3.0, evil, "reconstruction", clients=4, status="failed", **about)
     page = Page(
-        [*some, failed.model_copy(update={"reason": evil})], said=[Said(evil, "", evil)], reliability=[evil],
-        claims=lambda _: evil, images=gradient_images, times=lambda _: lasting(machine=evil), problems=[evil],
+        [*some, failed.model_copy(update={"reason": evil})], said=[Said(evil, "", evil)],
+        harness=Check("harness", True, evil), claims=lambda _: evil, images=gradient_images,
+        times=lambda _: lasting(machine=evil), problems=[evil],
     ).html()  # fmt: skip
     found = Reader(page)
     assert evil not in page and page.count("&lt;img src=x") > 20
@@ -146,7 +148,8 @@ def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_kee
         return [fabricate(d, 0.1 if d == "dp" else None, "dlg", "reconstruction", db, **about) for d, db in rows]
 
     some, sound = one(3, True) + one(4, False), fault != "canaries stand"
-    checks, told = concluded(judged(some, sound))
+    found = judged(some, sound)
+    checks, told = checks_of(found), verdict_of(said(found))
     assert len(checks) == 4 and {"3 clients" in sentence for sentence in told} == ({False} if sound else set())
     shown = Reader(Page(some, said=said(judged(some, sound)), sound=sound).html()).text
     top = shown[shown.index("At a glance") : shown.index("How to read this")]

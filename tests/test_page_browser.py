@@ -11,6 +11,7 @@ from ppbench.records.schema import Flag
 from ppbench.records.store import Images
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
+from ppbench.report.controls import Check
 from ppbench.report.page.evaluations import Said
 from ppbench.report.page.html import Page
 
@@ -54,8 +55,9 @@ def shown(browser, board, **options):
 
 
 def see_all(page):
-    """Scroll through the page, a frame a section: what is far away is built when it comes near."""
-    page.evaluate("""async () => { for (const part of document.querySelectorAll("section")) {
+    """Scroll through the page, a frame a section, all unfolded: what is far away is built when it comes near."""
+    page.evaluate("""async () => { document.querySelectorAll("main details").forEach(one => { one.open = true; });
+        for (const part of document.querySelectorAll("section")) {
         part.scrollIntoView();
         await new Promise(done => requestAnimationFrame(() => setTimeout(done))); } }""")
     page.wait_for_selector("#cells .tabulator-row")
@@ -90,7 +92,7 @@ def board(fabricate, tmp_path_factory):
     claim = Claim("accuracy", 0.9, "digits", "mlp", None, EVIL, setting=EVIL, note=EVIL)
     finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
     text = Page(
-        records_of(fabricate), reliability=[EVIL], claims=lambda _: EVIL, images=images_of,
+        records_of(fabricate), harness=Check("harness", True, EVIL), claims=lambda _: EVIL, images=images_of,
         said=[Said("spn", "", "spn hides nothing."), Said(EVIL, EVIL, EVIL)],
         outcomes=[Checked("spn", claim, EVIL, finding), Unchecked(EVIL, claim, EVIL)],
     ).html()  # fmt: skip
@@ -136,8 +138,8 @@ def test_tables_sort_and_filter(browser, board):
         playwright.expect(page.locator(f"{TABLE} .tabulator-row")).to_have_count(3, timeout=WAIT_MS)
         assert set(drawn(page, 1)) == {"spn"}
         assert "3 of" in page.locator("#b1 output").inner_text()
-        # A figure's filter compares: of spn's accuracies .949, .94 and .85 one lies below .9.
-        page.get_by_label("Filter Accuracy").first.press_sequentially("<0.9")
+        # A figure's filter compares what is shown: of spn's 94.9, 94.0 and 85.0 % one lies below 90.
+        page.get_by_label("Filter Accuracy").first.press_sequentially("<90")
         playwright.expect(page.locator(f"{TABLE} .tabulator-row")).to_have_count(1, timeout=WAIT_MS)
         assert drawn(page, 2) == ["85.0 %"]
 
@@ -147,9 +149,11 @@ def test_figures_are_drawn_with_intervals_and_images_are_shown(page):
     figure.scroll_into_view_if_needed()
     assert figure.locator("svg").count() == 1 and figure.locator("svg use").count() >= 12, "marks and whiskers"
     assert "alpha2" in "".join(figure.locator("svg text").all_text_contents())
-    roc = page.locator(".board details figure.chart").last
+    page.evaluate("location.hash = '#b2'")
+    roc = page.locator("#b2 details figure.chart").last
     roc.scroll_into_view_if_needed()
     assert float(roc.locator("svg").bounding_box()["width"]) > 300
+    page.evaluate("location.hash = '#b1'")
     sprite = page.locator("#defense-spn .sprite img").first
     sprite.scroll_into_view_if_needed()
     assert sprite.evaluate("async image => (await image.decode(), image.naturalWidth)") > 100
@@ -186,7 +190,7 @@ def test_links_lead_to_a_defense_and_to_a_cell(page, fabricate):
     page.locator(f"{TABLE} a", has_text="spn").first.click()
     assert page.evaluate("location.hash") == "#defense-spn"
     assert page.locator("#defense-spn h3").is_visible()
-    assert "falls" in page.locator("#defense-spn").inner_text()
+    assert "falls" in page.locator("#defense-spn").text_content()
     page.locator(f"{TABLE} .by a").first.click()
     page.wait_for_selector("#cells .tabulator-row.found")
     cell = page.evaluate("location.hash")[2:]
@@ -244,3 +248,54 @@ def test_dark_pages_have_light_ink_in_figures_and_print_shows_plain_tables(page)
     assert not page.locator("nav.top").is_visible()
     assert len(page.pdf()) > 10_000
     page.emulate_media(media="screen", color_scheme="light")
+
+
+# -- the first screen --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+def test_nothing_serious_stands_in_the_way_of_whoever_reads(browser, board, width, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    with shown(browser, board, viewport={"width": width, "height": 900}, color_scheme=scheme) as (page, _):
+        see_all(page)
+        found = axe.Axe().run(page).response["violations"]
+        serious = {one["id"]: one["nodes"][0]["html"] for one in found if one["impact"] in ("serious", "critical")}
+        assert not serious
+        page.evaluate("document.querySelector('h1').className = 'planted'")
+        page.add_style_tag(content="h1 { color: #ccc; background: #ddd }")
+        found = axe.Axe().run(page).response["violations"]
+        assert any(one["id"] == "color-contrast" for one in found), "this test can fail"
+
+
+def test_line_and_pictures_stand_on_the_first_screen_and_enlarge(browser, board):
+    with shown(browser, board) as (page, _):
+        assert page.locator("h1").inner_text().endswith(".") and page.locator("h1").bounding_box()["y"] < 200
+        box = page.locator(".pictures img").bounding_box()
+        assert box["y"] + box["height"] < 900 and box["height"] / 3 >= 48, "three rows of at least 48 pixels"
+        assert page.locator("table.glance").bounding_box()["y"] < 900
+        page.locator(".pictures img").focus()
+        page.keyboard.press("Enter")
+        large = page.locator("dialog.zoomed img")
+        assert large.is_visible() and large.bounding_box()["width"] > box["width"]
+        page.keyboard.press("Escape")
+        assert not large.is_visible()
+
+
+def test_one_board_is_shown_and_its_address_stays(browser, board):
+    with shown(browser, board) as (page, _):
+        assert page.locator("section.board:visible").count() == 1 and page.locator("#b1").is_visible()
+        page.get_by_label("Question").select_option("Membership inference")
+        assert page.locator("#b2").is_visible() and not page.locator("#b1").is_visible()
+        assert page.url.endswith("#b2")
+        page.reload()
+        assert (
+            page.locator("#b2").is_visible() and page.get_by_label("Question").input_value() == "Membership inference"
+        )
+
+
+def test_settings_beyond_the_accepted_loss_are_folded(browser, board):
+    with shown(browser, board) as (page, _):
+        rows = page.locator("table.glance tbody tr:visible")
+        shown_first = rows.count()
+        page.locator("input.loss").fill("0")
+        assert rows.count() < shown_first and "folded" in page.locator("output.folded").inner_text()
+        page.locator("input.loss").fill("100")
+        assert rows.count() >= shown_first and page.locator("output.folded").inner_text() == ""

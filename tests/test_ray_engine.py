@@ -37,7 +37,7 @@ FAST_DEATH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300,
 @pytest.fixture(scope="module")
 def cluster(planted):
     """Two nodes of one CPU each on this machine."""
-    pytest.importorskip("ray", reason="the package ray is not installed (ppbench[ray])")
+    pytest.importorskip("ray", reason="the package ray is not installed (ppbench-fl[ray])")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -78,7 +78,7 @@ def test_without_ray_one_sentence_says_what_to_install_and_no_other_engine_has_a
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as caught:
         make_executor("ray", 2, lambda rounds: None)
-    assert str(caught.value) == "Engine 'ray' needs the package ray; install ppbench[ray]."
+    assert str(caught.value) == "Engine 'ray' needs the package ray; install ppbench-fl[ray]."
     with pytest.raises(UsageError, match="has no address"):
         make_executor("local", 2, lambda rounds: None, address="auto")
 

@@ -157,11 +157,23 @@ def add_metric(tree: Path) -> None:
 
 
 def add_column(tree: Path) -> None:
-    files, _ = recipe("a column")
-    path = tree / only(files, r".*\.py")
-    start = path.read_text().index(f"{only(files, '[A-Z]+')}: Final = [\n")
-    columns, rest = path.read_text()[start:].split("\n]", 1)
-    path.write_text(path.read_text()[:start] + columns + '\n    "labels_missed",\n]' + rest)
+    files, more = recipe("a column")
+    meaning = '    "labels_missed": (SHARE, "Share of labels that are wrong."),\n'
+    appended(
+        tree / only(files, r".*\.py"),
+        f"{only(files, '[A-Z]+')}: Final[dict[str, tuple[str, str]]] = {{\n",
+        "}",
+        meaning,
+    )
+    values = only(more, r"\*_values\(.*\)").replace("x", "labels_missed")
+    appended(tree / only(more, r"ppbench.*\.py"), f"{only(more, '[A-Z]+')}: Final = (\n", ")", f"    {values},\n")
+
+
+def appended(path: Path, head: str, end: str, line: str) -> None:
+    """Add a line at the end of a literal that begins with `head`."""
+    before, rest = path.read_text().split(head)
+    inner, after = rest.split(f"\n{end}\n", 1)
+    path.write_text(f"{before}{head}{inner}\n{line}{end}\n{after}")
 
 
 def add_chart(tree: Path) -> None:
@@ -191,9 +203,9 @@ def described(tree: Path) -> None:
     lines = []
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *map(" = ".join, entries.items())]
-    (tree / "ppbench.egg-info").mkdir()
-    (tree / "ppbench.egg-info/entry_points.txt").write_text("\n".join(lines))
-    (tree / "ppbench.egg-info/PKG-INFO").write_text("Metadata-Version: 2.1\nName: ppbench\nVersion: 0.0\n")
+    (tree / "ppbench_fl.egg-info").mkdir()
+    (tree / "ppbench_fl.egg-info/entry_points.txt").write_text("\n".join(lines))
+    (tree / "ppbench_fl.egg-info/PKG-INFO").write_text("Metadata-Version: 2.1\nName: ppbench-fl\nVersion: 0.0\n")
 
 
 @pytest.fixture(scope="module")
@@ -232,19 +244,19 @@ def test_every_file_and_group_that_the_table_names_is_there() -> None:
 
 
 def test_a_defense_is_listed_evaluated_and_its_claim_stands_beside_its_cells(told: dict) -> None:
-    assert told["listed"]["defenses"]["sign_sgd"] == "ppbench"
+    assert told["listed"]["defenses"]["sign_sgd"] == "ppbench-fl"
     mine = [row for row in told["table"] if row["defense"] == "sign_sgd"]
     assert {row["control_value"] for row in mine} == {"5"} and {row["status"] for row in mine} == {"complete"}
     assert {row["claimed"] for row in mine if row["attack"] == "label_recovery"} == {"CAP 0.50 (Table 99)"}
 
 
 def test_an_attack_is_listed_and_has_cells(told: dict) -> None:
-    assert told["listed"]["attacks"]["row_ratio"] == "ppbench"
+    assert told["listed"]["attacks"]["row_ratio"] == "ppbench-fl"
     assert ["sign_sgd", "row_ratio", "reconstruction", "complete"] in told["cells"]
 
 
 def test_a_question_has_cells_columns_a_board_and_a_sentence(told: dict) -> None:
-    assert told["listed"]["questions"]["attribute"] == "ppbench"
+    assert told["listed"]["questions"]["attribute"] == "ppbench-fl"
     assert ["sign_sgd", "value_search", "attribute", "complete"] in told["cells"]
     assert "Attribute inference" in told["page"] and "Values guessed" in told["page"]
     assert any(sentence.startswith("Attribute inference [server/1") for sentence in told["sentences"])

@@ -76,6 +76,9 @@ def test_ties_count_against_the_reconstruction(held):
     gallery, truth, classes = held
     twice = Gallery(torch.cat([gallery.x, truth[:1]]), torch.cat([gallery.classes, classes[:1]]), RANGE)
     assert [one.rank for one in twice.recognize(truth[:2], truth[:2], classes[:2])] == [1, 0]
+    every = Gallery(torch.cat([gallery.x, truth]), torch.cat([gallery.classes, classes]), RANGE)
+    ranks = [one.rank for one in every.recognize(truth, truth, classes)]
+    assert min(ranks) >= 1, f"{ranks.count(0)} found beside an equal image, by the rounding of a product"
 
 
 def test_shapes_that_differ_are_refused(held):

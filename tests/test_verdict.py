@@ -6,7 +6,8 @@ import itertools
 import pytest
 from rich.console import Console
 
-from ppbench.commands.terminal import WIDTH, tables
+from ppbench.commands.glance import WIDTH
+from ppbench.commands.terminal import tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls, rebuilt_share, widened
@@ -147,7 +148,7 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate):
     text = said(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
     assert "hides the true model's predictions from who takes it as it is (query: relative error 98 times" in text
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
-    for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "hidden")):
+    for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "stands")):
         assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate
 
 
@@ -163,7 +164,7 @@ def test_agreement_counts_beyond_the_best_constant_answer(fabricate):
     assert constant.metric("agreement").chance == 0.95
     assert outputs_fate(constant, 1) not in ("falls", "part")
     assert outputs_fate(asked(1.0, 0.5), 1) == "falls"
-    for error, fate in ((0.012, "falls"), (98.0, "hidden")):  # one decision for all: only the numbers can tell
+    for error, fate in ((0.012, "falls"), (98.0, "stands")):  # one decision for all: only the numbers can tell
         assert outputs_fate(asked(1.0, 1.0, error), 1) == fate
     for share, alike, error, does in ((1.0, 0.95, 1e-7, "answers"), (0.4, None, 2.0, "does not answer")):
         final = fabricate("pbpfl", 1.0, "query", "extraction", share, alike=alike, error=error, classes=2)
@@ -205,27 +206,37 @@ def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_cont
     records = [images(fabricate, "none", None, 35.0), iterate]
     records += [images(fabricate, "pbpfl", k, db) for k, db in ((1.0, 35.0), (100.0, 34.5))]
     assert said(records, "To the server this is FedSGD").startswith(
-        "To the server this is FedSGD over the whole grid: pixels fall as they do without a defense (dlg, kappa=100: "
-        "at least 35.5 dB [34.5, 36.5], undefended 36.0 dB [35.0, 37.0]); batch 1, at random weights; accuracy 95.0%"
+        "To the server this is FedSGD over the whole grid: images are rebuilt as they are without a defense (dlg, "
+        "kappa=100: at least 35.5 dB [34.5, 36.5], undefended 36.0 dB [35.0, 37.0]); batch 1, at random weights; "
+        "accuracy 95.0%"
     )
 
 
 @pytest.mark.parametrize(
     ("db", "none", "upload", "start"),
     [
-        (12.0, 35.0, "gradient", "pbpfl at kappa=1 hides the median image from every attack tried here"),
-        (25.0, 35.0, "gradient", "pbpfl at kappa=1 does not hide pixels, even from an attacker who does not know"),
-        (35.0, 35.0, "delta", "pbpfl at kappa=1 does not hide pixels, even from an attacker who does not know"),
-        (35.0, 12.0, "gradient", "pbpfl at kappa=1 does not hide pixels, even from an attacker who does not know"),
+        (8.0, 35.0, "gradient", "the attacks tried here see no more of images than a blind guess (best: dlg: 9.0 dB"),
+        (
+            12.0,
+            35.0,
+            "gradient",
+            "what becomes of images is undecided (best: dlg: 13.0 dB [12.0, 14.0], blind guess 11",
+        ),
+        (16.0, 35.0, "gradient", "images are recognizable (100% [74, 100] found among 500 others, chance 0.2%; 100% ["),
+        (25.0, 35.0, "gradient", "images are rebuilt, even by an attacker who does not know of it (dlg: 26.0 dB"),
+        (35.0, 35.0, "delta", "images are rebuilt, even by an attacker who does not know of it (dlg: 36.0 dB"),
+        (35.0, 12.0, "gradient", "images are rebuilt, even by an attacker who does not know of it (dlg: 36.0 dB"),
     ],
 )
-def test_it_is_fedsgd_only_where_pixels_fall_as_the_undefended_ones(db, none, upload, start, fabricate):
+def test_it_is_fedsgd_only_where_images_are_rebuilt_as_the_undefended_ones(db, none, upload, start, fabricate):
     iterate = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")
     records = [images(fabricate, "none", None, none), iterate, images(fabricate, "pbpfl", 1.0, db, upload=upload)]
     found = sentences("pbpfl", records)
-    assert found[0].startswith(start) and not any("FedSGD" in sentence for sentence in found)
+    assert found[0].startswith(f"pbpfl at kappa=1: {start}") and not any("FedSGD" in sentence for sentence in found)
     bare = [images(fabricate, d, v, 35.0) for d, v in (("none", None), ("dp", 0.0))]
-    assert sentences("dp", bare)[0].startswith("dp at kappa=0 does not hide pixels"), "only a masked one is FedSGD"
+    assert sentences("dp", bare)[0].startswith("dp at kappa=0: images are rebuilt, even by"), (
+        "only a masked one is FedSGD"
+    )
 
 
 def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabricate):
@@ -238,8 +249,9 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
     (row,) = [r for r in lines(records) if r.key.defense == "dp"]
     assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
-        "dp at sigma=0.1: table rows come back with a mean relative error of 0.30 [0.30, 0.30] (dlg); batch 1, at "
-        "random weights; MSE 0.0702 (0.0601 undefended); no attack here is shown to know of it."
+        "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
+        "whether columns come out right was not measured; no attack here is shown to know of it; batch 1, at random "
+        "weights; MSE 0.0702 (0.0601 undefended)."
     )
     assert "diverged" not in " ".join(sentences("dp", records))
     label = fabricate("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", mse=0.0702, **numbers)
@@ -355,20 +367,32 @@ def test_models_of_numbers_and_trainings_that_diverged(fabricate):
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
     records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
     assert "\n".join(printed(records)).count("diverged") == 2 and len(held(records)) == 1
-    undecided = "pbpfl at kappa=1: whether pixels are hidden is undecided, no attack on it gave a figure; batch 1, at "
+    undecided = "pbpfl at kappa=1: what becomes of images is undecided, no attack on it gave a figure; batch 1, at "
     assert sentences("pbpfl", records)[0] == undecided + "random weights; training diverged."
 
 
 @pytest.mark.parametrize("code", ["own_account", "own_weights", "probe_noticed"])
-@pytest.mark.parametrize(("decibels", "says"), [(9.0, "cannot be told (at most dlg: "), (40.0, "does not hide pixels")])
-def test_what_belies_a_defense_stands_in_its_sentence(code, decibels, says, fabricate):
-    """Nobody hides by a false account: what no attack finds cannot be told then."""
+@pytest.mark.parametrize(
+    ("decibels", "honest", "says"),
+    [
+        (8.0, "the attacks tried here see no more of images than a blind guess", "what becomes of images is undecided"),
+        (16.0, "images are recognizable", "images are recognizable"),
+        (40.0, "images are rebuilt", "images are rebuilt"),
+    ],
+)
+def test_what_belies_a_defense_stands_in_its_sentence(code, decibels, honest, says, fabricate):
+    """Nobody is protected by a false account: what no attack finds cannot be told then."""
+    none = [images(fabricate, "none", None, 35.0, batch=batch) for batch in (1, 4)]
     record = fabricate("ppdl", 0.3, "dlg", "reconstruction", decibels, control="theta")
     remark = Flag(code=code, severity="warning", detail="the account is belied")
-    (plain, *_), (told, *_) = (sentences("ppdl", [r]) for r in (record, record.model_copy(update={"flags": [remark]})))
-    assert says in told and told.endswith("; the account is belied.")
-    assert "belied" not in plain and ("hides the median image" in plain) is (decibels == 9)
+    lying = record.model_copy(update={"flags": [remark]})
+    (plain, *_), (told, *_) = (sentences("ppdl", [*none, r]) for r in (record, lying))
+    assert told.startswith(f"ppdl at theta=0.3: {says} (") or told.startswith(f"ppdl at theta=0.3: {says}, even by ")
+    assert "; the account is belied; batch 1" in told
+    assert "belied" not in plain and plain.startswith(f"ppdl at theta=0.3: {honest}")
     larger = fabricate("ppdl", 0.3, "dlg", "reconstruction", decibels, control="theta", batch=4)
-    both = [one.model_copy(update={"flags": [remark]}) for one in (record, larger)]
-    assert not any("stay hidden" in sentence for sentence in sentences("ppdl", both))
+    both = [lying, larger.model_copy(update={"flags": [remark]})]
+    (batches,) = [s for s in sentences("ppdl", [*none, *both]) if s.startswith("In batches of 4, ")]
+    assert batches.startswith(f"In batches of 4, {says}: at most ") and "; the account is belied." in batches
+    assert not any("no more of images" in sentence for sentence in sentences("ppdl", [*none, *both]))
     assert [badge.text for badge in badges_of(both, Knowledge())] == ["plain attacks only", "belied"]

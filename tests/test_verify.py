@@ -1,5 +1,7 @@
 """`verify` must find every figure that was changed by hand, and nothing where nothing was."""
 
+import csv
+import io
 import json
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from ppbench.base.errors import UsageError
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.membership import MemberScore
+from ppbench.records.soundness import Soundness, Trial, save_soundness
 from ppbench.records.store import Store
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims, write_csv
@@ -100,9 +103,11 @@ def test_a_replaced_or_missing_artifact_is_found(store):
 
 def retyped(path, column, value, keep=None):
     """Write another value into the first row of a table, of which the first `keep` columns stay."""
-    lines = [line.split(",")[:keep] for line in path.read_text().splitlines()]
+    with path.open(newline="") as file:
+        lines = [line[:keep] for line in csv.reader(file)]
     lines[1][lines[0].index(column)] = value or lines[1][lines[0].index(column)]
-    path.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 @pytest.mark.parametrize("column", ["psnr_median", "accuracy", "cap"])
@@ -157,7 +162,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store):
     damages = {
         before[:200]: ("not a whole record", "delete it"),
         other.read_text(): (f"holds cell {second}", "named by its cell"),
-        newer: ("'ppbench.run/2'", "install ppbench>=2.3.1"),
+        newer: ("'ppbench.run/2'", "install ppbench-fl>=2.3.1"),
         newer.replace("2.3.1", "2; rm -rf /"): ("a newer ppbench wrote it", "in its latest version"),
     }
     texts = path.read_text(), other.read_text()
@@ -197,11 +202,64 @@ def test_a_changed_table_of_worst_cases_is_found(store):
     assert not any("worst_case" in problem for problem in found), "it would repeat what is wrong with the record"
 
 
+@pytest.fixture
+def ranked(fabricate, tmp_path):
+    """Return a folder with a board whose rows are ranked, its tables written."""
+    store = Store(tmp_path / "ranked")
+    levels = (("none", None, 35.0), ("full_noise", None, 6.0), ("dp", 0.1, 12.0), ("dp", 0.5, 19.0))
+    for name, value, db in levels:
+        store.save(
+            fabricate(name, value, "adaptive_dp", "reconstruction", db, control="sigma", adaptive=value is not None)
+        )
+    tables(store)
+    return store
+
+
+def tables(store, sound=True):
+    records = store.load_all()
+    found = boards(records, no_claims, sound)
+    write_csv(records, store.csv_path, found=found)
+    (store.out / "worst_case.csv").write_text(worst_csv(found))
+
+
+@pytest.mark.parametrize("name", ["leaderboard.csv", "worst_case.csv"])
+def test_a_changed_rank_is_found_and_where_the_self_test_fails_there_is_none(ranked, name):
+    path = ranked.out / name
+    assert verify(ranked.out) == [] and ",rank_low," in path.read_text()
+    before = path.read_text()
+    retyped(path, "rank_low", "9")
+    (problem,) = verify(ranked.out)
+    assert f"{name} line 2: rank_low is '9', the records give" in problem
+    path.write_text(before)
+    trial = Trial(model="mlp", attack="analytic", share=0.0)
+    save_soundness(ranked.out, Soundness(ppbench="0", code="0", torch="0", python="0", trials=[trial]))
+    assert any(name in problem for problem in verify(ranked.out)), "nothing may be ranked there"
+    tables(ranked, sound=False)
+    assert verify(ranked.out) == []
+
+
+def test_a_table_with_other_columns_is_one_sentence(ranked):
+    path = ranked.out / "worst_case.csv"
+    text = path.read_text()
+    path.write_text(text.replace("rank_low", "rank", 1))
+    (problem,) = verify(ranked.out)
+    assert problem == "worst_case.csv has other columns than the records give ('rank', 'rank_low'); write it again"
+    with path.open("w", newline="") as file:  # a column from the middle is lost
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+        csv.writer(file).writerows(
+            [field for field, name in zip(row, rows[0], strict=True) if name != "stage"] for row in rows
+        )
+    assert "('stage')" in verify(ranked.out)[0]
+    with path.open("w", newline="") as file:  # of before: the last are lacking
+        csv.writer(file).writerows(row[:-2] for row in rows)
+    assert verify(ranked.out) == []
+
+
 def test_strays_are_named_and_a_folder_without_results_or_of_a_newer_ppbench_is_refused(store, tmp_path):
     (store.folder / "mine.json").write_text("{}")
     assert any("mine.json" in problem for problem in verify(store.out))
     with pytest.raises(UsageError, match="no ppbench results"):
         verify(tmp_path / "nowhere")
     (store.out / "ppbench.json").write_text(json.dumps({"schema": "ppbench.results/2", "version": "3.0"}))
-    with pytest.raises(UsageError, match=r"install ppbench>=3\.0"):
+    with pytest.raises(UsageError, match=r"install ppbench-fl>=3\.0"):
         verify(store.out)

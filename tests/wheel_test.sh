@@ -15,13 +15,14 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 wheel = zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
 sdist = tarfile.open(next(folder.glob("*.tar.gz"))).getnames()
+assert next(folder.glob("*.whl")).name.startswith("ppbench_fl-"), "ppbench is somebody else's distribution"
 need = ["ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
 need += ["ppbench/suites/digits-quick.toml", "ppbench/defenses/claims/fan2020.toml", "ppbench/report/page/vendor/SHA256SUMS"]
 missing = [name for name in need if name not in wheel]
 assert not missing, f"the wheel lacks {missing}"
 assert not [n for n in wheel if n.split("/")[0] in ("tests", "attacks", "defenses", "leaderboards")], "stray top level"
-for part in ("leaderboards", "tests", "docs"):
-    assert any(f"/{part}/" in name for name in sdist), f"the sdist lacks {part}/"
+for part in ("leaderboards/", "tests/", "docs/", "action.yml", "CITATION.cff"):
+    assert any(f"/{part}" in name for name in sdist), f"the sdist lacks {part}"
 PY
 
 python3 -m venv "$work/venv"
@@ -35,10 +36,11 @@ cd "$work/mine"
 "$work/venv/bin/ppbench" verify ppbench-results
 
 # Three packages of somebody else, installed as such: found, evaluated, and their own tests pass with the plugin.
+# Without an index: what they need is there already, under the name by which they ask for it.
 "$work/venv/bin/pip" install -q pytest "setuptools>=77"
 cp -r "$root/examples/my_defense" "$root/examples/my_attack" "$root/examples/my_question" .
 rm -rf my_*/build my_*/src/*.egg-info
-"$work/venv/bin/pip" install -q --no-deps --no-build-isolation ./my_defense ./my_attack ./my_question
+"$work/venv/bin/pip" install -q --no-index --no-build-isolation ./my_defense ./my_attack ./my_question
 "$work/venv/bin/ppbench" list | grep -F "sign_sgd         [ppbench-sign-sgd]"
 "$work/venv/bin/ppbench" list | grep -F "row_ratio        [ppbench-row-ratio]"
 "$work/venv/bin/ppbench" list | grep -F "attribute        [ppbench-column-guess]"

@@ -107,7 +107,7 @@ def _describe(tree: Path) -> None:
     project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     lines = [line for group, entries in groups.items() for line in (f"[{group}]", *map(" = ".join, entries.items()))]
-    folder = tree / "ppbench.egg-info"
+    folder = tree / "ppbench_fl.egg-info"
     folder.mkdir()
     (folder / "entry_points.txt").write_text("\n".join(lines))
-    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: ppbench\nVersion: 0.1.0\n")
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: ppbench-fl\nVersion: 0.1.0\n")

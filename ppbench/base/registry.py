@@ -17,6 +17,9 @@ from ppbench.base.errors import UsageError, unknown
 
 Group = Literal["defenses", "attacks", "datasets", "models", "questions"]
 GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions")
+OWN = "ppbench-fl"
+FORMER = "ppbench"
+"""What pip calls this program, and what it did before: on the Python package index that is somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class Plugin:
     distribution: str
     entry: metadata.EntryPoint
 
+    @property
+    def ours(self) -> bool:
+        """Whether it came with ppbench itself."""
+        return self.distribution == OWN
+
     @cached_property
     def loaded(self) -> Any:
         """What it points to, imported once: every lookup of an entry point walks its module anew."""
@@ -39,14 +47,10 @@ class Plugin:
 def plugins(group: Group) -> dict[str, Plugin]:
     """Return the plugins of `group` by name; a name that two distributions claim stays with ppbench and warns."""
     found: dict[str, Plugin] = {}
-    names: dict[int, str] = {}  # each `name` parses its distribution's metadata anew
-    for entry in metadata.entry_points(group=f"ppbench.{group}"):
-        if id(entry.dist) not in names:
-            names[id(entry.dist)] = "?" if entry.dist is None else entry.dist.name
-        dist = names[id(entry.dist)]
+    for dist, entry in _entries(group):
         plugin = Plugin(group, entry.name, entry.value, dist, entry)
         other = found.get(entry.name)
-        if other is None or (dist == "ppbench" and other.distribution != "ppbench"):
+        if other is None or (plugin.ours and not other.ours):
             found[entry.name] = plugin
         if other is not None and other.target != plugin.target:
             kept = found[entry.name].distribution
@@ -55,6 +59,23 @@ def plugins(group: Group) -> dict[str, Plugin]:
                 stacklevel=2,
             )
     return dict(sorted(found.items()))
+
+
+def _entries(group: Group) -> list[tuple[str, metadata.EntryPoint]]:
+    """Return the entry points of `group`, each with its distribution's name.
+
+    An installation under the former name stays behind when the program is installed anew: what it names is old, and
+    left out. Where it is the only one, in a checkout that was updated and not installed again, it stands for ours.
+    """
+    names: dict[int, str] = {}  # each `name` parses its distribution's metadata anew
+    found = []
+    for entry in metadata.entry_points(group=f"ppbench.{group}"):
+        if id(entry.dist) not in names:
+            names[id(entry.dist)] = "?" if entry.dist is None else entry.dist.name
+        found.append((names[id(entry.dist)], entry))
+    if OWN in names.values():
+        return [(name, entry) for name, entry in found if name != FORMER]
+    return [(OWN if name == FORMER else name, entry) for name, entry in found]
 
 
 def load(group: Group, name: str) -> Any:

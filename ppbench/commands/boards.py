@@ -14,7 +14,11 @@ def leaderboard(
     folder: Annotated[Path, typer.Argument(help="A folder of results, or an archive of one.")],
     out: Annotated[Path | None, typer.Option(help="Of an archive: the new folder to unpack it into, and draw.")] = None,
 ) -> None:
-    """Rebuild leaderboard.csv, leaderboard.html and the figures from the records in FOLDER.
+    """Rebuild leaderboard.csv, worst_case.csv, leaderboard.html and the figures from the records in FOLDER.
+
+    leaderboard.csv has a row a cell and always the same columns; worst_case.csv a row a defense and control value of
+    the boards of reconstruction, without columns that would be empty. docs/columns.md explains every column, and
+    ppbench.load reads FOLDER into pandas.
 
     Exit code 0: all records are on the board; 1: some could not be read, which the page and stderr name; 2: none could.
     """

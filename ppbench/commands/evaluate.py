@@ -15,6 +15,7 @@ import typer
 WEIGHTS = (
     "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null."
 )
+JSON = "Print the result as JSON and nothing else; cells say what leaderboard.csv says, with whole metrics."
 OPTIONS: dict[str, tuple[type, str]] = {
     "dataset": (str, "NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`."),
     "model": (str, "See `ppbench list models`."),
@@ -62,7 +63,8 @@ def evaluate(
     ] = "quick",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help=JSON)] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all tables, sentences and controls.")] = False,
     **options: Any,
 ) -> None:
     """Evaluate a defense: train, attack, score, record, and say what was found.
@@ -70,17 +72,17 @@ def evaluate(
     Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.base.bars import Bars
-    from ppbench.commands.terminal import as_json, report
+    from ppbench.commands.terminal import as_json, report, typed
     from ppbench.run.config import configure
     from ppbench.run.evaluation import evaluate as run
 
     config = configure(preset, defense=defense, **_fields(options))
     with Bars(quiet=json_) as bars:
-        result = run(config, out=out, workers=workers, progress=bars)
+        result = run(config, out=out, workers=workers, progress=bars, command=typed())
     if json_:
         typer.echo(json.dumps(as_json(result), indent=1))
     else:
-        report(result)
+        report(result, full)
     if not result.reliable:
         raise typer.Exit(3)
 

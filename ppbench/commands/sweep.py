@@ -11,7 +11,9 @@ from ppbench.base.errors import UsageError
 
 Suite = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
 Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
-Kind = Annotated[str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; ppbench[ray]).")]
+Kind = Annotated[
+    str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; needs the extra `ray`).")
+]
 Workers = Annotated[
     int | None, typer.Option(help="Cells at the same time; by default one a core, and what a cluster has room for.")
 ]
@@ -41,6 +43,7 @@ def sweep(
     weights: Weights = None,
     out: Out = None,
     dry_run: DryRun = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all sentences and controls.")] = False,
 ) -> None:
     """Compute every cell of a suite that is not there yet, and write its leaderboard.
 
@@ -48,7 +51,7 @@ def sweep(
     used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.base.bars import Bars
-    from ppbench.commands.terminal import planned_report, swept_report
+    from ppbench.commands.terminal import planned_report, swept_report, typed
     from ppbench.run.options import resolve_device
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import default_out, plan
@@ -62,9 +65,17 @@ def sweep(
         return
     with Bars() as bars:
         swept = run(
-            asked, out=out, engine=engine, workers=workers, address=address, only=chosen, device=where, progress=bars
+            asked,
+            out=out,
+            engine=engine,
+            workers=workers,
+            address=address,
+            only=chosen,
+            device=where,
+            progress=bars,
+            command=typed(),
         )
-    swept_report(swept)
+    swept_report(swept, full)
     if swept.failed or not swept.reliable:
         raise typer.Exit(1 if swept.reliable else 3)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ppbench.commands.glance import console, glance, plain_table, say_answer
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import NEAR
 from ppbench.records.figure import best
@@ -20,6 +22,8 @@ from ppbench.records.times import time_of
 from ppbench.report.controls import CONTROLS, is_image, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.page.costs import cost_sentence
+from ppbench.report.page.table import ranks_of
+from ppbench.report.page.trust import Trust
 from ppbench.report.verdict.lines import Row, audits, extraction_metric_of, held, lines, probed
 from ppbench.report.worst import Measured, attack_of, worst_of
 
@@ -28,49 +32,37 @@ if TYPE_CHECKING:
     from ppbench.run.evaluation import Evaluation
     from ppbench.run.sweep import Planned, Swept
 
-WIDTH = 120  # of what is not a terminal
 HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
 Column = tuple[str, Callable[[Row], str]]
 """A title, and what stands below it in a row."""
 
 
-def console(width: int = WIDTH) -> Console:
-    """Return the console that reports are printed to; what is no terminal is `width` wide."""
-    found = Console()
-    return found if found.is_terminal else Console(width=width)
-
-
-def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
-    """Return an empty table without frame, whose columns do not wrap but for those named."""
-    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in names:
-        table.add_column(name, no_wrap=name not in wrapped)
-    return table
-
-
-def report(result: Evaluation) -> None:
-    """Print the tables, what was found, whether the controls hold, and where the files are."""
+def report(result: Evaluation, full: bool = False) -> None:
+    """Print the answer in three lines and a row a setting; full: with all tables, sentences and controls."""
     to = console()
-    for table in tables(result.records):
-        to.print(table)
-    if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
-        to.print(escape(said), highlight=False)
-    say_verdict(to, result, result.verdict if result.reliable else ())
+    say_answer(to, result.answer)
+    for overview in result.answer.tables:
+        to.print(glance(overview, to.width))
+    if full:
+        for table in tables(result.records):
+            to.print(table)
+        if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
+            to.print(escape(said), highlight=False)
+        say_verdict(to, result.answer.trust, result.verdict)
     for reason in dict.fromkeys(r.reason or "" for r in result.records if r.status == "failed"):
         to.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
     found = len(result.records) - result.computed
-    to.print(f"{len(result.records)} cells ({found} found finished) in {result.out / 'leaderboard.html'}")
+    more = "" if full else "; --full prints all tables and sentences"
+    where = result.out / "leaderboard.html"
+    to.print(f"{len(result.records)} cells ({found} found finished) in {escape(str(where))}{more}", highlight=False)
 
 
-def say_verdict(to: Console, result: Evaluation | Swept, sentences: Iterable[str], where: str = "") -> None:
-    """Print what the controls say, that nothing is concluded where one fails, and what was found."""
-    for check in result.checks:
+def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
+    """Print what each control says, and what was found where they hold."""
+    for check in trust.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         to.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
-    if not result.reliable:
-        bad = "a control failed or did not run; no conclusion is drawn"
-        to.print(f"[bold red]EVALUATION UNRELIABLE[/]: {bad}{where}.")
-    for sentence in sentences:
+    for sentence in sentences if trust.reliable else ():
         to.print(f"• {escape(sentence)}", highlight=False)
 
 
@@ -193,6 +185,7 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
 
 def as_json(result: Evaluation) -> dict[str, Any]:
     """Return the result for programs: verdict, controls and the cells' metrics. JSON, so plain dicts."""
+    ranks = ranks_of(result.answer.boards)
 
     def cell(record: Record) -> dict[str, Any]:
         config = record.config
@@ -205,10 +198,12 @@ def as_json(result: Evaluation) -> dict[str, Any]:
             "kind": config.attack.kind,
             "adaptive": config.attack.adaptive,
             "follows": config.attack.follows,
-            "stage": config.stage,
-            "batch_size": config.batch_size,
             "threat_model": config.threat_model.id,
-            "seed": config.seed,
+            "dataset": config.data.name,
+            "model": config.model.id,
+            **{name: getattr(config, name) for name in ("suite", "seed", "stage", "batch_size", "role", "probe")},
+            "probe_rounds": config.probe_rounds,
+            **ranks.get(record.cell_id, {"rank_low": None, "rank_high": None}),
             "status": record.status,
             "reason": record.reason,
             "accuracy": record.utility.accuracy,
@@ -220,8 +215,8 @@ def as_json(result: Evaluation) -> dict[str, Any]:
         }
 
     return {
+        **result.answer.as_dict(),
         "reliable": result.reliable,
-        "controls": [{"control": c.control, "ok": c.ok, "sentence": c.sentence} for c in result.checks],
         "verdict": list(result.verdict),
         "verdicts": [found.as_dict() for found in result.verdicts],
         "computed": result.computed,
@@ -252,11 +247,15 @@ def planned_report(planned: Planned) -> None:
     to.print(f"{verb}; results go to {escape(str(planned.store.out))}.", highlight=False)
 
 
-def swept_report(swept: Swept) -> None:
-    """Print a line a defense, what the controls say, what was found, what failed, and where the board is."""
+def swept_report(swept: Swept, full: bool = False) -> None:
+    """Print the answer, a row a defense, what failed, and where the board is; full: all sentences and controls."""
     to = console()
-    to.print(defenses(swept.records))
-    say_verdict(to, swept, swept.verdict, " there")
+    say_answer(to, swept.answer)
+    for overview in swept.answer.tables:
+        to.print(glance(overview, to.width))
+    if full:
+        to.print(defenses(swept.records))
+        say_verdict(to, swept.answer.trust, swept.verdict)
     for reason, count in Counter(r.reason or "" for r in swept.failed).items():
         to.print(f"[red]failed, {count} cells:[/] {escape(reason)}", highlight=False)
     cells, found = len(swept.records), len(swept.records) - swept.computed
@@ -291,3 +290,8 @@ def _rebuilt(records: Frame) -> str:
     images = records.of([r for r in records if question_for(r).inputs])
     top = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
     return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.name)}"
+
+
+def typed() -> str:
+    """Return the command line that this process was started with, as one can type it again."""
+    return shlex.join(["ppbench", *sys.argv[1:]])

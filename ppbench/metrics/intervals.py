@@ -17,6 +17,8 @@ from scipy import stats
 
 LEVEL = 0.95
 REPLICATES = 2000
+ALIKE = 0.5
+"""Correlation up to which victims of one batch may succeed or fail alike for a bound to hold its level."""
 _BLOCK = 4_000_000  # resampled values held in memory at a time
 _KEPT = 100  # units of draws that are kept: 1.6 MB each at most
 _TAILS = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
@@ -89,26 +91,17 @@ def proportion(units: Sequence[NDArray[np.bool_]], chance: float | None = None) 
 
 
 def lower_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - LEVEL) / 2) -> float:
-    """Return the lower confidence bound of a share, as `proportion`'s, that lies too high with probability `tail`.
+    """Return the lower confidence bound of a share, which lies too high with probability `tail` at most.
 
-    Where all succeed it is not below the bound with one failure in the last unit, which would be weaker evidence: that
-    clusters vary in nothing says little of how they vary. 0 where one unit is all there is.
+    Clopper-Pearson on the effective sample size of clusters whose members correlate by `ALIKE` (Kish 1965), so that one
+    more hit never lowers it, as `proportion`'s estimate of that from few units may. 0 where one unit is all there is.
     """
     sizes = np.array([len(unit) for unit in units], dtype=np.float64)
-    hits = np.array([unit.sum() for unit in units], dtype=np.float64)
-    if len(units) < 2:
+    n, share = float(sizes.sum()), float(sum(unit.sum() for unit in units) / sizes.sum())
+    if len(units) < 2 or not share:
         return 0.0
-    tried = [hits]
-    if len(units) < sizes.sum() and (hits == sizes).all():
-        tried.append(hits - (np.arange(len(hits)) == len(hits) - 1))
-    return max(_lower(some, sizes, tail) for some in tried)
-
-
-def _lower(hits: Floats, sizes: Floats, tail: float) -> float:
-    share = float(hits.sum() / sizes.sum())
-    count = float(sizes.sum()) if len(sizes) == sizes.sum() else _effective_size(hits, sizes, share)
-    found = min(share * count, count)
-    return 0.0 if found == 0 else float(stats.beta.ppf(tail, found, count - found + 1))
+    count = n / (1 + (float((sizes**2).sum()) / n - 1) * ALIKE)
+    return float(stats.beta.ppf(tail, share * count, count - share * count + 1))
 
 
 def upper_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - LEVEL) / 2) -> float:

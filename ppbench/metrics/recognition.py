@@ -22,6 +22,7 @@ GALLERY = 1000
 """Held-out images that an original is to be found among, at most."""
 NEIGHBORS = 5
 """Nearest held-out images that vote on a class."""
+_TIE = 1e-9  # correlations that differ by less are equal: products round as they are summed
 _FLAT = 1e-6  # size, of the data range, below which what is left of an image after centring is rounding
 
 
@@ -97,7 +98,7 @@ class _Space:
     def judge(self, guess: Tensor, truth: Tensor, classes: Tensor | None) -> tuple[list[int], list[bool | None]]:
         """Return the ranks of the originals, and whether their classes are read, by directions [N, D]; 0: nothing."""
         own = (guess * truth).sum(1, keepdim=True)
-        ranks = ((guess @ self.directions.T) >= own).sum(1)
+        ranks = ((guess @ self.directions.T) >= own - _TIE).sum(1)
         if self.reader is None or classes is None:
             return [int(rank) for rank in ranks], [None] * len(guess)
         right = torch.from_numpy(self.reader.predict(guess.numpy())) == classes

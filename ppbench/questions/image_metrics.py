@@ -173,6 +173,13 @@ def _over_known(name: str, pick: Pick, reason: str, safer: bool = False) -> tupl
     return name, make
 
 
+def gain_of(scores: Sequence[Any], seed: int) -> Metric | None:
+    """Return the median of decibels beyond the best blind guess; None where it was not measured of every victim."""
+    if any(score.gain is None for score in scores):
+        return None
+    return metric_of(GAIN, bootstrap(_units(scores, lambda s: s.gain), "median", seed_of(seed, GAIN)), False)
+
+
 def _largest(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     none = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
     return metric_of("psnr_max", Estimate(max(s.decibels for s in scores), none, len(scores)), False)

@@ -83,7 +83,7 @@ def score_images(
             labels = torch.cat([victims.truth(unit).y for unit in victims.units])
             scores = recognized(scores, images, truths, labels, yardstick.gallery)
         flags += flags_of(scores, known, data_range, truths.dim() == 4)
-    return Scored(list(scores), flags, images, truths)
+    return Scored(list(scores), flags, images, truths, mean)
 
 
 def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of one cell, and for reconstructions the images themselves in the order of the truth."""
+    """Scores of one cell, and for reconstructions the images themselves in the order of the truth.
+
+    blind: [*shape], the mean image that who sees nothing guesses, where it was measured.
+    """
 
     victims: list[Any]
     flags: tuple[Flag, ...] = ()
     guess: Tensor | None = None
     truth: Tensor | None = field(default=None, repr=False)
+    blind: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
     OUT/records/<cell_id>.safetensors   reconstructions: "guess" and "truth", float32 [n, *shape]
     OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
     OUT/selftest.json                   what vouches for the harness, see `soundness.py`
+    OUT/origin.json                     command, day and commit, see `origin.py`
 
 Equal records give equal bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions
 were left out: then nothing misses them, and nothing but `ppbench baseline accept` writes there.
@@ -55,10 +56,14 @@ class Timing(Strict):
 
 @dataclass(frozen=True)
 class Images:
-    """A cell's reconstructions and originals, matched: both [n, *shape] float32; guess may hold non-finite values."""
+    """A cell's reconstructions and originals, matched: both [n, *shape] float32; guess may hold non-finite values.
+
+    blind: [1, *shape], the mean image that who sees nothing guesses; None in older folders.
+    """
 
     guess: NDArray[np.float32]
     truth: NDArray[np.float32]
+    blind: NDArray[np.float32] | None = None
 
 
 def canonical(model: BaseModel) -> bytes:
@@ -153,8 +158,8 @@ class Store:
         """Write a cell, its record last; return the record as written, with its artifacts.
 
         seconds: how long the attack took; tensors: "guess" and "truth", matched images [n, *shape] on the CPU, kept as
-        float32. Raises UsageError where the disk is full or cannot be written; then a cell that was not there leaves
-        nothing. Raises ValueError where guess and truth are missing or differ in shape.
+        float32, and "blind", [1, *shape]. Raises UsageError where the disk is full or cannot be written; then a cell
+        that was not there leaves nothing. Raises ValueError where guess and truth are missing or differ in shape.
         """
         self.prepare()
         new = not self.has(record.cell_id)
@@ -223,19 +228,22 @@ class Store:
         path = self.folder / f"{record.cell_id}.safetensors"  # of a portfolio, those of its best cell
         try:
             found = safe.load(self.files.read(f"records/{path.name}"))
-            guess, truth = found["guess"], found["truth"]
+            guess, truth, blind = found["guess"], found["truth"], found.get("blind")
         except (OSError, SafetensorError, KeyError, ValueError) as cause:
             raise UsageError(f"{path} does not hold the cell's reconstructions ({cause}).") from cause
         if guess.shape != truth.shape or guess.dtype != np.float32 or truth.dtype != np.float32 or not guess.ndim:
             raise UsageError(f"{path} must hold 'guess' and 'truth' as float32 of one shape.")
-        return Images(guess, truth)
+        if blind is not None and (blind.dtype != np.float32 or blind.shape != (1, *truth.shape[1:])):
+            raise UsageError(f"{path} must hold 'blind' as one float32 image like those of 'truth'.")
+        return Images(guess, truth, blind)
 
 
 def _pack(arrays: Mapping[str, Array]) -> bytes:
     packed = {name: np.ascontiguousarray(np.asarray(value), dtype=np.float32) for name, value in arrays.items()}
-    if set(packed) != {"guess", "truth"} or packed["guess"].shape != packed["truth"].shape:
+    known = {"guess", "truth"} <= set(packed) <= {"guess", "truth", "blind"}
+    if not known or packed["guess"].shape != packed["truth"].shape:
         shapes = {name: value.shape for name, value in packed.items()}
-        raise ValueError(f"a cell's tensors are 'guess' and 'truth' of one shape, not {shapes}")
+        raise ValueError(f"a cell's tensors are 'guess' and 'truth' of one shape, and 'blind', not {shapes}")
     return safe.save(packed)
 
 
@@ -258,7 +266,7 @@ def _newer(stated: object, known: str, version: object) -> str:
     if head != family or not later.isascii() or not later.isdigit() or int(later[:9]) <= int(number):
         return ""
     told = isinstance(version, str) and _VERSION.fullmatch(version)
-    return f"a newer ppbench wrote it: install ppbench{'>=' + str(version) if told else ' in its latest version'}."
+    return f"a newer ppbench wrote it: install ppbench-fl{'>=' + str(version) if told else ' in its latest version'}."
 
 
 def _by_newer(data: bytes) -> str:

@@ -33,9 +33,13 @@ def unread(record: Record) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """One control's outcome. ok: None where the controls were not run."""
+    """One control's outcome. ok: None where the controls were not run.
 
-    control: Literal["none", "full_noise", "harness"]
+    control: "board": whether the attacks break the undefended model on one board; where not, nothing speaks against
+    the others.
+    """
+
+    control: Literal["none", "full_noise", "harness", "board"]
     ok: bool | None
     sentence: str
 
@@ -135,12 +139,12 @@ def _none(records: Sequence[Record]) -> Check:
     if not read:
         return _members(undefended)
     if images:
-        what = "images above 20 dB" if is_image(images[0]) else "rows within a tenth of their size"
+        what = "images are rebuilt" if is_image(images[0]) else "rows come within a tenth of their size"
         hits = ([rebuilt(victim, is_image(r)) for victim in r.victims] for r in images)
         shares = [(sum(some) / max(1, len(some)), r.config.attack.id) for some, r in zip(hits, images, strict=True)]
         share, attack = max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
     else:
-        what, strongest = "labels", best(read, "label_accuracy")
+        what, strongest = "labels are recovered", best(read, "label_accuracy")
         share = value(strongest, "label_accuracy") or 0.0
         attack = strongest.config.attack.id if strongest is not None else "no attack"
     ok = share >= BROKEN

@@ -34,7 +34,7 @@ class Knowledge:
     @staticmethod
     def of(records: Iterable[Record]) -> Knowledge:
         """Return what `records` say."""
-        frame, ours = frame_of(records), {n for n, p in plugins("attacks").items() if p.distribution == "ppbench"}
+        frame, ours = frame_of(records), {n for n, p in plugins("attacks").items() if p.ours}
         told = {(r.config.defense.id, r.config.attack.id) for r in frame if r.config.attack.adaptive}
         generic = {attack for defense, attack in told if defense in CONTROLS} & ours
         others = {attack for _, attack in told} - ours

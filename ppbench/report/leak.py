@@ -7,18 +7,16 @@ for protection. `docs/levels.md` says how they were chosen.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
-
-from ppbench.metrics.intervals import LEVEL, bootstrap, lower_bound, upper_bound
+from ppbench.metrics.intervals import LEVEL, lower_bound, upper_bound
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import BROKEN_DB, GAIN, REBUILT_DB, ImageScore
+from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, REBUILT_DB, gain_of
 from ppbench.questions.recognition import LOOKED, seen_of
-from ppbench.records.figure import best, metric_of, seed_of
+from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import BELIED, BROKEN, is_image, rebuilt_share, value
 from ppbench.report.frame import Frame, frame_of
@@ -67,13 +65,7 @@ class Side:
         """The median of decibels beyond the best blind guess; None of table rows, and where none was measured."""
         if self.worst is None or not is_image(self.worst):
             return None
-        units: dict[Hashable, list[float]] = {}
-        for score in self.worst.victims:
-            if not isinstance(score, ImageScore) or score.gain is None:
-                return None
-            units.setdefault(score.unit, []).append(score.gain)
-        seed = seed_of(self.worst.config.seed, GAIN)
-        return metric_of(GAIN, bootstrap([np.array(unit) for unit in units.values()], "median", seed), False)
+        return gain_of(self.worst.victims, self.worst.config.seed)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:
@@ -87,8 +79,19 @@ class Side:
     @cached_property
     def clear(self) -> tuple[tuple[str, Measured], ...]:
         """Those of `readers` that lie well above chance, as the largest of all of them in all cells."""
-        tail = (1 - LEVEL) / 2 / max(1, len(self.cells) * len(self.readers))
-        return tuple((name, top) for name, top in self.readers if _ends(name, top, tail)[0] > CLEAR)
+        return tuple((name, top) for name, top in self.readers if _ends(name, top, self._tail)[0] > CLEAR)
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is known of every victim what who looks gets; cells of older records may stand beside newer."""
+        what = "recognition" if self.worst is None or is_image(self.worst) else "accuracy"
+        told = () if self.worst is None else self.worst.victims
+        return bool(self.readers) and all(getattr(score, what, None) is not None for score in told)
+
+    @property
+    def _tail(self) -> float:
+        """Bonferroni's level for the largest of all readers in all cells."""
+        return (1 - LEVEL) / 2 / max(1, len(self.cells) * len(self.readers))
 
     @property
     def level(self) -> Level:
@@ -101,35 +104,54 @@ class Side:
             return "recognizable"
         return "blind" if self._nothing(self.worst) else "undecided"
 
+    def _more(self, name: str, top: Measured) -> bool:
+        """Return whether a reader gets more than chance explains, and not by a little."""
+        metric = top.metric(name)
+        beyond = 0.0 if metric is None else (metric.value or 0.0) - (metric.chance or 0.0)
+        return beyond > CLEAR and _ends(name, top, self._tail)[0] > 0
+
     def _most_rebuilt(self, worst: WorstCase) -> bool:
         """Return whether the median victim is rebuilt, with its whole interval; of rows, whether more than half are."""
-        median, level = (self.gain, REBUILT_DB) if self.gain else (worst.metric("psnr_median"), BROKEN_DB)
+        median = worst.metric("psnr_median")
         if not is_image(worst):
-            median, level = self.share, BROKEN
-        low = None if median is None else median.value if median.low is None else median.low
-        return low is not None and low >= level
+            return _begins(self.share, BROKEN)
+        if self.gain is None:
+            return _begins(median, BROKEN_DB)
+        return _begins(self.gain, REBUILT_DB) or _begins(median, EXACT_DB)
 
     def _nothing(self, worst: WorstCase) -> bool:
-        """Return whether who tries all these attacks is shown to get no more than who sees nothing."""
-        if self.share is None or self.share.value or not self.readers:
+        """Return whether who tries all these attacks is shown to get no more than who sees nothing.
+
+        A reader who gets more in any cell than chance explains gets more: noise is looked through that scores worse
+        than a blur.
+        """
+        if self.share is None or self.share.value or not self.measured:
             return False
-        if any(_ends(name, worst)[1] >= CLOSE for name, _ in self.readers):
+        if any(self._more(name, top) or _ends(name, worst)[1] >= CLOSE for name, top in self.readers):
             return False
         return not is_image(worst) or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
+
+
+def _begins(metric: Metric | None, level: float) -> bool:
+    """Return whether a metric lies at or above a level, with its interval where it has one."""
+    low = None if metric is None else metric.value if metric.low is None else metric.low
+    return low is not None and low >= level
 
 
 def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
     """Return how far beyond chance the interval of a metric of `READERS` begins and ends; shares at a level of `tail`.
 
-    The columns of a row that are right are no yes or no: their mean has the interval that the records state.
+    The columns of a row that are right are no yes or no: their mean has the interval that the records state. Where
+    chance is not known nothing is: (-1, 1).
     """
     metric = found.metric(name)
-    chance = 0.0 if metric is None or metric.chance is None else metric.chance
+    if metric is None or metric.chance is None:
+        return -1.0, 1.0
     if name in LOOKED:
         units = list(seen_of(name, found.victims).values())
-        return lower_bound(units, tail) - chance, upper_bound(units, tail) - chance
-    low, high = (None, None) if metric is None else (metric.low, metric.high)
-    return (0.0 if low is None else low) - chance, (1.0 if high is None else high) - chance
+        return lower_bound(units, tail) - metric.chance, upper_bound(units, tail) - metric.chance
+    low, high = 0.0 if metric.low is None else metric.low, 1.0 if metric.high is None else metric.high
+    return low - metric.chance, high - metric.chance
 
 
 @dataclass(frozen=True)
@@ -183,7 +205,7 @@ class Leak:
         if self.level != "rebuilt" and share is not None and share.value:
             yield Qualifier("some_rebuilt", f"{share.value:.0%} of {self.noun} are rebuilt")
         if self.worst is not None and not self.falls:
-            if not self.everybody.readers:
+            if not self.everybody.measured:
                 what = "whether they are recognizable" if is_image(self.worst) else "whether columns come out right"
                 yield Qualifier("unmeasured", f"{what} was not measured")
             if self.compared and self.undefended is None:
@@ -192,7 +214,7 @@ class Leak:
                 yield Qualifier("undefended_stands", "the undefended model stands too: nothing can be said")
         if self.worst is not None and self.compared and not self.vouched and self.level != "rebuilt":
             yield Qualifier("untested", "no attack here is shown to know of it")
-        if self.belied and not self.falls:
+        if self.belied:
             yield Qualifier("belied", self.belied)
 
     @property

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
@@ -17,7 +17,9 @@ from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import MARKER, Store
 from ppbench.report.accepted import baseline_problems
+from ppbench.report.columns import CELLS, WORST, Column
 from ppbench.report.controls import check_harness
+from ppbench.report.frame import frame_of
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import Claims, csv_text, no_claims
 from ppbench.report.page.worst import worst_csv
@@ -49,13 +51,18 @@ def verify(out: Path, claims: Claims | None = None) -> list[str]:
         harness = check_harness(soundness_of(store))
     except UsageError as error:
         return [*problems, str(error)]
-    if sound and store.files.holds(TABLE):
+    return [*problems, *_table_problems(store.files, records, claims, harness.ok is not False)] if sound else problems
+
+
+def _table_problems(files: Files, records: Sequence[Record], claims: Claims | None, sound: bool) -> Iterator[str]:
+    """Yield what the tables say that `records` do not give; sound: whether the self-test passed."""
+    frame = frame_of(records)
+    found = boards(frame, no_claims, sound)
+    if files.holds(TABLE):
         unchecked = () if claims is not None else ("claimed",)
-        problems += _differences(store.files, TABLE, csv_text(records, claims or no_claims), unchecked)
-    if sound and store.files.holds(WORST_CASE):
-        found = boards(records, no_claims, sound=harness.ok is not False)
-        problems += _differences(store.files, WORST_CASE, worst_csv(found))
-    return problems
+        yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, found), CELLS, unchecked)
+    if files.holds(WORST_CASE):
+        yield from _differences(files, WORST_CASE, worst_csv(found), WORST)
 
 
 def record_problems(record: Record) -> Iterator[str]:
@@ -144,8 +151,10 @@ def _strays(store: Store) -> Iterator[str]:
             yield f"{name} cannot be read ({cause.strerror})"
 
 
-def _differences(files: Files, name: str, text: str, unchecked: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield where the table `name` differs from `text`, but for columns `unchecked`."""
+def _differences(
+    files: Files, name: str, text: str, declared: Sequence[Column], unchecked: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Yield where the table `name` differs from `text`, but for columns `unchecked`; declared: its columns today."""
     try:
         stated = list(csv.DictReader(io.StringIO(files.read(name).decode(), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as cause:
@@ -155,11 +164,15 @@ def _differences(files: Files, name: str, text: str, unchecked: tuple[str, ...] 
     if len(stated) != len(expected):
         yield f"{name} has {len(stated)} rows, the records give {len(expected)}; write it again"
         return
-    columns = list(expected[0]) if expected else []
-    # New columns go last, so a table whose head is the beginning of today's was written before them.
-    absent = columns[len(stated[0]) :] if stated and list(stated[0]) == columns[: len(stated[0])] else []
+    head, columns = ([*rows[0]] if rows else [] for rows in (stated, expected))
+    # New columns go last, so a table that lacks the last of those declared was written before them.
+    own = [column.name for column in declared if column.name in columns]
+    absent = own[len([column for column in own if column in head]) :]
+    if head != [column for column in columns if column not in absent]:
+        odd = ", ".join(map(repr, sorted({*head} ^ {*columns}, key=str)[:3])) or "their order"
+        yield f"{name} has other columns than the records give ({odd}); write it again"
+        return
     for number, (have, want) in enumerate(zip(stated, expected, strict=True), start=2):
-        for column in [*want, *(key for key in have if key not in want)]:
-            if column not in (*absent, *unchecked) and have.get(column) != want.get(column):
-                found, right = have.get(column), want.get(column)
-                yield f"{name} line {number}: {column} is {found!r}, the records give {right!r}"
+        for column in have:
+            if column not in unchecked and have[column] != want.get(column):
+                yield f"{name} line {number}: {column} is {have[column]!r}, the records give {want.get(column)!r}"

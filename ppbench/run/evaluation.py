@@ -15,11 +15,14 @@ from ppbench.base.bars import Bars
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError
 from ppbench.metrics.perceptual import check_weights
+from ppbench.records.origin import save_origin
 from ppbench.records.schema import Record
 from ppbench.records.soundness import save_soundness, soundness_of
 from ppbench.records.sources import tell_changed
 from ppbench.records.store import Store
-from ppbench.report.controls import Check, check_controls, check_harness
+from ppbench.records.times import time_of
+from ppbench.report.controls import Check, check_harness
+from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
@@ -37,12 +40,15 @@ from ppbench.run.tuning import tuning_victims
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation gave: cells, what vouches for them, what was found. computed: how many cells ran now."""
+    """What an evaluation gave: cells, what vouches for them, what was found.
+
+    answer: what is told first; computed: how many cells ran now.
+    """
 
     config: EvaluateConfig
     records: tuple[Record, ...]
-    checks: tuple[Check, ...]
     verdicts: tuple[Verdict, ...]
+    answer: Answer
     out: Path
     computed: int
 
@@ -52,9 +58,14 @@ class Evaluation:
         return tuple(found.sentence for found in self.verdicts)
 
     @property
+    def checks(self) -> tuple[Check, ...]:
+        """What vouches for the cells: both controls, and the self-test."""
+        return self.answer.trust.checks
+
+    @property
     def reliable(self) -> bool:
         """Whether both controls ran and held, and the self-test passed."""
-        return all(check.ok is True for check in self.checks)
+        return self.answer.trust.reliable
 
 
 def evaluate(
@@ -63,6 +74,7 @@ def evaluate(
     out: Path | str = "ppbench-results",
     workers: int | None = None,
     progress: Progress | None = None,
+    command: str = "",
     preset: str = "quick",
     **options: object,
 ) -> Evaluation:
@@ -72,8 +84,8 @@ def evaluate(
 
     config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords (defense="spn"). out: folder
     of results, new or made by ppbench. workers: processes; by default one a core, and one where a GPU is used.
-    progress: told how far the work is. Raises UsageError: something asked for cannot be used; nothing has been trained
-    then.
+    progress: told how far the work is. command: as typed, for `origin.json`. Raises UsageError: something asked for
+    cannot be used; nothing has been trained then.
     """
     asked = config if config is not None else configure(preset, **options)
     check_workers(workers)
@@ -85,13 +97,13 @@ def evaluate(
     todo = missing(plan, store)
     count = workers or default_workers(asked.device)  # a single worker is this process
     executor = make_executor("inline" if count == 1 else "local", count, partial(told.advance, "training"))
-    computed = compute(plan, todo, store, executor, told, strict=True)
+    computed = compute(plan, todo, store, executor, told, strict=True, command=command)
     records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
-    checks = (*check_controls(records), check_harness(soundness_of(store)))
     found = tuple(verdicts(asked.defense, records))
+    answer = answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
     if computed or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, checks, found, store.out, size(todo))
+    return Evaluation(asked, records, found, answer, store.out, size(todo))
 
 
 def check(experiment: Experiment) -> None:
@@ -137,7 +149,14 @@ def _check_victims(experiment: Experiment, group: Group) -> None:
 
 
 def compute(
-    asked: Sequence[Wanted], todo: Sequence[Wanted], store: Store, executor: Executor, progress: Progress, strict: bool
+    asked: Sequence[Wanted],
+    todo: Sequence[Wanted],
+    store: Store,
+    executor: Executor,
+    progress: Progress,
+    *,
+    strict: bool,
+    command: str = "",
 ) -> bool:
     """Train what missing cells need, and run them; return whether anything, or the self-test, was missing.
 
@@ -147,6 +166,7 @@ def compute(
     if not todo and soundness_of(store) is not None:
         return False
     save_soundness(store.out, selftest())
+    save_origin(store.out, command)
     if todo:
         Schedule(store, executor, progress, strict).run(strands(todo, store.out))
     return True

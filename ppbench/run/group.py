@@ -225,7 +225,8 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
 def _images(scored: Scored) -> dict[str, Tensor] | None:
     if scored.guess is None or scored.truth is None or scored.guess.dim() != 4:
         return None
-    return {"guess": scored.guess, "truth": scored.truth}
+    seen = {"guess": scored.guess, "truth": scored.truth}
+    return seen if scored.blind is None else {**seen, "blind": scored.blind.unsqueeze(0)}
 
 
 def _readable(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:

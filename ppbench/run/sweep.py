@@ -13,9 +13,11 @@ from ppbench.base.errors import UsageError, unknown
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
+from ppbench.records.times import time_of
 from ppbench.report.controls import CONTROLS, Check, check_harness
+from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.page.evaluations import concluded, judged
+from ppbench.report.page.evaluations import judged, said, verdict_of
 from ppbench.run.cells import Cell
 from ppbench.run.evaluation import check, compute
 from ppbench.run.executors import make_executor
@@ -44,15 +46,20 @@ class Swept:
 
     suite: Suite
     records: tuple[Record, ...]
-    checks: tuple[Check, ...]
     verdict: tuple[str, ...]
+    answer: Answer
     out: Path
     computed: int
 
     @property
+    def checks(self) -> tuple[Check, ...]:
+        """What vouches for the cells: the controls of each evaluation, and the self-test."""
+        return self.answer.trust.checks
+
+    @property
     def reliable(self) -> bool:
         """Whether all controls ran and held, and the self-test passed."""
-        return all(check.ok is True for check in self.checks)
+        return self.answer.trust.reliable
 
     @property
     def failed(self) -> tuple[Record, ...]:
@@ -146,6 +153,7 @@ def sweep(
     dataset: str | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
+    command: str = "",
 ) -> Swept:
     """Compute every cell of a suite that `out` does not hold, and write the board; interrupted, the same call goes on.
 
@@ -155,6 +163,7 @@ def sweep(
         engine, workers, address: where jobs run, as `make_executor`.
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
         progress: told how far the work is.
+        command: as typed, for `origin.json`.
 
     Raises UsageError: something asked for cannot be used (nothing has been written then), or nothing can be written.
     """
@@ -164,13 +173,14 @@ def sweep(
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
     store = planned.store
-    computed = compute(planned.asked, planned.todo, store, executor, told, strict=False)
+    computed = compute(planned.asked, planned.todo, store, executor, told, strict=False, command=command)
     records = tuple(store.load(cell.id) for one in planned.asked for cell in one.cells)
     if computed or not up_to_date(store):
         write_board(store)
     harness = check_harness(soundness_of(store))
-    checks, verdict = concluded(judged(list(records), harness.ok is not False))
-    return Swept(asked, records, (*checks, harness), verdict, store.out, size(planned.todo))
+    verdict = verdict_of(said(judged(list(records), harness.ok is not False)))
+    answer = answer_of(records, harness, partial(time_of, store.out))
+    return Swept(asked, records, tuple(verdict), answer, store.out, size(planned.todo))
 
 
 def default_out(suite: Suite) -> Path:

@@ -22,7 +22,7 @@ from ppbench.records.store import Store
 from ppbench.report.claims.page import page
 from ppbench.report.page.board import claimed, outcomes_of
 from ppbench.report.page.boards import boards
-from ppbench.report.page.evaluations import concluded, judged
+from ppbench.report.page.evaluations import checks_of, judged, said, verdict_of
 from ppbench.report.page.table import csv_text
 from ppbench.report.page.worst import worst_csv
 
@@ -39,12 +39,13 @@ def records() -> list[Record]:
 
 def figures(cells: list[Record]) -> dict[str, str]:
     """Return the text of each kept file from `cells`, every figure computed again from the victims' scores."""
-    checks, verdict = concluded(judged(cells))
+    evaluations, found = judged(cells), boards(cells, claimed)
+    checks, verdict = checks_of(evaluations), verdict_of(said(evaluations))
     told = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
     texts = (
-        csv_text(cells, claimed),
+        csv_text(cells, claimed, found),
         _metrics(cells),
-        worst_csv(boards(cells, claimed)),
+        worst_csv(found),
         "".join(f"{line}\n" for line in [*told, *verdict]),
         page(outcomes_of(cells), cells, ()).partition("\n## Rules")[0],  # the rules are prose
     )

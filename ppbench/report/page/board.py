@@ -15,6 +15,7 @@ from ppbench.base.files import write_atomic
 from ppbench.base.registry import load
 from ppbench.federation.contract import Claim, Defense
 from ppbench.questions.base import missing
+from ppbench.records.origin import Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
@@ -24,7 +25,7 @@ from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards
-from ppbench.report.page.evaluations import checks_of, judged, said
+from ppbench.report.page.evaluations import judged, said
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv
 
@@ -75,9 +76,13 @@ def up_to_date(store: Store) -> bool:
         return False
     with loaded(store) as (records, problems):
         sound = _harness(store, problems).ok is not False
-        if problems or store.csv_path.read_text(encoding="utf-8") != csv_text(records, claimed):
+        if problems:
             return False
-        return worst.read_text(encoding="utf-8") == worst_csv(boards(records, claimed, sound))
+        frame = frame_of(records)
+        found = boards(frame, claimed, sound)
+        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claimed, found):
+            return False
+        return worst.read_text(encoding="utf-8") == worst_csv(found)
 
 
 @contextmanager
@@ -132,12 +137,11 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     sound = harness.ok is not False  # where it is not known, the controls vouch alone, and the page says so
     records = frame_of(records)
     found, told = boards(records, claimed, sound), judged(records, sound)
-    checks = [check.sentence for check in checks_of(told)]
     folder = store.out / "figures"
     drawn = write_figures(folder, found, Knowledge.of(records))  # first: the page takes what is drawn here
     page = Page(
         records,
-        reliability=checks if harness.ok else [harness.sentence, *checks],
+        harness=harness,
         claims=claimed,
         images=store.images,
         times=partial(time_of, store.out),
@@ -148,12 +152,22 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
         evaluations=told,
         problems=problems,
         bare=store.bare,
+        origin=_origin(store, problems),
     )
     write_atomic(store.html_path, page.html().encode())
     worst = store.out / WORST_CASE
     write_atomic(worst, worst_csv(found).encode())
-    write_csv(records, store.csv_path, claims=claimed)  # last: it tells whether the board is complete
+    write_csv(records, store.csv_path, claims=claimed, found=found)  # last: it tells whether the board is complete
     return Written((store.csv_path, store.html_path, worst, *drawn), tuple(problems))
+
+
+def _origin(store: Store, problems: list[str]) -> Origin:
+    """Return where the folder's results come from; of what cannot be read a sentence goes to `problems`."""
+    try:
+        return origin_of(store)
+    except UsageError as error:
+        problems.append(str(error))
+        return Origin()
 
 
 def _harness(store: Store, problems: list[str]) -> Check:

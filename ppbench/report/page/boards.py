@@ -12,12 +12,14 @@ from ppbench.report.controls import Check, check_controls
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leak_of
-from ppbench.report.page.entries import UNINFORMED, Board, Entry, badges_of
+from ppbench.report.page.entries import UNINFORMED, USABLE, Badge, Board, Entry, badges_of, points_lost
 from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
 
 STAGE_ORDER = ("init", "iterate", "final", "audit")
-UNRANKED = {*UNINFORMED, "belied", "diverged", "failed", "control"}
+COSTLY = "costs accuracy"
+"""Badge of rows that lose more accuracy than a usable setting may."""
+UNRANKED = {*UNINFORMED, COSTLY, "belied", "diverged", "failed", "control"}
 """Badges of rows that have no rank."""
 
 
@@ -46,10 +48,24 @@ def _board(
         replace(_entry(key, rows[key], name, known, claims, differs[key]), leak=leaks[key])
         for key in sorted(rows, key=Key.text)
     ]
+    entries = _with_losses(entries)
     checks = _checks(question, entries, scope)
     reliable = sound and all(check.ok is True for check in checks)
     placed = _ranked(entries, name) if reliable and not setting.intended else entries
     return Board(setting, name, tuple(sorted(placed, key=lambda e: _order(e, name))), checks, reliable)
+
+
+def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries, with a badge where the model is not usable beside the undefended of the same federation."""
+    whole = {e.key.only(EVALUATION): e.sample.utility.accuracy for e in entries if e.defense.id == "none"}
+    found = []
+    for entry in entries:
+        loss = points_lost(entry.sample.utility.accuracy, whole.get(entry.key.only(EVALUATION)))
+        if entry.role == "compared" and loss is not None and loss > USABLE:
+            title = f"The model loses {loss:.1f} points of accuracy beside the undefended: not ranked."
+            entry = replace(entry, badges=(*entry.badges, Badge(COSTLY, "info", title)))
+        found.append(entry)
+    return found
 
 
 def _leaks(rows: Mapping[Key, Frame], known: Knowledge) -> dict[Key, Leak | None]:
@@ -104,14 +120,21 @@ def _span(entry: Entry, name: str) -> tuple[float, float] | None:
 
 
 def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """Return the entries with rank intervals: two rows whose intervals overlap are not separated."""
-    spans = [span for entry in entries if (span := _span(entry, name)) is not None]
-    found = []
+    """Return the entries with rank intervals: two rows whose intervals overlap are not separated.
+
+    What gives no more than a blind guess is one tie: by how far it stays below says nothing of privacy.
+    """
+    own_spans = {id(entry): span for entry in entries if (span := _span(entry, name)) is not None}
+    blind = [id(e) for e in entries if e.leak is not None and e.leak.level == "blind" and id(e) in own_spans]
+    if blind:
+        tie = min(own_spans[one][0] for one in blind), max(own_spans[one][1] for one in blind)
+        own_spans |= dict.fromkeys(blind, tie)
+    spans, found = list(own_spans.values()), []
     for entry in entries:
-        if (own := _span(entry, name)) is not None:
+        if (own := own_spans.get(id(entry))) is not None:
             first = 1 + sum(other[1] < own[0] for other in spans)
             last = len(spans) - sum(other[0] > own[1] for other in spans)
-            entry = replace(entry, rank=str(first) if first == last else f"{first}-{last}")
+            entry = replace(entry, rank_low=first, rank_high=last)
         found.append(entry)
     return found
 
@@ -128,13 +151,11 @@ def _checks(question: Question, entries: Sequence[Entry], scope: Sequence[Record
 def _none_falls(question: Question, entries: Sequence[Entry], general: Check) -> Check:
     undefended = [e for e in entries if e.defense.id == "none"]
     if not undefended:
-        return Check("none", None, "The undefended model is not on this board.")
-    if question.inputs and all(e.worst is None for e in undefended):
-        return general  # only labels were attacked
+        return Check("board", None, "The undefended model is not on this board.")
+    if question.inputs and (general.ok is False or all(e.worst is None for e in undefended)):
+        return general  # it fails, or only labels were attacked
     if not all(
         any(breaks(record) for record in entry.records if question_for(record) is question) for entry in undefended
     ):
-        return Check("none", False, "The attacks do NOT break the undefended model on this board.")
-    if general.ok is False and question.inputs:
-        return general
-    return Check("none", True, "The attacks break the undefended model on this board.")
+        return Check("board", False, "The attacks do not break the undefended model here: it stands too.")
+    return Check("board", True, "The attacks break the undefended model on this board.")

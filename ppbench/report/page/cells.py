@@ -9,9 +9,10 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from ppbench.records.schema import Record
+from ppbench.report.columns import Row
 from ppbench.report.controls import value
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.table import Row, further, tuned_text
+from ppbench.report.page.table import further, tuned_text
 
 PLAIN = 200
 """Rows of the plain table, which is read without scripts and in print; leaderboard.csv has them all."""

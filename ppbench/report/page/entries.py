@@ -17,6 +17,15 @@ UNINFORMED = ("plain attacks only", "knowledge not shown")
 """Badges of rows on which no attack is shown to know the defense."""
 
 
+USABLE = 5.0
+"""Points of accuracy that a setting may lose beside the undefended model to be called usable."""
+
+
+def points_lost(accuracy: float | None, undefended: float | None) -> float | None:
+    """Return how many points of accuracy a setting loses, below 0 where it gains; None where either is not known."""
+    return None if accuracy is None or undefended is None else round(100 * (undefended - accuracy), 9)
+
+
 @dataclass(frozen=True)
 class Badge:
     """A short remark on a row. tone: how it is colored; title: the sentence behind it."""
@@ -33,8 +42,8 @@ class Entry:
     key: by `ROW`; sample: any of its records, for what all share; records: all, failed ones too; plain, worst: the
     worst case over attacks that do not know the defense, and over all; labels: the cell with the highest label
     accuracy; flags: those of its records, each once; claimed: what its paper prints; differs: in what else than the
-    control value it is not like others of its board; rank: "1", "2-4", or "" where it is not ranked; leak: how far its
-    inputs leak, None where none was to be rebuilt.
+    control value it is not like others of its board; rank_low, rank_high: its ranks, None where it is not ranked; leak:
+    how far its inputs leak, None where none was to be rebuilt.
     """
 
     key: Key
@@ -47,8 +56,14 @@ class Entry:
     flags: tuple[Flag, ...]
     claimed: str
     differs: str
-    rank: str = ""
+    rank_low: int | None = None
+    rank_high: int | None = None
     leak: Leak | None = None
+
+    @property
+    def rank(self) -> str:
+        """Its ranks in words: "1", "2-4", or "" where it is not ranked."""
+        return "-".join(dict.fromkeys(str(end) for end in (self.rank_low, self.rank_high) if end is not None))
 
     @property
     def defense(self) -> DefenseInfo:

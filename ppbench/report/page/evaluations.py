@@ -118,11 +118,6 @@ def said(found: Sequence[Judged]) -> list[Said]:
     return told
 
 
-def concluded(found: Sequence[Judged]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return the checks of all evaluations and the sentences that stand, of each evaluation if there are several."""
-    return checks_of(found), tuple(verdict_of(said(found)))
-
-
 def checks_of(found: Sequence[Judged]) -> tuple[Check, ...]:
     """Return the checks of all evaluations, each with its evaluation if there are several."""
     if len(found) == 1:

@@ -14,10 +14,13 @@ from markupsafe import Markup
 
 from ppbench.base.errors import UsageError
 from ppbench.questions.base import questions
+from ppbench.records.origin import Origin
 from ppbench.records.schema import Record
 from ppbench.report.cap import caps
+from ppbench.report.controls import Check
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.knowing import Knowledge
+from ppbench.report.page.answer import answer_to
 from ppbench.report.page.boards import boards
 from ppbench.report.page.cells import cells_of
 from ppbench.report.page.costs import TimesOf, costs
@@ -26,33 +29,34 @@ from ppbench.report.page.drawings import Drawings
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.figures import svg_of
-from ppbench.report.page.overview import overviews
+from ppbench.report.page.introduction import about_of
 from ppbench.report.page.played import role_counts
 from ppbench.report.page.ppc import line_caps, ppcs
 from ppbench.report.page.profiles import Outcome, profiles
 from ppbench.report.page.sections import Section, about
 from ppbench.report.page.sprites import Album, ImagesOf
+from ppbench.report.page.strip import strips_of
 from ppbench.report.page.table import Claims, no_claims, rows
 from ppbench.report.page.template import template
 
 T = TypeVar("T")
 TOLD = 12
-"""Sentences at the head of the page; further ones are folded, and stand with their defenses, too."""
+"""Files that could not be read that are named at the head of the page; further ones are folded."""
 
 
 @dataclass(frozen=True)
 class Page:
     """The leaderboard's page.
 
-    records: every cell; reliability: sentences on the controls; claims: what a paper prints about a record's defense;
-    images, times: find what lies beside a record; sound: whether the self-test passed, else nothing is ranked; said,
-    outcomes: sentences by defense, and what became of its paper's claims; found, evaluations: of `records`, made where
-    they are not given; problems: sentences on what could not be read, to which images and times add; bare: whether the
-    folder is an accepted baseline, which keeps no reconstructions.
+    records: every cell; harness: what its self-test says, None: nothing is known; claims: what a paper prints about a
+    record's defense; images, times: find what lies beside a record; sound: whether the self-test passed, else nothing
+    is ranked; said, outcomes: sentences by defense, and what became of its paper's claims; found, evaluations: of
+    `records`, made where they are not given; problems: sentences on what could not be read, to which images and times
+    add; bare: whether the folder is an accepted baseline, which keeps no reconstructions; origin: command, day, commit.
     """
 
     records: Sequence[Record]
-    reliability: Sequence[str] = ()
+    harness: Check | None = None
     claims: Claims = no_claims
     images: ImagesOf = lambda _: None
     times: TimesOf = lambda _: None
@@ -63,6 +67,7 @@ class Page:
     evaluations: Sequence[Judged] | None = None
     problems: list[str] = field(default_factory=list)
     bare: bool = False
+    origin: Origin = field(default_factory=Origin)
 
     def html(self) -> str:
         """Return the page."""
@@ -74,15 +79,20 @@ class Page:
         table = costs(found, frame, _past(self.times, self.problems))
         parts = profiles(sections, self.said, self.outcomes, table, album, known)
         told = judged(frame, self.sound) if self.evaluations is None else self.evaluations
-        glance = overviews(found, told, table)
+        answer = answer_to(found, told, table, self.harness)
         groups = dict.fromkeys(s.group for s in sections)
+        settings = sorted({f"{r.config.data.name}, {r.config.model.id}" for r in frame})
         return template().render(
             titles={name: title for question in questions().values() for name, title in question.figures},
             knows=known.adaptive,
             verdict=verdict_of(self.said) if len(parts) == 1 else [],
             told=TOLD,
-            glance=glance if len(parts) > 1 or len(glance) > 1 else [],
-            reliability=list(self.reliability),
+            glance=answer.tables,
+            headline=answer.headline,
+            trust=answer.trust,
+            strips=[strip for one in answer.tables for strip in strips_of(one, album)],
+            origin=self.origin,
+            abouts=[about_of(part.defense) for part in parts],
             problems=self.problems,
             bare=self.bare,
             sections=sections,
@@ -95,9 +105,17 @@ class Page:
             cells=cells_of(rows(frame, self.claims), frame, known),
             refused=album.refused,
             statuses={s: sum(r.status == s for r in frame) for s in ("complete", "diverged", "failed")},
-            settings=sorted({f"{r.config.data.name}, {r.config.model.id}" for r in frame}),
+            settings=settings,
+            title=_title([part.defense for part in parts], settings),
             environments=sorted({_environment(record) for record in frame}),
         )
+
+
+def _title(defenses: Sequence[str], settings: Sequence[str]) -> str:
+    """Return what the page is, for tabs and bookmarks."""
+    what = "controls" if not defenses else defenses[0] if len(defenses) == 1 else f"{len(defenses)} defenses"
+    where = settings[0] if len(settings) == 1 else f"{len(settings)} tasks"
+    return f"{what} on {where} - ppbench"
 
 
 def _past(read: Callable[[Record], T | None], problems: list[str]) -> Callable[[Record], T | None]:

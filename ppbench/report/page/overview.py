@@ -37,7 +37,9 @@ class Overview:
     rows: tuple[Standing, ...]
 
     def tells(self, name: str) -> bool:
-        """Return whether some row has `labels`, `members`, `canaries` or `outputs`: the table has columns of these."""
+        """Return whether some row has `labels`, `members`, `canaries`, `outputs` or the metric: tables have columns."""
+        if name == "reidentified":
+            return any(v.worst is not None and v.worst.metric(name) is not None for row in self.rows for v in row.grid)
         return any(getattr(row.value, name) is not None for row in self.rows)
 
 

@@ -47,8 +47,7 @@ class Section:
     @property
     def short(self) -> str:
         """What the board is about in a few words, for links and rows: "Reconstruction, server/1, random weights"."""
-        words = self.board.setting.kind.capitalize(), self.board.setting.threat, self.weights, self.batch
-        return ", ".join(word for word in words if word)
+        return words_of(self.board.setting)
 
     @property
     def group(self) -> str:
@@ -71,11 +70,7 @@ class Section:
     @property
     def batch(self) -> str:
         """What a probed client held and did, in words; "" where no client was probed."""
-        setting = self.board.setting
-        if self.question.source != "probe":
-            return ""
-        what = "" if setting.probe == "gradient" else ", local training"
-        return f"batch {setting.batch}{what}" + (f", {setting.probe_rounds} rounds" if setting.probe_rounds > 1 else "")
+        return batch_of(self.board.setting)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
@@ -106,6 +101,20 @@ def weights(setting: Key) -> str:
     if question_of(setting.kind).source == "model":
         return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
     return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)
+
+
+def batch_of(setting: Key) -> str:
+    """Return what a probed client held and did, in words; "" where no client was probed."""
+    if question_of(setting.kind).source != "probe":
+        return ""
+    what = "" if setting.probe == "gradient" else ", local training"
+    return f"batch {setting.batch}{what}" + (f", {setting.probe_rounds} rounds" if setting.probe_rounds > 1 else "")
+
+
+def words_of(setting: Key) -> str:
+    """Return a board in a few words: "Reconstruction, server/1, random weights, batch 1"."""
+    words = setting.kind.capitalize(), setting.threat, weights(setting), batch_of(setting)
+    return ", ".join(word for word in words if word)
 
 
 def metric_of(record: Measured, name: str) -> Metric | None:

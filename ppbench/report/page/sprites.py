@@ -44,9 +44,9 @@ class Album:
         found = self._images(record)
         return None if found is None or found.guess.ndim != 4 or not len(found.guess) else found
 
-    def sprite(self, rows: Sequence[Floats]) -> str | None:
-        """Return a data URI of rows of images [n, C, H, W], or None where it finds no place."""
-        png = sprite(rows)
+    def sprite(self, rows: Sequence[Floats], tile: int = _TILE) -> str | None:
+        """Return a data URI of rows of images [n, C, H, W], or None where it finds no place. tile: least pixels."""
+        png = sprite(rows, tile)
         if len(png) > self.left:
             self.refused, self.left = self.refused + 1, 0
             return None
@@ -59,9 +59,12 @@ class Album:
         return None if found is None else self.sprite((found.truth, found.guess))
 
 
-def sprite(rows: Sequence[Floats]) -> bytes:
-    """Return a PNG, a row of up to SHOWN images for each of `rows` [n, C, H, W]; small pixels enlarged, gaps clear."""
-    scale = max(1, _TILE // max(rows[0].shape[2:]))
+def sprite(rows: Sequence[Floats], tile: int = _TILE) -> bytes:
+    """Return a PNG, a row of up to SHOWN images for each of `rows` [n, C, H, W]; pixels enlarged to about `tile` each.
+
+    Gaps are clear.
+    """
+    scale = max(1, round(tile / max(rows[0].shape[2:])))
     height, width = rows[0].shape[2] * scale, rows[0].shape[3] * scale
     count = min(max(map(len, rows)), SHOWN)
     canvas = np.zeros((len(rows) * (height + _GAP) - _GAP, count * (width + _GAP) - _GAP, 4), dtype=np.uint8)

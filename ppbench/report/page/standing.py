@@ -11,13 +11,11 @@ from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, rebuilding
 from ppbench.report.leak import SEVERITY, WORDS, Leak
 from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import UNINFORMED, Entry
+from ppbench.report.page.entries import UNINFORMED, USABLE, Entry, points_lost
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]
-USABLE = 5.0
-"""Points of accuracy that a setting may lose beside the undefended model to be called usable."""
 KEEPS: tuple[str, Tone] = ("members not found", "good")
 
 
@@ -95,8 +93,17 @@ class Standing:
     @property
     def loss(self) -> float | None:
         """Accuracy beside the undefended model's, in points; None where either is not known."""
-        none = None if self.none is None else self.none.accuracy
-        return None if none is None or self.value.accuracy is None else 100 * (self.value.accuracy - none)
+        return self.loss_of(self.value)
+
+    def loss_of(self, value: Value) -> float | None:
+        """The same of one setting."""
+        loss = points_lost(value.accuracy, None if self.none is None else self.none.accuracy)
+        return None if loss is None else -loss
+
+    @property
+    def by_control(self) -> tuple[Value, ...]:
+        """All settings, by role and control value."""
+        return tuple(sorted(self.grid, key=lambda v: (v.entry.differs, v.entry.key.role, v.entry.key.value or 0.0)))
 
     @property
     def accuracies(self) -> tuple[float, float] | None:
@@ -134,7 +141,7 @@ def _judged(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone
         return _models(grid, none)
     usable = [v for v in asked if is_usable(v, none)]
     value = min(usable or asked, key=_leaking)
-    verdict, tone = _level(value)
+    verdict, tone = chip(value)
     if not usable:
         return value, f"no usable setting; {verdict}", "warning"
     return value, verdict, tone
@@ -150,15 +157,23 @@ SHORT = {
     "undefended_stands": "undecided, undefended stands too",
     "undefended_missing": "undecided, undefended not attacked",
     "belied": "undecided, belied",
-    "unmeasured": "undecided, looks not measured",
+    "unmeasured": "undecided, recognition not measured",
 }
 """Why a level is undecided, by the code of its qualifier."""
 
 
-def _level(value: Value) -> tuple[str, Tone]:
+def reason_of(leak: Leak) -> str:
+    """Return why a level is undecided, in words."""
+    return next(
+        (q.words for q in leak.qualifiers if q.code in SHORT), "what is seen is neither shown to leak nor not to"
+    )
+
+
+def chip(value: Value) -> tuple[str, Tone]:
     """Return how far a setting leaks, with what must be said along, and whether that is good."""
     leak = value.leak
-    assert leak is not None
+    if leak is None:
+        return "not attacked", "info"
     if value.refuted:
         return "epsilon refuted by audit", "error"
     if leak.falls:
@@ -166,7 +181,7 @@ def _level(value: Value) -> tuple[str, Tone]:
     if value.lacking:
         return "undecided, attacks failed", "warning"
     if leak.level == "undecided":
-        return next((SHORT[q.code] for q in leak.qualifiers if q.code in SHORT), "undecided"), "warning"
+        return next((SHORT[q.code] for q in leak.qualifiers if q.code in SHORT), WORDS["undecided"]), "warning"
     given = [word for word, is_given in (("labels", value.gives_labels), ("members", value.gives_members)) if is_given]
     untested = any(badge.text in UNINFORMED for badge in value.entry.badges)
     words = [WORDS["blind"], *(["untested"] if untested else ()), *(f"gives {word}" for word in given)]
@@ -200,8 +215,8 @@ def _plainly(value: Value) -> float:
 
 def is_usable(value: Value, none: Value | None) -> bool:
     """Return whether a setting loses at most `USABLE` points of accuracy; True where that is not known."""
-    whole, own = (None if v is None else v.accuracy for v in (none, value))
-    return whole is None or own is None or 100 * (whole - own) <= USABLE + 1e-9
+    loss = points_lost(value.accuracy, None if none is None else none.accuracy)
+    return loss is None or loss <= USABLE
 
 
 def winner_of(found: Measured | None) -> str:

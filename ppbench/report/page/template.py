@@ -18,7 +18,10 @@ from markupsafe import Markup
 
 from ppbench.records.schema import Metric, Utility
 from ppbench.report.claims.page import claimed_text
+from ppbench.report.leak import WORDS
+from ppbench.report.page.entries import USABLE
 from ppbench.report.page.sections import metric_of
+from ppbench.report.page.standing import chip
 from ppbench.report.worst import attack_of, cell_of
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -59,13 +62,16 @@ def template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {form.__name__: form for form in (number, percent, size, span, error, seconds)}
+    environment.filters |= {form.__name__: form for form in (number, percent, size, span, error, seconds, capitalized)}
     environment.globals |= {
         "assets": assets(),
         "attack_of": attack_of,
         "cell_of": cell_of,
         "metric_of": metric_of,
         "claimed_text": claimed_text,
+        "chip": chip,
+        "words": WORDS,
+        "usable_points": USABLE,
     }
     return environment.get_template("page.html.j2")
 
@@ -95,6 +101,11 @@ def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
     return f"{factor * estimate.low:.1f}–{factor * estimate.high:.1f}"  # noqa: RUF001 - a range takes an en dash
+
+
+def capitalized(text: str) -> str:
+    """Return a sentence that begins with a capital, the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def size(value: float | None) -> str:

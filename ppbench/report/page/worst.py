@@ -5,21 +5,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import Final
 
 from ppbench.questions.base import question_for, question_of
+from ppbench.report.columns import KEY, WORST, Row
 from ppbench.report.controls import value
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.table import Row
+from ppbench.report.page.table import facts, read, text
 
-COLUMNS: Final = [
-    "dataset", "model", "threat_model", "stage", "batch_size", "probe", "defense", "control", "role", "rank",
-    "reliable", "accuracy", "attacks", "n", "plain", "plain_psnr_median", "plain_rmse_mean", "worst",
-    "worst_psnr_median", "worst_psnr_median_low", "worst_psnr_median_high", "worst_psnr_worst_decile",
-    "worst_rmse_mean", "worst_share_above_20db", "worst_ssim_mean", "worst_lpips_mean",
-]  # fmt: skip
-"""The columns of worst_case.csv, in order."""
-FIGURES = ("psnr_median", "rmse_mean", "psnr_worst_decile", "share_above_20db", "ssim_mean", "lpips_mean")
+FIGURES = (
+    *("psnr_median", "rmse_mean", "psnr_worst_decile", "share_above_20db", "ssim_mean", "lpips_mean"),
+    *("gain_median", "reidentified", "recognized"),
+)
 """Metrics of the worst case; of the plain one the first two."""
 
 
@@ -28,21 +24,22 @@ def worst_rows(boards: Sequence[Board]) -> list[Row]:
     return [_row(board, entry) for board in boards if question_of(board.setting.kind).inputs for entry in board.entries]
 
 
+def row_key(entry: Entry) -> Row:
+    """Return what tells a row of a board from all others, and its ranks."""
+    about = facts(entry.key, entry.sample, kind=entry.key.kind)
+    ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
+    return {column.name: read(about, column.path) for column in KEY} | ranks
+
+
 def _row(board: Board, entry: Entry) -> Row:
-    setting, worst, plain = board.setting, entry.worst, entry.plain
-    median, control = None if worst is None else worst.metric("psnr_median"), entry.defense.control
+    worst, plain = entry.worst, entry.plain
+    median = None if worst is None else worst.metric("psnr_median")
     return {
-        "dataset": setting.data,
-        "model": setting.network,
-        "threat_model": setting.threat,
-        "stage": setting.stage,
-        "batch_size": setting.batch,
-        "probe": setting.probe,
-        "defense": entry.defense.id,
-        "control": "" if control is None else f"{control.name}={control.value:g}",
-        "role": entry.sample.config.role,
-        "rank": entry.rank,
+        **row_key(entry),
         "reliable": board.reliable,
+        "level": None if entry.leak is None else entry.leak.level,
+        "level_plain": None if entry.leak is None else entry.leak.plain,
+        "qualifiers": None if entry.leak is None else " ".join(one.code for one in entry.leak.qualifiers),
         "accuracy": entry.sample.utility.accuracy,
         "attacks": sum(question_for(r).inputs and r.status == "complete" for r in entry.records),
         "n": 0 if worst is None else len(worst.victims),
@@ -56,9 +53,15 @@ def _row(board: Board, entry: Entry) -> Row:
 
 
 def worst_csv(boards: Sequence[Board]) -> str:
-    """Return worst_case.csv."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(worst_rows(boards))
-    return text.getvalue()
+    """Return worst_case.csv, floats with all their digits, without the columns that would be empty in every row.
+
+    It is a table to look at: which columns it has, beside those that tell rows apart, depends on what was asked.
+    """
+    rows = worst_rows(boards)
+    shown = [c.name for c in WORST if not rows or any(row[c.name] not in (None, "") for row in rows)]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(shown)
+    for row in rows:
+        writer.writerow([field if isinstance(field := row[name], float) else text(field) for name in shown])
+    return buffer.getvalue()

@@ -112,9 +112,13 @@ def _row_error(row: Row, leak: Leak, undefended: Utility | None) -> str:
     if worst is None:
         return _unattacked(row, "table rows", utility)
     error = f"{figure(worst, 'rmse_mean', '.2f')} ({attack_of(worst)})"
-    became = {"rebuilt": "are rebuilt", "recognizable": "are rebuilt in part", "blind": "come out no better than blind"}
-    head = f"{row.name}: table rows {became.get(leak.level, 'come back')}, with a mean relative error of {error}"
-    return f"{head}{_clauses(leak)}; {_where(row)}; {utility}."
+    became = {
+        "rebuilt": "table rows are rebuilt",
+        "recognizable": "table rows are rebuilt in part",
+        "blind": "table rows come out no better than blind",
+        "undecided": "what becomes of table rows is undecided",
+    }[leak.level]
+    return f"{row.name}: {became}, mean relative error {error}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
 def _unattacked(row: Row, what: str, utility: str) -> str:

@@ -1,4 +1,4 @@
-"""Jobs on a cluster of Ray, an optional package (`ppbench[ray]`). Its own retries are off.
+"""Jobs on a cluster of Ray, an optional package (`ppbench-fl[ray]`). Its own retries are off.
 
 It could not tell a node that went away, whose job is submitted again, from a cell that kills its worker.
 """
@@ -94,7 +94,7 @@ class RayExecutor:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as cause:
-            raise UsageError("Engine 'ray' needs the package ray; install ppbench[ray].") from cause
+            raise UsageError("Engine 'ray' needs the package ray; install ppbench-fl[ray].") from cause
         self._workers, self._address, self._device, self._tell = workers, address, device, tell
         self._jobs: dict[Any, Job] = {}
         self._lost: dict[Job, int] = {}
@@ -154,7 +154,7 @@ class RayExecutor:
             failure: Failure | str | None = self._ray.get(ref)
         except errors.RayTaskError as cause:  # `do` raises nothing: it could not even be loaded
             node, why = getattr(cause, "ip", "?"), str(cause).strip().splitlines()[-1]
-            sentence = f"Node {node} cannot run ppbench ({why}); install ppbench {__version__} on every node."
+            sentence = f"Node {node} cannot run ppbench ({why}); install ppbench-fl {__version__} on every node."
             raise UsageError(sentence) from cause
         except errors.NodeDiedError:
             self._lost[job] = self._lost.get(job, 0) + 1

@@ -24,6 +24,7 @@
 
   const find = async (cell) => {
     const table = openCells();
+    document.querySelector("#cells details").open = true;
     document.getElementById("cells").scrollIntoView();
     const go = async () => {
       table.clearFilter(true);
@@ -36,6 +37,11 @@
 
   const route = () => {
     const target = decodeURIComponent(location.hash.slice(1));
+    const board = boards.find((one) => one.id === target);
+    if (board) {
+      show(board);
+      board.scrollIntoView();
+    }
     if (/^c[0-9a-f]{32}$/.test(target)) find(target.slice(1)).catch(() => undefined);
   };
 
@@ -50,6 +56,85 @@
       menu.querySelector("summary").focus();
     }
   });
+  // One board at a time, chosen by what it is about; its address stays in the URL. Print shows all.
+  const boards = [...document.querySelectorAll("section.board")], box = document.getElementById("boards");
+  const traits = { group: "Task", question: "Question", threat: "Adversary", weights: "Model", batch: "Batch" };
+  const chosen = {};
+  const show = (board) => {
+    for (const name of Object.keys(chosen)) chosen[name].value = board.dataset[name];
+    for (const one of boards) one.classList.toggle("other", one !== board);
+  };
+  const nearest = (changed) => {
+    const score = (board) =>
+      Object.keys(chosen).reduce((sum, name) => sum + (board.dataset[name] === chosen[name].value ? (name === changed ? 99 : 1) : 0), 0);
+    return boards.reduce((best, board) => (score(board) > score(best) ? board : best));
+  };
+  if (box && boards.length > 1) {
+    for (const [name, title] of Object.entries(traits)) {
+      const values = [...new Set(boards.map((board) => board.dataset[name]))];
+      if (values.length < 2) continue;
+      const label = document.createElement("label"), select = document.createElement("select");
+      for (const value of values) select.append(new Option(value || "none", value));
+      select.addEventListener("change", () => {
+        const board = nearest(name);
+        show(board);
+        history.replaceState(null, "", `#${board.id}`);
+      });
+      chosen[name] = select;
+      label.append(`${title} `, select);
+      box.append(label);
+    }
+    box.hidden = false;
+    show(boards[0]);
+  }
+
+  const dialog = document.querySelector("dialog.zoomed");
+  for (const image of document.querySelectorAll("img.zoom, img.strip, .sprite img")) {
+    const enlarge = () => {
+      const large = dialog.querySelector("img");
+      large.src = image.src;
+      large.alt = image.alt;
+      dialog.showModal();
+    };
+    image.tabIndex = 0;
+    image.setAttribute("role", "button");
+    image.addEventListener("click", enlarge);
+    image.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      enlarge();
+    });
+  }
+  dialog.querySelector("button").addEventListener("click", () => dialog.close());
+
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.hidden = !navigator.clipboard;
+    button.addEventListener("click", () =>
+      navigator.clipboard.writeText(button.parentElement.querySelector(".command").textContent).then(() => (button.textContent = "Copied"), () => undefined),
+    );
+  }
+
+  // Settings that lose more accuracy than the reader accepts are folded.
+  for (const limit of document.querySelectorAll(".limit")) {
+    const input = limit.querySelector("input"), told = document.querySelector("output.folded");
+    const fold = () => {
+      const most = input.value === "" ? Infinity : Number(input.value);
+      const rows = [...document.querySelectorAll("table.glance tr[data-loss]")].filter((row) => row.dataset.loss !== "");
+      for (const row of rows) row.classList.toggle("beyond", Number(row.dataset.loss) > most + 1e-9);
+      const hidden = rows.filter((row) => row.classList.contains("beyond")).length;
+      told.textContent = hidden ? `${hidden} folded` : "";
+    };
+    limit.hidden = !document.querySelector('table.glance tr[data-loss]:not([data-loss=""])');
+    input.addEventListener("input", fold);
+    if (!limit.hidden) fold();
+  }
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("main details:not([open])")];
+    for (const one of folded) one.open = true;
+  });
+  addEventListener("afterprint", () => folded.splice(0).forEach((one) => (one.open = false)));
+
   addEventListener("hashchange", route);
   document.documentElement.classList.add("upgraded");
   document.querySelectorAll(".plain").forEach((plain) => near.observe(plain));

@@ -4,6 +4,7 @@
 const tables = (() => {
   const MANY = 60; // rows from which on only those in view are drawn
   const FEW = 10; // the same in a defense's part of the page
+  const SHORT = 8; // rows below which nobody needs a filter
   const narrow = () => innerWidth < 700;
 
   // "12" is looked for as text; "<3", ">= 0.5" and "10..20" compare figures.
@@ -71,6 +72,11 @@ const tables = (() => {
     table.on("dataFiltered", (_filters, rows) => tell(rows.length));
     table.on("tableBuilt", () => {
       plain.classList.add("replaced");
+      // Tabulator's groups of columns have a role and attributes that ARIA does not know.
+      for (const group of table.element.querySelectorAll('[role="columngroup"]'))
+        for (const name of ["role", "aria-sort", "aria-title"]) group.removeAttribute(name);
+      table.element.querySelector(".tabulator-tableholder")?.setAttribute("role", "rowgroup");
+      table.element.querySelector(".tabulator-table")?.setAttribute("role", "presentation");
       tell(total);
     });
     return table;
@@ -92,9 +98,9 @@ const tables = (() => {
         variableHeight: true,
         headerSort: "col" in head.dataset,
         visible: [...source.tBodies[0].rows].some((row) => row.cells[index]?.childNodes.length),
-        headerFilter: "col" in head.dataset ? "input" : false,
+        headerFilter: "col" in head.dataset && source.tBodies[0].rows.length >= SHORT ? "input" : false,
         formatter: (cell) => copied(cell.getData().row.cells[index]),
-        headerFilterFunc: (wanted, value, data) => passes(wanted, data.row.cells[index].textContent, value),
+        headerFilterFunc: (wanted, value, data) => passes(wanted, data.row.cells[index].textContent, asShown(data.row.cells[index], value)),
         cssClass: [head.classList.contains("first") ? "first" : "", head.classList.contains("key") ? "key" : ""].join(" ").trim(),
         ...(index === key ? { minWidth: narrow() ? 120 : 150, maxWidth: source.closest(".board") ? 185 : 300 } : { maxWidth: 420 }),
       }),
@@ -123,6 +129,9 @@ const tables = (() => {
     return cell.dataset.v === "" ? null : Number(cell.dataset.v);
   };
 
+  // Filters take figures as they are shown: 96.7 where the cell says "96.7 %".
+  const asShown = (cell, found) => (typeof found === "number" && /^-?[\d.]+ %/.test(cell.textContent.trim()) ? 100 * found : found);
+
   const upgrade = (source) => {
     const plain = source.parentElement, rows = [...source.tBodies[0].rows];
     const data = rows.map((row) => {
@@ -131,6 +140,7 @@ const tables = (() => {
       return found;
     });
     const parts = place(plain, source.dataset.name);
+    parts.search.hidden = rows.length < SHORT;
     const table = new Tabulator(parts.box, {
       ...options(rows.length, source.closest(".defense") ? FEW : MANY),
       data,

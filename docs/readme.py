@@ -1,0 +1,61 @@
+"""Make what README.md quotes, and its picture, from a run: `python docs/readme.py`; `--check` says what differs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README, PICTURE = ROOT / "README.md", ROOT / "docs" / "images" / "strip.png"
+COMMAND = ["ppbench", "evaluate", "--defense", "spn", "--grid", "0.1", "--stage", "init", "--attack-batch", "1"]
+PLACE = re.compile(r"(<!-- made by: python docs/readme\.py -->\n).*(<!-- /made -->)", re.DOTALL)
+WIDTH = "100"
+
+
+def run(out: Path) -> str:
+    """Return what the command prints, but for where its files are; they go to `out`."""
+    environment = {**os.environ, "COLUMNS": WIDTH, "NO_COLOR": "1"}
+    asked = [sys.executable, "-m", *COMMAND, "--workers", "1", "--out", str(out)]
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment, check=True)
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    return "\n".join(line for line in lines if str(out) not in line and "--full prints" not in line).strip()
+
+
+def quoted(text: str) -> str:
+    """Return a run as README.md has it."""
+    return f"```text\n$ {' '.join(COMMAND)}\n{text}\n```\n"
+
+
+def picture(out: Path) -> bytes:
+    """Return the strip of pictures at the head of the page in `out`."""
+    import base64
+
+    page = (out / "leaderboard.html").read_text(encoding="utf-8")
+    found = re.search(r'<img class="zoom" src="data:image/png;base64,([^"]+)"', page)
+    if found is None:
+        raise SystemExit("the page has no strip of pictures")
+    return base64.b64decode(found[1])
+
+
+def main(words: list[str]) -> int:
+    """Write README.md and the picture; with --check say what differs, and write nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "results"
+        made = quoted(run(out))
+        before = README.read_text(encoding="utf-8")
+        after = PLACE.sub(lambda match: match[1] + made + match[2], before)
+        if "--check" in words:
+            if before != after:
+                print(f"README.md quotes another run; now it is:\n{made}run python docs/readme.py", file=sys.stderr)
+            return int(before != after)
+        README.write_text(after, encoding="utf-8")
+        PICTURE.write_bytes(picture(out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""The answer in the terminal: a line, how far it can be relied on, a row a setting as far as the width allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ppbench.report.controls import value
+from ppbench.report.page.answer import Answer
+from ppbench.report.page.overview import Overview
+from ppbench.report.page.standing import Standing, Value, chip
+from ppbench.report.worst import Measured
+
+WIDTH = 120  # of what is not a terminal
+
+
+def console(width: int = WIDTH) -> Console:
+    """Return the console that reports are printed to; what is no terminal is `width` wide."""
+    found = Console()
+    return found if found.is_terminal else Console(width=width)
+
+
+def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
+    """Return an empty table without frame, whose columns do not wrap but for those named."""
+    table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=name not in wrapped)
+    return table
+
+
+def say_answer(to: Console, answer: Answer) -> None:
+    """Print what was found in a line, and how far it can be relied on."""
+    style = {"error": "bold red", "good": "bold green", "warning": "bold yellow"}.get(answer.headline.tone, "bold")
+    to.print(f"[{style}]{escape(answer.headline.words)}[/]", highlight=False)
+    bad = {"failed": "bold red", "unknown": "yellow"}.get(answer.trust.state, "dim")
+    head = "" if answer.trust.reliable else "EVALUATION UNRELIABLE: "
+    to.print(f"[{bad}]{head}{escape(answer.trust.sentence)}[/]", highlight=False)
+
+
+NARROW, WIDE = 100, 130
+"""Columns of a terminal below which a table has the first figures alone, and from which on it has all."""
+
+
+def glance(overview: Overview, width: int) -> Table:
+    """Return a row a setting, or of several defenses a row each; a setting's name is never cut."""
+    rows = [row for row in overview.rows if row.value.entry.role == "compared"]
+    single = len(rows) == 1
+    columns: list[tuple[str, Callable[[Standing, Value], str]]] = [
+        ("accuracy", lambda row, v: _accuracy(row, v)),
+        ("worst case", lambda row, v: _leaked(v)),
+        ("labels", lambda row, v: _share(v.labels, "label_accuracy")),
+        ("found", lambda row, v: _share(v.worst, "reidentified")),
+        ("members", lambda row, v: _share(v.members, "asr")),
+        ("epsilon", lambda row, v: _epsilon(v)),
+        ("upload", lambda row, v: _ratio(v)),
+    ]
+    columns = columns[: 2 if width < NARROW else 5 if width < WIDE else None]
+    table = plain_table(["setting" if single else "defense", "verdict", *(n for n, _ in columns)], wrapped=("verdict",))
+    for row in overview.rows:
+        for v in row.by_control if single else [row.value]:
+            undefended = v.entry.defense.id == "none"
+            verdict = chip(v)[0] if single and overview.reliable and not undefended else row.verdict
+            table.add_row(escape(_setting(v, single)), escape(verdict), *(cell(row, v) for _, cell in columns))
+    return table
+
+
+def _setting(v: Value, single: bool) -> str:
+    if v.entry.defense.id == "none":
+        return "undefended"
+    words = (v.entry.control.replace(" = ", "="), v.entry.differs)
+    about = ", ".join(word for word in words if word)
+    return about or v.entry.defense.id if single else " ".join(word for word in (v.entry.defense.id, about) if word)
+
+
+def _accuracy(row: Standing, v: Value) -> str:
+    use, loss = v.entry.sample.utility, row.loss_of(v)
+    if use.accuracy is None:
+        return "-" if use.mse is None else f"MSE {use.mse:.3g}"
+    return f"{use.accuracy:.1%}" + ("" if loss is None or v.entry.defense.id == "none" else f" ({loss:+.1f})")
+
+
+def _leaked(v: Value) -> str:
+    if v.metric is None or v.metric.value is None:
+        return "-"
+    if v.metric.name != "psnr_median":
+        return f"error {v.metric.value:.1%}"
+    blind = "" if v.leak is None or v.leak.blind is None else f" (blind {v.leak.blind:.0f})"
+    return f"{v.metric.value:.1f} dB{blind}"
+
+
+def _share(found: Measured | None, name: str) -> str:
+    share = value(found, name)
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _epsilon(v: Value) -> str:
+    epsilon = v.entry.sample.privacy.epsilon
+    return "-" if epsilon is None else f"{epsilon:.3g}"
+
+
+def _ratio(v: Value) -> str:
+    up = None if v.cost is None else v.cost.ratios.up
+    return "-" if up is None else f"{up:.2f}x"

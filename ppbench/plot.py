@@ -1,0 +1,167 @@
+"""`ppbench.plot`: figures of what `ppbench.load(folder, level="worst")` gives, for notebooks and papers.
+
+They are drawn in the style of the page (`report.page.figures`), on the axes that are given or on new ones of pyplot,
+and hold one board at a time: rows of two boards may not be compared. Whatever else is wanted can be drawn from the
+table itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import matplotlib
+import numpy as np
+import pandas
+import seaborn
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from ppbench.base.errors import UsageError
+from ppbench.report.columns import KEY, LOADED_WORST
+from ppbench.report.controls import CONTROLS
+from ppbench.report.frame import BOARD
+from ppbench.report.metrics import METRICS
+from ppbench.report.page.figures import INK, STYLE
+
+_SHARED: Final = [column.name for column in KEY if column.name == "kind" or column.path.removeprefix("key.") in BOARD]
+_ASKED: Final = ["kind", "threat_model", "stage", "batch_size"]
+_MARKERS: Final = "os^Dv<>Ph*"
+
+
+def accuracy_leakage(frame: pandas.DataFrame, metric: str | None = None, ax: Axes | None = None) -> Axes:
+    """Draw what each setting leaks in the worst case over the accuracy that it leaves; the best corner is below right.
+
+    A color a defense, a mark a setting with both its 95 % intervals and its control value beside it, a line through
+    those that differ in that alone; the controls are black, chance is dotted.
+
+    frame: of one board, from `load(folder, level="worst")`; metric: by default the one that the board is ranked by.
+    Raises UsageError where the table is another, holds several boards, or no setting has both figures.
+    """
+    rows, about = _chosen(frame, metric)
+    rows = rows[(rows["case"] == "worst") & rows["accuracy"].notna() & rows["value"].notna()]
+    if rows.empty:
+        raise UsageError(f"No row of the table has both an accuracy and the metric {about!r}; choose another metric.")
+    axes = _axes(4.2) if ax is None else ax
+    with matplotlib.rc_context(STYLE):
+        looks = _looks(rows["defense"])
+        for name, some in _series(rows):
+            told: dict[str, Any] = {"label": name} if name not in axes.get_legend_handles_labels()[1] else {}
+            ends: dict[str, Any] = {"xerr": _ends(some, "accuracy", "accuracy_"), "yerr": _ends(some, "value", "")}
+            axes.errorbar(some["accuracy"], some["value"], **ends, **looks[name], **told, linestyle=":", linewidth=0.8)
+            for x, y, value in some[["accuracy", "value", "control_value"]].itertuples(index=False):
+                if not np.isnan(value):
+                    axes.annotate(f"{value:g}", (x, y), (5, 4), textcoords="offset points", fontsize="small")
+        _chance(rows, axes.axhline)
+        axes.set(xlabel="accuracy", ylabel=_title(about, rows), title=_where(rows))
+        if rows["higher_is_safer"].all():
+            axes.invert_yaxis()
+        axes.legend(title="defense", fontsize="small")
+    return axes
+
+
+def worst_case(frame: pandas.DataFrame, metric: str | None = None, ax: Axes | None = None) -> Axes:
+    """Draw each setting's worst case with its 95 % interval, the least leaking above.
+
+    Filled: over all attacks; hollow: over those that do not know the defense; chance is dotted. frame, metric, errors:
+    as of `accuracy_leakage`.
+    """
+    rows, about = _chosen(frame, metric)
+    rows = rows[rows["value"].notna()]
+    if rows.empty:
+        raise UsageError(f"No row of the table has the metric {about!r}; choose another metric.")
+    safer = bool(rows["higher_is_safer"].all())
+    worst = rows[rows["case"] == "worst"].sort_values(["value", "row"], ascending=[safer, True])
+    places = {row: place for place, row in enumerate(worst["row"])}
+    axes = _axes(1.2 + 0.24 * len(places)) if ax is None else ax
+    with matplotlib.rc_context(STYLE):
+        for name, look in _looks(worst["defense"]).items():
+            for case, fill in (("plain", "none"), ("worst", look["color"])):
+                some = rows[(rows["defense"] == name) & (rows["case"] == case)]
+                ends: dict[str, Any] = {"xerr": _ends(some, "value", "")} if case == "worst" else {}
+                at = [places[row] for row in some["row"]]
+                axes.errorbar(some["value"], at, **ends, **look, linestyle="none", markerfacecolor=fill)
+        _chance(rows, axes.axvline)
+        axes.set_yticks([*places.values()], [*places])
+        axes.set(xlabel=_title(about, rows), title=_where(rows))
+        if safer:
+            axes.invert_xaxis()
+    return axes
+
+
+def _chosen(frame: pandas.DataFrame, metric: str | None) -> tuple[pandas.DataFrame, str]:
+    """Return the rows of a metric, missing numbers as NaN, and its name. UsageError: see `accuracy_leakage`."""
+    needed = [column.name for column in LOADED_WORST]
+    if lacking := [name for name in needed if name not in frame]:
+        raise UsageError(f"The table has no column {lacking[0]!r}; give one of ppbench.load(folder, level='worst').")
+    values = {name: frame[name].drop_duplicates().dropna().tolist() for name in _SHARED}
+    several = [name for name in _SHARED if len(values[name]) > 1]
+    if several:
+        first = f"frame[frame[{several[0]!r}] == {values[several[0]][0]!r}]"
+        raise UsageError(f"The table holds several boards, which differ in {', '.join(several)}; choose, as {first}.")
+    ranked = frame.loc[frame["headline"].fillna(False), "metric"]
+    if metric is None and ranked.empty:
+        raise UsageError("No row of the table has the figure that its board is ranked by; name a metric.")
+    about = str(ranked.iloc[0]) if metric is None else metric
+    rows = frame[frame["metric"].eq(about).fillna(False)].copy()
+    for name in ("accuracy", "accuracy_low", "accuracy_high", "value", "low", "high", "chance", "control_value"):
+        rows[name] = rows[name].to_numpy(dtype=np.float64, na_value=np.nan)
+    return rows, about
+
+
+def _series(rows: pandas.DataFrame) -> Iterator[tuple[str, pandas.DataFrame]]:
+    """Yield each defense with those of its settings that differ in the control value alone, in the order of that."""
+    others = []
+    for text, control in zip(rows["parameters"], rows["control"], strict=True):
+        others.append(json.dumps({name: value for name, value in json.loads(text).items() if name != control}))
+    shared = ["defense", "role", "seed", "federation", "defense_version", "others"]
+    for (name, *_), some in rows.assign(others=others).groupby(shared):
+        yield str(name), some.sort_values("control_value")
+
+
+def _axes(height: float) -> Axes:
+    """Return new axes, so many inches high."""
+    # Not in the context: pyplot starts its backend here, whose settings the context would take back when it ends.
+    figure = pyplot.figure(figsize=(6.0, height), layout="constrained", facecolor="white")
+    with matplotlib.rc_context(STYLE):
+        return figure.add_subplot()
+
+
+def _looks(defenses: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return color and marker of each defense, by name, so that all figures of one table agree; controls in ink."""
+    names = sorted(set(defenses))
+    colors = seaborn.color_palette("colorblind").as_hex()
+    return {
+        name: {
+            "color": INK if name in CONTROLS else colors[place % len(colors)],
+            "marker": _MARKERS[place % len(_MARKERS)],
+        }
+        for place, name in enumerate(names)
+    }
+
+
+def _ends(rows: pandas.DataFrame, name: str, prefix: str) -> NDArray[np.float64]:
+    """Return how far an interval reaches below and above the figure `name` [2, rows]; NaN without one."""
+    ends = np.stack([rows[name] - rows[f"{prefix}low"], rows[f"{prefix}high"] - rows[name]])
+    return np.abs(ends.astype(np.float64))
+
+
+def _chance(rows: pandas.DataFrame, line: Callable[..., object]) -> None:
+    """Draw what blind guessing gives, where it is one number on the board."""
+    chance = rows["chance"].dropna().unique()
+    if len(chance) == 1:
+        line(float(chance[0]), color=INK, linewidth=0.8, linestyle=":")
+
+
+def _title(metric: str, rows: pandas.DataFrame) -> str:
+    unit = METRICS.get(metric, ("", ""))[0]
+    safer = "\nlower leaks more: axis reversed" if rows["higher_is_safer"].all() else ""
+    return f"{metric} ({unit}){safer}" if unit else f"{metric}{safer}"
+
+
+def _where(rows: pandas.DataFrame) -> str:
+    """Return what the board is about, in two lines."""
+    data, network, kind, threat, stage, batch = rows[["dataset", "model", *_ASKED]].iloc[0]
+    return f"{data}, {network}\n{kind}, {threat}, {stage}, batch {batch}"

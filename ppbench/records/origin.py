@@ -1,0 +1,58 @@
+"""Where results come from: command, day and commit, in OUT/origin.json. For people; no figure depends on it."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from ppbench.base.errors import UsageError
+from ppbench.base.files import write_atomic
+from ppbench.records.schema import Strict
+from ppbench.records.store import Store, canonical
+
+ORIGIN = "origin.json"
+
+
+class Origin(Strict):
+    """How cells of a folder were last computed.
+
+    command: as typed, "" where it was no command line; date: the day, UTC, as "2026-11-23"; commit: of the checkout
+    that ppbench ran from, as git abbreviates it, "" where it was none.
+    """
+
+    schema_: Literal["ppbench.origin/1"] = Field(default="ppbench.origin/1", alias="schema")
+    command: str = ""
+    date: str = ""
+    commit: str = ""
+
+
+def save_origin(out: Path, command: str) -> None:
+    """Keep today's origin in the results folder `out`. Raises UsageError where that cannot be."""
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    write_atomic(out / ORIGIN, canonical(Origin(command=command, date=today, commit=_commit())))
+
+
+def origin_of(store: Store) -> Origin:
+    """Return what was kept in a folder, blank in those of an older ppbench; UsageError where it is something else."""
+    try:
+        return Origin.model_validate_json(store.files.read(ORIGIN), strict=True)
+    except FileNotFoundError:
+        return Origin()
+    except (OSError, ValidationError) as cause:
+        raise UsageError(f"{store.out / ORIGIN} does not say where results come from; delete it.") from cause
+
+
+def _commit() -> str:
+    """Return the commit of the checkout that this file lies in, "" where there is none or no git."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return ""
+    asked = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""  # a line for people: not worth a failure

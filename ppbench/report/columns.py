@@ -1,0 +1,257 @@
+"""Every column of leaderboard.csv, worst_case.csv and the tables of `ppbench.load`: its type, unit and meaning, once.
+
+docs/columns.md is made from here. A new column goes last in `CELLS`: a table that was written before then still agrees
+with its records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ppbench.report.metrics import METRICS, SHARE
+
+Value = str | int | float | bool | None
+Row = dict[str, Value]
+"""One row of a table, by the names of its columns; None is an empty field."""
+ENDS: Final = ("_low", "_high")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    dtype: pandas' type, which can hold a missing value; unit: "" where it has none; path: where a cell's value is read,
+    as "record.status"; "" where it is computed, as a metric is.
+    """
+
+    name: str
+    dtype: Literal["string", "Int64", "boolean", "Float64"]
+    unit: str
+    meaning: str
+    path: str = ""
+
+
+def _text(name: str, path: str, meaning: str) -> Column:
+    return Column(name, "string", "", meaning, path)
+
+
+def _whole(name: str, path: str, meaning: str, unit: str = "") -> Column:
+    return Column(name, "Int64", unit, meaning, path)
+
+
+def _real(name: str, path: str, unit: str, meaning: str) -> Column:
+    return Column(name, "Float64", unit, meaning, path)
+
+
+def _truth(name: str, path: str, meaning: str) -> Column:
+    return Column(name, "boolean", "", meaning, path)
+
+
+def _ends(name: str, path: str, unit: str = "", of: str = "") -> tuple[Column, Column]:
+    """Return the columns of the interval of a figure, or `of` another, read at `path` and "low" or "high" behind it."""
+    low, high = (f"{path}{end}" if path else "" for end in ("low", "high"))
+    return (
+        _real(f"{name}_low", low, unit, f"Lower end of the 95 % interval of `{of or name}`."),
+        _real(f"{name}_high", high, unit, f"Upper end of the 95 % interval of `{of or name}`."),
+    )
+
+
+def _values(*names: str) -> tuple[Column, ...]:
+    """Return the columns of metrics."""
+    return tuple(_real(name, "", *METRICS[name]) for name in names)
+
+
+def _intervals(*names: str) -> tuple[Column, ...]:
+    """Return the columns of metrics' intervals."""
+    return tuple(end for name in names for end in _ends(name, "", METRICS[name][0]))
+
+
+def _whole_metrics(*names: str) -> tuple[Column, ...]:
+    """Return the columns of metrics, each followed by its interval."""
+    return tuple(column for name in names for column in (*_values(name), *_intervals(name)))
+
+
+def _chance(name: str) -> Column:
+    return _real(f"{name}_chance", "", METRICS[name][0], f"What blind guessing gives for `{name}`.")
+
+
+KEY: Final = (
+    _text("dataset", "key.data", "Name of the data set, as it was asked for."),
+    _text("model", "key.model", "Name of the network."),
+    _text("threat_model", "key.threat", "Who attacks, with the version, as `server/1`; see threat-models.md."),
+    _text("kind", "kind", "The question; in worst_case.csv that of the board, on which label attacks stand, too."),
+    _text("stage", "key.stage", "Which model: `init`, `iterate` (trained on), `final` (delivered) or `audit`."),
+    _whole("batch_size", "key.batch", "Examples in a victim's batch.", "examples"),
+    _text("probe", "key.probe", "What a probed client does with the batch: `gradient` or `local` training."),
+    _whole("probe_rounds", "key.probe_rounds", "Rounds that it holds the batch.", "rounds"),
+    _text("defense", "key.defense", "Name of the defense; `none` and `full_noise` are the controls."),
+    _text("control", "key.control", "Name of the control parameter: the x-axis of the trade-off."),
+    _real("control_value", "key.value", "", "Its value."),
+    _text("parameters", "parameters", "Every parameter of the defense in JSON, sorted by name."),
+    _text("role", "key.role", "Role that the victims played; empty where all clients do the same."),
+    _whole("seed", "key.seed", "Master seed: one seed, one result."),
+    _text("suite", "key.suite", "Who asked, with the version: `evaluate/1`, or a suite's id."),
+    _whole("train", "key.train", "Training examples that the clients share.", "examples"),
+    _whole("public", "key.public", "Examples that no client holds and adversaries may use.", "examples"),
+    _whole("references", "key.references", "Reference runs of an audit; empty elsewhere."),
+    _whole("canaries", "key.canaries", "Canaries of each family in an audit; empty elsewhere.", "examples"),
+    _whole("canary_clients", "key.canary_clients", "Canary clients of an audit; empty elsewhere."),
+    _text("federation", "key.federation", "How the model was trained, in JSON: clients, rounds, schedule, optimizers."),
+    _text("architecture", "key.architecture", "The network in JSON: options, input shape, classes, parameters, loss."),
+    _whole("test", "key.test", "Test examples.", "examples"),
+    _text("data_digest", "key.digest", "SHA-256 of the data: equal data, whatever they are called."),
+    _text("suite_digest", "key.suite_digest", "Digest of what the suite's cells share; empty where no suite asked."),
+    _text("defense_version", "key.version", "Version of the defense."),
+    _text("auxiliary", "key.auxiliary", "What else the adversary was given; empty where nothing."),
+)
+"""What tells rows of boards apart: `report.frame.ROW` as columns; no two rows are equal in all of them."""
+RANKS: Final = (
+    _whole("rank_low", "", "Best rank of the row on its board, 1 leaking least; empty where it is not ranked."),
+    _whole("rank_high", "", "Worst rank: rows whose intervals overlap share ranks `rank_low` to `rank_high`."),
+)
+_KEY: Final = {column.name: column for column in KEY}
+CELLS: Final = (
+    *(_KEY[name] for name in ("suite", "threat_model", "defense", "control", "control_value")),
+    _text("attack", "key.attack", "Name of the attack."),
+    _truth("adaptive", "key.knows", "Whether the attack declares to know the defense's mechanism."),
+    *(_KEY["stage"], _KEY["batch_size"]),
+    _whole("n", "n", "Victims, candidates or queries that were scored."),
+    _real("accuracy", "utility.accuracy", SHARE, "Accuracy of the delivered model on the test part."),
+    *_values("psnr_median", "psnr_p95", "rmse_mean", "ssim_mean", "label_accuracy", "asr", "auc", "tracing_accuracy"),
+    _real("cap", "cap.value", "", "CAP: mean of accuracy x `distance` over the control values; equal along a series."),
+    _text("claimed", "claimed", "What the defense's paper prints for this very setting; leaderboard.csv alone has it."),
+    _text("status", "record.status", "`complete`, `diverged` or `failed`; `reason` says why."),
+    _text("cell_id", "record.cell_id", "Name of the cell: the file in records/, a hash of its whole configuration."),
+    *_ends("accuracy", "utility.", SHARE),
+    *_intervals("psnr_median"),
+    *_whole_metrics("share_above_20db"),
+    *_intervals("label_accuracy", "asr", "auc", "tracing_accuracy"),
+    _text("distance", "cap.distance", "Which distance from the truth CAP takes, with its version, as `recon/1`."),
+    _real("distance_value", "distance.value", "", "That distance of the cell; larger is safer."),
+    *_ends("distance", "distance.", of="distance_value"),
+    *_ends("cap", "cap."),
+    _real("cap_corrected", "cap.corrected", "", "CAP with accuracy between chance, 0, and the undefended one's, 1."),
+    _real("cap_unit", "unit.value", "", "CAP by the question's second distance, `recon_unit/1`; empty without one."),
+    _whole("cap_settings", "cap.n", "Control values that CAP is a mean over."),
+    _text("cap_reason", "cap.reason", "Why there is no CAP."),
+    _real("epsilon", "record.privacy.epsilon", "", "The formal guarantee over the whole training, if any."),
+    _real("delta", "record.privacy.delta", "", "Its delta."),
+    _real("bytes_up", "cost.bytes_up", "bytes", "What a client uploads a round."),
+    _real("bytes_down", "cost.bytes_down", "bytes", "What a client downloads a round."),
+    _whole("bytes_setup", "cost.bytes_setup", "What the set-up sends in all.", "bytes"),
+    _truth("oracle", "key.oracle", "Whether the attack chose its answer by the truth; then it is never a result."),
+    *(_KEY["dataset"], _KEY["model"], _KEY["seed"]),
+    _text("reason", "record.reason", "Why a cell is not complete."),
+    *_whole_metrics("agreement", "output_error"),
+    _real(
+        "mse", "utility.mse", "squared targets", "Mean squared error of the delivered model where targets are numbers."
+    ),
+    *_ends("mse", "utility.mse_", "squared targets"),
+    *(_KEY["probe"], _KEY["probe_rounds"], _KEY["role"]),
+    _real("up_ratio", "ratios.up", "", "`bytes_up` over that of `none` in the same federation."),
+    _real("down_ratio", "ratios.down", "", "`bytes_down` over that of `none`."),
+    _whole("memory_peak", "cost.memory_peak", "Most memory that a client's computation takes at a time.", "bytes"),
+    _real("memory_ratio", "ratios.memory", "", "`memory_peak` over that of `none`."),
+    *_values("psnr_worst_decile"),
+    *_whole_metrics("test_mse_mean", "lpips_mean", "feat_mse_mean"),
+    *_values("blind_median", "oracle_median", "evaluations_per_broken"),
+    *_whole_metrics("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr"),
+    *_values("epsilon_lower"),
+    *(_KEY["public"], _KEY["references"], _KEY["canaries"]),
+    _text("perceptual", "config.perceptual", "Network of perceptual figures and its file's digest; empty without one."),
+    _text("tuned", "tuned", "Settings of the attack that were chosen on tuning victims."),
+    _text("flags", "flags", "Codes of what a reader must know about the cell, with spaces between."),
+    _chance("tracing_accuracy"),
+    *_whole_metrics("detection_auc", "reconstruction_accuracy"),
+    _chance("reconstruction_accuracy"),
+    *(_KEY["kind"], _KEY["parameters"]),
+    *RANKS,
+    *_whole_metrics("batch_asr", "batch_auc"),
+    *_whole_metrics("reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median"),
+    *(_chance("reidentified"), _chance("recognized")),
+)
+"""The columns of leaderboard.csv, in order; new ones go last.
+
+All are always there, or files of two boards could not be put below one another, and a table of before could not be told
+from one that lost a column. Times are in no column: they differ from run to run, and the table is a function of the
+records. Behind the columns stand the figures of questions without a chapter (`further` in page/table.py).
+"""
+_CELL: Final = {column.name: column for column in CELLS}
+_WORST: Final = ("psnr_median", *(f"psnr_median{end}" for end in ENDS), "psnr_worst_decile", "rmse_mean",
+                 "share_above_20db", "ssim_mean", "lpips_mean", "gain_median", "reidentified", "recognized")  # fmt: skip
+
+
+def _of_case(case: str, about: str, names: tuple[str, ...]) -> tuple[Column, ...]:
+    """Return the columns of the metrics `names` of a worst case."""
+    return tuple(_real(f"{case}_{name}", "", _CELL[name].unit, f"`{name}` of {about}.") for name in names)
+
+
+_FRONT: Final = KEY[: [column.name for column in KEY].index("suite")]
+RELIABLE: Final = _truth("reliable", "", "Whether the controls hold on the board, so that ranks mean something.")
+WORST: Final = (
+    *_FRONT,
+    *RANKS,
+    RELIABLE,
+    _text("level", "", "How far inputs leak: `rebuilt`, `recognizable`, `blind` or `undecided`; see levels.md."),
+    _text("level_plain", "", "The same to attackers who do not know the defense."),
+    _text("qualifiers", "", "Codes of what must be said along with the level, with spaces between."),
+    _CELL["accuracy"],
+    _whole("attacks", "", "Attacks that gave reconstructions."),
+    _whole("n", "", "Victims of the worst case."),
+    _text("plain", "", "The attack of those that do not know the defense; `portfolio (NAME)`: several, mostly NAME."),
+    *_of_case("plain", "the worst case over attacks that do not know the defense", ("psnr_median", "rmse_mean")),
+    _text("worst", "", "The attack of the worst case, over all; `portfolio (NAME)`: several, mostly NAME."),
+    *_of_case("worst", "the worst case", _WORST),
+    *KEY[len(_FRONT) :],
+)
+"""The columns of worst_case.csv, in order; new ones go last. One that is empty in every row is not written."""
+
+LONG: Final = (
+    _text("metric", "", "Name of the metric; missing where a cell came to no figure, which `reason` explains."),
+    _real("value", "", "of the metric", "Its value; missing where `reason` says why."),
+    _real("low", "", "of the metric", "Lower end of its 95 % interval."),
+    _real("high", "", "of the metric", "Upper end."),
+    _whole("n", "", "Victims, candidates or queries that it is over."),
+    _real("chance", "", "of the metric", "What blind guessing gives, where that is defined."),
+    _truth("higher_is_safer", "", "Whether a higher value leaks less."),
+    _text("reason", "", "Why there is no value."),
+)
+"""What tables of `ppbench.load` have of each metric."""
+OWN: Final = (
+    _CELL["cell_id"],
+    _CELL["attack"],
+    _text("attack_version", "key.attack_version", "Version of the attack."),
+    _text("attack_parameters", "key.settings", "Every parameter of the attack in JSON, sorted by name."),
+    _text("follows", "key.follows", "The attack whose answers it uses; empty where it uses none."),
+    _CELL["adaptive"],
+    _CELL["oracle"],
+    _CELL["status"],
+)
+"""What tells the cells of one row of a board apart."""
+_TOLD: Final = {c.name for c in (*KEY, *OWN, *LONG)} | {"claimed"}
+LOADED_CELLS: Final = (*KEY, *OWN, *(c for c in CELLS if (c.path or c in RANKS) and c.name not in _TOLD), *LONG)
+"""The columns of `ppbench.load(folder)`: all that leaderboard.csv says of a cell, and a row a metric."""
+LOADED_VICTIMS: Final = (
+    *_FRONT,
+    *(column for column in OWN if column.name not in ("attack_version", "attack_parameters")),
+    _text("victim", "", "Which victim of the cell, the same in all cells that were asked the same; numbers with dots."),
+    _text("unit", "", "What it was observed with: victims of one unit are not independent."),
+    _truth("canary", "", "Whether it is a canary and no record of the data."),
+    _text("metric", "", "Name of the figure, as its question keeps it: a field of the score, see `ppbench/questions`."),
+    _real("value", "", "of the figure", "Its value, yes being 1 and no 0; missing where the victim has none."),
+)
+"""The columns of `ppbench.load(folder, level="victims")`; what else is known of a cell lies under its `cell_id`."""
+LOADED_WORST: Final = (
+    *KEY,
+    _text("row", "", "The row in words, as on its board: the defense, its control value, what else tells it apart."),
+    *RANKS,
+    RELIABLE,
+    *(_CELL[name] for name in ("accuracy", *(f"accuracy{end}" for end in ENDS), "epsilon", "delta")),
+    _text("case", "", "`worst`: over all attacks; `plain`: over those that do not know the defense."),
+    _text("attack", "", "The attack of the case; `portfolio (NAME)`: several, mostly NAME."),
+    _text("cell_id", "", "The cell of the case, of a portfolio the leading one."),
+    _truth("headline", "", "Whether the board is ranked by this metric."),
+    *LONG,
+)
+"""The columns of `ppbench.load(folder, level="worst")`."""

@@ -1,0 +1,49 @@
+"""What a reader is told first, the same on page, in terminal and JSON: the line, rows at a glance, how far to trust."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppbench.records.schema import Record
+from ppbench.report.controls import Check
+from ppbench.report.frame import frame_of
+from ppbench.report.page.boards import boards
+from ppbench.report.page.costs import CostRow, TimesOf, costs
+from ppbench.report.page.entries import Board
+from ppbench.report.page.evaluations import Judged, checks_of, judged
+from ppbench.report.page.headline import Headline, headline_of
+from ppbench.report.page.overview import Overview, overviews
+from ppbench.report.page.table import no_claims
+from ppbench.report.page.trust import Trust, trust_of
+
+
+@dataclass(frozen=True)
+class Answer:
+    """boards: all of them; tables: a table at a glance for each evaluation; see the modules of the others."""
+
+    headline: Headline
+    boards: tuple[Board, ...]
+    tables: tuple[Overview, ...]
+    trust: Trust
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return line and reliability for programs, in types that JSON has."""
+        return {"headline": self.headline.words, "tone": self.headline.tone, "reliability": self.trust.as_dict()}
+
+
+def answer_to(
+    found: Sequence[Board], told: Sequence[Judged], costs: Sequence[CostRow], harness: Check | None
+) -> Answer:
+    """Return the answer from what a page is made of; harness: what its self-test says, None: nothing is known."""
+    tables = overviews(found, told, costs)
+    trust = trust_of(found, checks_of(told) if harness is None else (*checks_of(told), harness))
+    return Answer(headline_of(tables, trust), tuple(found), tuple(tables), trust)
+
+
+def answer_of(records: Sequence[Record], harness: Check, times: TimesOf = lambda _: None) -> Answer:
+    """Return the answer that `records` give."""
+    frame, sound = frame_of(records), harness.ok is not False
+    found = boards(frame, no_claims, sound)
+    return answer_to(found, judged(frame, sound), costs(found, frame, times), harness)

@@ -1,0 +1,104 @@
+"""What was found, in one line: the first thing that page and terminal say, computed from the rows at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppbench.records.figure import best
+from ppbench.report.controls import value
+from ppbench.report.page.entries import USABLE
+from ppbench.report.page.overview import Overview
+from ppbench.report.page.standing import Standing, Tone, Value, is_usable, reason_of
+from ppbench.report.page.trust import Trust
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One line. tone: whether it is good news for who relies on the defense."""
+
+    words: str
+    tone: Tone
+
+
+def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
+    """Return what was found on the defenses of `tables`, of each the usable setting that leaks least."""
+    rows = [row for table in tables for row in table.rows if row.value.entry.role == "compared"]
+    if not trust.boards:
+        return Headline("Nothing was evaluated.", "info")
+    if trust.state in ("failed", "unknown"):
+        return Headline("Nothing is concluded: the controls do not vouch for it.", "error")
+    if not rows:
+        return Headline("Only controls were evaluated.", "info")
+    return _one(rows[0]) if len(rows) == 1 else _many(rows)
+
+
+def _one(row: Standing) -> Headline:
+    told, leak, name = row.value, row.value.leak, row.value.entry.defense.id
+    usable = [v for v in row.grid if is_usable(v, row.none)]
+    if leak is None:
+        return Headline(f"{name}: {row.verdict}.", row.tone)
+    if not usable:
+        return Headline(
+            f"{name} has no usable setting: each one loses more than {USABLE:g} points of accuracy.", "warning"
+        )
+    several = len(row.grid) > 1
+    where = f" at {told.entry.control.replace(' = ', '=')}" if several and told.entry.control else ""
+    if leak.falls:
+        everywhere = " at every usable setting" if several and len(usable) > 1 else where
+        words = f"{name} falls{everywhere}: {leak.noun} {leak.level}{_figures(row)}"
+        return Headline(f"{words}{_labels(told)}.", "error")
+    if leak.level == "blind":
+        words = f"{name} stands{where} against the attacks tried here: {leak.noun} no better than blind{_figures(row)}"
+        tone: Tone = "good" if row.tone == "good" else "warning"
+        untested = any(one.code == "untested" for one in leak.qualifiers)
+        return Headline(f"{words}{_labels(told)}{'; untested against one who knows of it' if untested else ''}.", tone)
+    return Headline(f"{name} is undecided{where}: {reason_of(leak)}{_figures(row)}{_labels(told)}.", "warning")
+
+
+def _figures(row: Standing) -> str:
+    """Return " at 46 dB (undefended 89, blind 11)"; of table rows their relative error."""
+    leak, none = row.value.leak, row.none
+    if leak is None or row.value.metric is None or row.value.metric.value is None:
+        return ""
+    if row.value.metric.name != "psnr_median":
+        return f" within {row.value.metric.value:.0%}"
+    undefended = None if none is None else value(none.worst, "psnr_median")
+    beside = [f"{what} {number:.0f}" for what, number in (("undefended", undefended), ("blind", leak.blind)) if number]
+    return f" at {row.value.metric.value:.0f} dB" + (f" ({', '.join(beside)})" if beside else "")
+
+
+def _labels(told: Value) -> str:
+    share = None if told.labels is None else value(best([told.labels], "label_accuracy"), "label_accuracy")
+    return f", {share:.0%} of labels" if share is not None and told.gives_labels else ""
+
+
+def _many(rows: Sequence[Standing]) -> Headline:
+    """Return how many defenses fall, stand, or leave it open."""
+    fates: dict[str, list[str]] = {}
+    for row in rows:
+        fates.setdefault(_fate(row), []).append(row.value.entry.defense.id)
+    forms = (
+        ("fall", "{} of {} defenses fall{s} at every usable setting ({})"),
+        ("stand", "{} stand{s} against the attacks tried here ({})"),
+        ("open", "{} left undecided ({})"),
+        ("useless", "{} without a usable setting ({})"),
+    )
+    parts = []
+    for fate, form in forms:
+        names = list(dict.fromkeys(fates.get(fate, [])))
+        if names:
+            one = "s" if len(names) == 1 else ""
+            counts = (len(names), len(rows)) if fate == "fall" else (len(names),)
+            parts.append(form.format(*counts, ", ".join(names), s=one))
+    return Headline(
+        "; ".join(parts) + ".", "good" if "stand" in fates else "warning" if "fall" not in fates else "error"
+    )
+
+
+def _fate(row: Standing) -> str:
+    if not any(is_usable(v, row.none) for v in row.grid):
+        return "useless"
+    if row.value.leak is None:
+        return {"error": "fall", "good": "stand"}.get(row.tone, "open")
+    return "fall" if row.value.leak.falls else "stand" if row.value.leak.level == "blind" else "open"

@@ -1,0 +1,36 @@
+"""What a defense is, for who never heard of it: in plain words, with its paper."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load, plugins, summary
+
+_ARXIV = re.compile(r"arXiv:? ?(\d{4}\.\d{4,5})")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A defense in a line. words: what it does, its own first sentence, "" where it is not installed here; paper: its
+    citation, or ""; link: where to read it, or "".
+    """
+
+    name: str
+    words: str
+    paper: str
+    link: str
+
+
+def about_of(name: str) -> Introduction:
+    """Return what a defense says of itself."""
+    known = plugins("defenses").get(name)
+    if known is None:
+        return Introduction(name, "", "", "")
+    try:
+        paper = str(getattr(load("defenses", name), "paper", ""))
+    except UsageError:  # its records stay readable where it cannot be imported
+        paper = ""
+    found = _ARXIV.search(paper)
+    return Introduction(name, summary(known), paper, f"https://arxiv.org/abs/{found[1]}" if found else "")

@@ -1,0 +1,307 @@
+"""How far inputs leak, asked by a sceptic: half-legible is not hidden, noise is not found, and what is said travels."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppbench.metrics.intervals import ALIKE, clopper_pearson, lower_bound, upper_bound
+from ppbench.records.schema import Flag
+from ppbench.report.leak import SEVERITY, leak_of
+
+BLIND = 11.0
+
+
+def victims(decibels, found, read, batch=1, blind=BLIND, gallery=500, **more):
+    """Return scores of images: by victim its dB, whether it is found among others, whether its class is read."""
+    made = []
+    for i, (db, rank, right) in enumerate(zip(decibels, found, read, strict=True)):
+        looks = dict(gallery=gallery, rank=0 if rank else 3, read=bool(right), common=0.1)
+        one = dict(kind="image", probe=i // batch, client=0, index=i % batch, psnr=db, rmse=0.5, rmse_raw=0.5, mse=0.1)
+        one |= dict.fromkeys(("ssim", "label", "confidence", "at_truth")) | dict(evaluations=1, blind=blind, oracle=db)
+        made.append(one | dict(recognition=looks) | more)
+    return made
+
+
+def cell(make, scores, attack="dlg", defense="dp", **more):
+    """Return the cell of an attack on dp, or on no defense, with these scores."""
+    value, batch = None if defense == "none" else 0.1, 1 + max(score["index"] for score in scores)
+    return make(defense, value, attack, "reconstruction", scores=scores, **dict(control="sigma", batch=batch) | more)
+
+
+def undefended(make, db=35.0):
+    """Return how far the undefended model leaks, of 12 victims at so many dB."""
+    seen = [db > BLIND + 2] * 12
+    return leak_of([cell(make, victims([db] * 12, seen, seen), defense="none")], vouched=True)
+
+
+def beside(make, *cells, vouched=True):
+    """Return how far a defense leaks beside an undefended model that falls."""
+    return leak_of(cells, vouched=vouched, none=undefended(make))
+
+
+def codes(leak):
+    return [one.code for one in leak.qualifiers]
+
+
+# -- what is legible, and what is noise -------------------------------------------------------------------------------
+@pytest.mark.parametrize("blind", [11.0, 13.0])
+@pytest.mark.parametrize("db", [10.0, 14.0, 18.7, 19.0])
+@pytest.mark.parametrize(("found", "read"), [(True, True), (True, False), (False, True)])
+def test_planted_half_legible_images_are_recognizable_whatever_their_decibels(fabricate, db, blind, found, read):
+    """As ppdl on MNIST, 18.7 dB: below any cut in decibels, and everybody sees what it is."""
+    scores = victims(np.linspace(db - 0.5, db + 0.5, 10), [found] * 10, [read] * 10, blind=blind)
+    leak = beside(fabricate, cell(fabricate, scores))
+    assert (leak.level, leak.plain, leak.falls, codes(leak)) == ("recognizable", "recognizable", True, [])
+
+
+@pytest.mark.parametrize("blind", [None, 8.0, 25.0, 49.5, 55.0])
+def test_where_every_single_one_is_rebuilt_they_are_rebuilt(fabricate, blind):
+    """Beside blind guesses that do well of images with little in them, and without any in older records."""
+    scores = victims([62.0, 63.0] * 6, [True] * 12, [True] * 12, blind=blind)
+    leak = beside(fabricate, cell(fabricate, scores), vouched=False)
+    assert (leak.level, leak.plain, codes(leak)) == ("rebuilt", "rebuilt", [])
+
+
+@pytest.mark.parametrize(("gains", "level"), [((10.0, 12.0), "rebuilt"), ((9.9, 9.9), "recognizable")])
+def test_rebuilt_is_ten_decibels_beyond_the_best_blind_guess(fabricate, gains, level):
+    for blind in (9.0, 14.0):
+        scores = victims([blind + gain for gain in gains] * 6, [True] * 12, [True] * 12, blind=blind)
+        assert beside(fabricate, cell(fabricate, scores)).level == level
+    mixed = victims([40.0] * 6 + [12.0] * 6, [True] * 12, [True] * 12)
+    leak = beside(fabricate, cell(fabricate, mixed))
+    assert leak.level == "recognizable" and codes(leak) == ["some_rebuilt"], "the median's whole interval counts"
+
+
+NOISE = victims(np.linspace(6.0, 9.0, 12), [False] * 12, [True] + [False] * 11)
+
+
+def test_noise_at_chance_is_blind_only_beside_an_undefended_model_that_falls(fabricate):
+    leak = leak_of([cell(fabricate, NOISE)], vouched=True, none=undefended(fabricate, 35.0))
+    assert (leak.level, leak.plain, leak.falls, codes(leak)) == ("blind", "blind", False, [])
+    legible = leak_of([cell(fabricate, NOISE)], vouched=True, none=undefended(fabricate, 16.0))
+    assert legible.level == "blind", "recognizable is enough to vouch for the attacks"
+    stands = leak_of([cell(fabricate, NOISE)], vouched=True, none=undefended(fabricate, 9.0))
+    assert (stands.level, stands.plain, codes(stands)) == ("undecided", "undecided", ["undefended_stands"])
+    alone = leak_of([cell(fabricate, NOISE)], vouched=True)
+    assert (alone.level, alone.plain, codes(alone)) == ("undecided", "undecided", ["undefended_missing"])
+    assert undefended(fabricate, 9.0).level == "blind" and codes(undefended(fabricate, 9.0)) == [], (
+        "of the undefended itself it is a finding"
+    )
+
+
+def test_one_victim_of_twenty_that_is_rebuilt_is_said_and_is_never_blind(fabricate):
+    alone = [True] + [False] * 19
+    leak = beside(fabricate, cell(fabricate, victims([40.0] + [8.0] * 19, alone, alone)))
+    assert leak.level == "undecided" and codes(leak) == ["some_rebuilt"]
+    assert leak.qualifiers[0].words == "5% of images are rebuilt"
+    unread = beside(fabricate, cell(fabricate, victims([40.0] + [8.0] * 19, [False] * 20, [False] * 20)))
+    assert unread.level == "undecided" and codes(unread) == ["some_rebuilt"]
+
+
+def test_originals_that_are_found_in_some_cell_are_more_than_blind_though_blurs_score_better(fabricate):
+    """Who takes the noisy images to a gallery finds four of twelve; by decibels the blurred ones are the worst case."""
+    blur = cell(fabricate, victims([10.5] * 12, [False] * 12, [False] * 12), "ig")
+    noisy = cell(fabricate, victims([7.0] * 12, [True] * 4 + [False] * 8, [False] * 12))
+    assert beside(fabricate, blur).level == "blind"
+    assert beside(fabricate, blur, noisy).level == "undecided"
+    clear = cell(fabricate, victims([7.0] * 12, [True] * 12, [False] * 12))
+    leak = beside(fabricate, blur, clear)
+    assert leak.level == "recognizable" and [name for name, _ in leak.everybody.clear] == ["reidentified"]
+
+
+def test_a_median_that_lies_beyond_the_blind_guess_is_not_blind(fabricate):
+    scores = victims([BLIND + 2.0] * 12, [False] * 12, [False] * 12)
+    assert beside(fabricate, cell(fabricate, scores)).level == "undecided"
+    close = victims([BLIND + 0.9] * 12, [False] * 12, [False] * 12)
+    assert beside(fabricate, cell(fabricate, close)).level == "blind"
+
+
+# -- qualifiers -------------------------------------------------------------------------------------------------------
+def test_older_records_cannot_say_that_nothing_is_recognizable(fabricate):
+    older = [{**score, "recognition": None} for score in NOISE]
+    leak = beside(fabricate, cell(fabricate, older))
+    assert (leak.level, codes(leak)) == ("undecided", ["unmeasured"])
+    oldest = [{**score, "blind": None} for score in older]
+    assert beside(fabricate, cell(fabricate, oldest)).level == "undecided"
+    better = cell(fabricate, [{**score, "psnr": score["psnr"] + 1} for score in older], "ig")
+    mixed = beside(fabricate, cell(fabricate, NOISE), better)
+    assert (mixed.level, codes(mixed)) == ("undecided", ["unmeasured"]), "an older cell beside a newer one"
+    legible = cell(fabricate, victims([9.0] * 12, [True] * 12, [True] * 12), "ig")
+    assert beside(fabricate, cell(fabricate, older), legible).level == "recognizable"
+
+
+def test_that_no_attack_knows_the_defense_travels_with_every_level_but_the_worst(fabricate):
+    for scores, level in ((NOISE, "blind"), (victims([15.0] * 12, [True] * 12, [True] * 12), "recognizable")):
+        leak = beside(fabricate, cell(fabricate, scores), vouched=False)
+        assert (leak.level, codes(leak)) == (level, ["untested"])
+        assert codes(beside(fabricate, cell(fabricate, scores))) == []
+    none = leak_of([cell(fabricate, NOISE, defense="none")], vouched=False)
+    assert codes(none) == [], "there is nothing to know of no defense"
+
+
+@pytest.mark.parametrize("code", ["own_account", "own_weights", "probe_noticed"])
+def test_who_is_belied_is_not_blind_and_it_is_said_at_every_level(fabricate, code):
+    lie = Flag(code=code, severity="warning", detail="its account is false")
+    other = Flag(code="evidence_inexact", severity="info", detail="another matter")
+    for scores, level in ((NOISE, "undecided"), (victims([40.0] * 12, [True] * 12, [True] * 12), "rebuilt")):
+        record = cell(fabricate, scores).model_copy(update={"flags": [other, lie, lie]})
+        leak = beside(fabricate, record)
+        assert (leak.level, leak.belied, codes(leak)) == (level, "its account is false", ["belied"])
+
+
+def test_what_has_no_figure_is_undecided_and_what_rebuilds_nothing_has_no_level(fabricate):
+    failed = fabricate("dp", 0.1, "dlg", "reconstruction", status="failed", control="sigma")
+    assert leak_of([failed], vouched=True).level == beside(fabricate, failed).level == "undecided"
+    assert leak_of([fabricate("dp", 0.1, "mia_loss", "membership", control="sigma")], vouched=True) is None
+
+
+def test_who_knows_and_who_does_not_are_told_apart(fabricate):
+    sharp = cell(fabricate, victims([40.0] * 12, [True] * 12, [True] * 12), "adaptive_dp", adaptive=True)
+    leak = leak_of([cell(fabricate, NOISE), sharp], vouched=True, none=undefended(fabricate))
+    assert (leak.level, leak.plain) == ("rebuilt", "blind")
+    quiet = cell(fabricate, NOISE, "adaptive_dp", adaptive=True)
+    unsure = cell(fabricate, victims([13.5] * 12, [True] * 3 + [False] * 9, [False] * 12))
+    both = beside(fabricate, unsure, quiet)
+    assert both.level == both.plain == "undecided"
+
+
+# -- how much is enough -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("found", "level"), [(0, "blind"), (1, "undecided"), (3, "undecided"), (4, "undecided"), (6, "recognizable")]
+)
+@pytest.mark.parametrize("which", ["found", "read"])
+def test_well_above_chance_is_an_interval_that_begins_a_tenth_beyond_it(fabricate, found, level, which):
+    some, none = [True] * found + [False] * (12 - found), [False] * 12
+    scores = victims([8.0] * 12, *((some, none) if which == "found" else (none, some)))
+    if (found, which) == (1, "read"):  # chance: one of ten
+        level = "blind"
+    if (found, which) == (6, "read"):
+        level = "undecided"
+    assert beside(fabricate, cell(fabricate, scores)).level == level
+
+
+def test_what_one_of_many_attacks_finds_is_judged_at_the_level_of_all(fabricate):
+    found = cell(fabricate, victims([8.0] * 12, [True] * 5 + [False] * 7, [False] * 12))
+    noise = [cell(fabricate, victims([7.0] * 12, [False] * 12, [False] * 12), f"attack{i}") for i in range(40)]
+    assert beside(fabricate, found).level == "recognizable"
+    assert beside(fabricate, found, *noise).level == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("units", "share", "level"), [(1, 1.0, "undecided"), (2, 1.0, "recognizable"), (3, 1.0, "recognizable"),
+                                  (3, 0.75, "recognizable"), (3, 0.0, "undecided"), (6, 0.0, "blind")]
+)  # fmt: skip
+def test_of_batches_each_is_little_more_than_one_witness(fabricate, units, share, level):
+    seen = ([True] * round(8 * share) + [False] * round(8 * (1 - share))) * units
+    scores = victims([15.0 if share else 8.0] * 8 * units, seen, [False] * 8 * units, batch=8)
+    assert beside(fabricate, cell(fabricate, scores)).level == level
+
+
+LOOK = st.tuples(st.integers(5, 40), st.booleans(), st.booleans())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_an_image_that_is_more_recognizable_never_lowers_the_level(fabricate, data):
+    units, batch = data.draw(st.sampled_from([(5, 1), (12, 1), (3, 8), (6, 4)]))
+    looks = st.lists(LOOK, min_size=units * batch, max_size=units * batch)
+    alike = looks | LOOK.map(lambda one: [one] * (units * batch))
+    first, second = data.draw(alike), data.draw(alike)
+    place = data.draw(st.integers(0, units * batch - 1))
+    more = [*first]
+    more[place] = (first[place][0] + data.draw(st.integers(0, 30)), True, True)
+
+    def level(some):
+        cells = [cell(fabricate, victims(*zip(*one, strict=True), batch), name) for one, name in some]
+        return beside(fabricate, *cells).level
+
+    before, after = (level([(one, "dlg"), (second, "ig")]) for one in (first, more))
+    assert SEVERITY[after] >= SEVERITY[before], (before, after)
+
+
+# -- rows of tables ---------------------------------------------------------------------------------------------------
+def rows(make, right, error, blind=0.5, defense="dp"):
+    """Return the cell of twelve table rows: the share of columns that are right, and what who sees nothing gets."""
+    spread = np.clip(right + np.linspace(-0.04, 0.04, 12), 0, 1)
+    scores = [
+        one | dict(accuracy=float(share), blind_accuracy=blind, recognition=None, rmse=error)
+        for one, share in zip(victims([15.0] * 12, [False] * 12, [False] * 12), spread, strict=True)
+    ]
+    return cell(make, scores, defense=defense, shape=(16,), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("right", "error", "blind", "level"),
+    [
+        (0.95, 0.02, 0.5, "rebuilt"),
+        (0.95, 0.02, None, "rebuilt"),
+        (0.9, 0.5, 0.5, "recognizable"),
+        (0.7, 0.5, 0.5, "recognizable"),
+        (0.61, 0.5, 0.5, "undecided"),
+        (0.56, 0.5, 0.5, "blind"),
+        (0.5, 0.9, 0.5, "blind"),
+        (0.9, 0.5, 0.88, "blind"),
+        (0.9, 0.5, None, "undecided"),
+        (0.3, 0.9, None, "undecided"),
+    ],
+)
+def test_rows_are_judged_by_their_columns_beside_who_sees_nothing(fabricate, right, error, blind, level):
+    none = leak_of([rows(fabricate, 1.0, 0.01, defense="none")], vouched=True)
+    leak = leak_of([rows(fabricate, right, error, blind)], vouched=True, none=none)
+    assert (none.level, leak.level, leak.noun) == ("rebuilt", level, "rows")
+
+
+# -- bounds of shares -------------------------------------------------------------------------------------------------
+def hits(*units):
+    """Return units of (hits, size) as arrays of bool."""
+    return [np.arange(size) < k for k, size in units]
+
+
+@pytest.mark.parametrize("n", [2, 5, 12, 60])
+def test_bounds_of_single_victims_are_clopper_and_pearsons(n):
+    for k in range(n + 1):
+        exact, units = clopper_pearson(k, n), hits(*[(i < k, 1) for i in range(n)])
+        assert lower_bound(units) == pytest.approx(exact.low, abs=1e-12)
+        assert upper_bound(units) == pytest.approx(exact.high, abs=1e-12)
+        assert lower_bound(units, 0.001) <= lower_bound(units) and upper_bound(units, 0.001) >= upper_bound(units)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_one_unit_bounds_nothing(size):
+    for k in (0, size):
+        assert (lower_bound(hits((k, size))), upper_bound(hits((k, size)))) == (0.0, 1.0)
+
+
+SIZES = st.lists(st.integers(1, 9), min_size=2, max_size=8)
+
+
+@given(
+    SIZES.flatmap(lambda sizes: st.tuples(st.just(sizes), st.tuples(*(st.integers(0, n) for n in sizes)))), st.data()
+)
+def test_one_more_hit_never_lowers_a_bound(units, data):
+    sizes, found = units
+    place = data.draw(st.integers(0, len(sizes) - 1))
+    more = [min(k + (i == place), n) for i, (k, n) in enumerate(zip(found, sizes, strict=True))]
+    one, two = (hits(*zip(some, sizes, strict=True)) for some in (found, more))
+    for bound in (lower_bound, upper_bound):
+        assert bound(one) <= bound(two) + 1e-12
+    assert lower_bound(one) <= sum(found) / sum(sizes) <= upper_bound(one)
+
+
+@pytest.mark.parametrize(("units", "size"), [(3, 8), (6, 8), (5, 4), (20, 2)])
+@pytest.mark.parametrize("tail", [0.025, 0.0025])
+def test_bounds_hold_their_level_while_victims_of_a_batch_are_alike_up_to_what_is_said(units, size, tail):
+    """Beta-binomial batches: shares of their own whose correlation is none, some, and the most that is allowed."""
+    draw, trials = np.random.default_rng(4), 8000
+    table = [lower_bound(hits(*[(k // units + (i < k % units), size) for i in range(units)]), tail)
+             for k in range(units * size + 1)]  # fmt: skip
+    missed = {}
+    for alike, share in itertools.product((0.0, ALIKE / 2, ALIKE), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)):
+        spread = (1 - alike) / alike if alike else 1e6
+        own = draw.beta(share * spread, (1 - share) * spread, size=(trials, units))
+        missed[alike, share] = (np.array(table)[draw.binomial(size, own).sum(1)] > share).mean()
+    assert max(missed.values()) <= tail + 4 * np.sqrt(tail / trials), missed
+    assert max(missed.values()) >= tail / 4, "and it is no wider than it must be"
