@@ -1,4 +1,4 @@
-"""What `mkdocs build` (mkdocs.yml) adds to the documents: pages made from the program, and links that lead out of docs/.
+"""What `mkdocs build` (mkdocs.yml) adds to the documents: pages from the program, and what lies outside docs/.
 
 A link is written as it works in the repository. Files outside docs/ that documents link to become part of the site,
 pages as pages, so that it is whole without a network. Nothing made here is kept: it cannot become old.
@@ -27,7 +27,11 @@ FRONT = "about.md"
 """The README as a page of the site: README.md is that of docs/."""
 IMAGES = {"The page, at a glance": "glance.png", "A board": "board.png", "A defense, in the dark": "defense-dark.png"}
 REFERENCE = {
-    "Evaluate": ["ppbench.run.config:configure", "ppbench.run.evaluation:Evaluation", "ppbench.report.compare.outcome:compare"],
+    "Evaluate": [
+        "ppbench.run.config:configure",
+        "ppbench.run.evaluation:Evaluation",
+        "ppbench.report.compare.outcome:compare",
+    ],
     "Ask another question": ["ppbench.questions.base:Question"],
     "State what a paper claims": ["ppbench.federation.claim:read_paper", "ppbench.federation.claim:Claim"],
 }
@@ -133,8 +137,8 @@ def defenses() -> str:
 def attacks() -> str:
     """Return the page of attacks, a table for each question."""
     parts = [
-        "# Attacks\n\nAs `ppbench list attacks` has them; `--attack NAME,NAME`. `standard` stands for the quick portfolio, "
-        "`all` for every one. An attack that is built for a defense runs on that. What each party sees: "
+        "# Attacks\n\nAs `ppbench list attacks` has them; `--attack NAME,NAME`. `standard` stands for the quick "
+        "portfolio, `all` for every one. An attack that is built for a defense runs on that. What each party sees: "
         "[threat models](threat-models.md). Yours is added by [a package of your own](tutorial-attack.md).\n"
     ]
     every = ours("attacks")

@@ -75,7 +75,7 @@ def script(page, folder, until=""):
 
 
 def follow(page, home, until=""):
-    """Follow a page, up to a heading, in an empty folder of `home`; return its blocks of commands, each with what it printed.
+    """Follow a page, up to a heading, in an empty folder of `home`; return its commands, each with what it printed.
 
     AssertionError where a command fails, with what was printed.
     """
@@ -93,9 +93,10 @@ def follow(page, home, until=""):
 
 def environment(home, wheels):
     """Return the variables of somebody who has Python and nothing else; pip finds stand-ins, and no network."""
-    python = Path(sys.base_prefix, "bin")
+    (home / "bin").mkdir()  # a Python's own folder may hold commands that were installed into it
+    (home / "bin/python3").symlink_to(Path(sys.base_prefix, "bin", "python3"))
     pip = {"NO_INDEX": "1", "FIND_LINKS": str(wheels), "CONFIG_FILE": os.devnull, "DISABLE_PIP_VERSION_CHECK": "1"}
-    told = {"PATH": f"{python}:/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    told = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     return {**told, **{f"PIP_{name}": value for name, value in pip.items()}}
 
 
