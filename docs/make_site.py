@@ -25,6 +25,8 @@ FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FRONT = "about.md"
 """The README as a page of the site: README.md is that of docs/."""
+WIDE = "---\nhide: [toc]\n---\n\n"
+"""Gives a page of tables the place of its table of contents."""
 IMAGES = {"The page, at a glance": "glance.png", "A board": "board.png", "A defense, in the dark": "defense-dark.png"}
 REFERENCE = {
     "Evaluate": [
@@ -129,7 +131,7 @@ def defenses() -> str:
         rows.append([f"`{name}`", what, plugin.paper, claims, f"`{plugin.control}`" if plugin.control else "", knows])
     head = ["Name", "What", "Paper", "Claims", "Control parameter", "Attacks that know it"]
     return (
-        "# Defenses\n\nAs `ppbench list defenses` has them; `--defense NAME`. Yours is added by "
+        WIDE + "# Defenses\n\nAs `ppbench list defenses` has them; `--defense NAME`. Yours is added by "
         "[a package of your own](tutorial-defense.md).\n\n" + table(head, rows)
     )
 
@@ -137,16 +139,16 @@ def defenses() -> str:
 def attacks() -> str:
     """Return the page of attacks, a table for each question."""
     parts = [
-        "# Attacks\n\nAs `ppbench list attacks` has them; `--attack NAME,NAME`. `standard` stands for the quick "
+        WIDE + "# Attacks\n\nAs `ppbench list attacks` has them; `--attack NAME,NAME`. `standard` stands for the quick "
         "portfolio, `all` for every one. An attack that is built for a defense runs on that. What each party sees: "
         "[threat models](threat-models.md). Yours is added by [a package of your own](tutorial-attack.md).\n"
     ]
     every = ours("attacks")
-    head = ["Name", "What", "From", "Built for", "Threat models", "Standard", "Needs an audit of"]
+    head = ["Name", "What", "From", "Built for", "Threat models", "Runs"]
     for kind in dict.fromkeys(attack.kind for _, _, attack in every):
         rows = [
             [f"`{name}`", what, attack.reference, named(attack.targets or ()), named(attack.threats),
-             "yes" if attack.standard else "", attack.audit]
+             f"in audits ({attack.audit})" if attack.audit else "by `standard`" if attack.standard else "when named"]
             for name, what, attack in every if attack.kind == kind
         ]  # fmt: skip
         parts.append(f"## {kind.replace('_', ' ').capitalize()}\n\n{table(head, rows)}")
