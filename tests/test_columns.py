@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from ppbench.commands.terminal import as_json
 from ppbench.questions.base import questions
-from ppbench.records.archive import files_of
+from ppbench.records.archive import files_of, pack, unpack
 from ppbench.records.schema import CellConfig
 from ppbench.records.store import results
 from ppbench.report import columns
@@ -22,6 +23,7 @@ from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOA
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
 from ppbench.report.metrics import METRICS
+from ppbench.report.page.answer import answer_of
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.page.worst import worst_csv, worst_rows
@@ -93,6 +95,22 @@ def test_rows_of_a_committed_worst_case_differ_in_the_key_and_no_column_is_empty
     dates = re.compile(r"\d{1,4}[-/.]\d{1,2}([-/.]\d{1,4})?")  # what a spreadsheet takes for one, numbers aside
     texts = {c.name for c in WORST if c.dtype == "string"}
     assert not [v for row in rows for name, v in row.items() if name in texts and dates.fullmatch(v)]
+
+
+@pytest.mark.skipif(not WORSTS, reason="the committed boards are not here")
+def test_a_board_is_derived_again_from_its_records_alone(script, tmp_path, monkeypatch):
+    again = script(ROOT / "benchmarks" / "rederive_boards.py")
+    monkeypatch.setattr(again, "RESULTS", tmp_path)
+    board = Path(shutil.copytree(RESULTS / "bank-marketing-two-cores", tmp_path / "bank"))
+    assert again.main([]) == 0, "it may have been written before a column was there"
+    derived = {path.name: path.read_bytes() for path in board.iterdir()}
+    assert set(derived) == {"manifest.toml", "records.zip", "worst_case.csv"}
+    unpack(board / "records.zip", tmp_path / "old")
+    (tmp_path / "old" / "worst_case.csv").write_text("dataset,rank\ndigits,1-5\n")
+    (board / "records.zip").unlink()
+    pack(tmp_path / "old", board / "records.zip")
+    assert again.main(["bank"]) == 0, "healed, digest and all"
+    assert {path.name: path.read_bytes() for path in board.iterdir()} == derived
 
 
 def altered(config, names):
@@ -186,9 +204,8 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
         assert (row["rank_low"], row["rank_high"]) == ranks.get(own.get("theta"), ("", ""))
     assert {row["rank_low"] for row in table(csv_text(records))} == {""}, "without boards nothing is ranked"
     harness = Check("harness", True, "")
-    result = SimpleNamespace(
-        records=records, checks=(harness,), reliable=True, verdict=(), verdicts=(), computed=0, out=""
-    )
+    about = dict(records=records, reliable=True, verdict=(), verdicts=(), computed=0, out="")
+    result = SimpleNamespace(**about, answer=answer_of(records, harness))
     for cell in as_json(result)["cells"]:
         row = cells[cell["cell_id"]]
         told = [row[name] for name in ("kind", "dataset", "role", "probe", "stage")]
@@ -198,7 +215,7 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
             row["rank_low"],
             row["rank_high"],
         ]
-    result.checks = (Check("harness", False, "the self-test failed"),)
+    result.answer = answer_of(records, Check("harness", False, "the self-test failed"))
     assert {cell["rank_low"] for cell in as_json(result)["cells"]} == {None}
 
 

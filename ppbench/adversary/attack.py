@@ -121,8 +121,9 @@ class Attack:
         adaptive: whether it knows the defense's mechanism.
         targets: defenses it is built for; None for all.
         probes: what probed clients must do for it to say anything that others do not: "gradient", "local".
-        standard: whether it belongs to the quick portfolio, `--attack standard`; others run when named, or by "all".
-        contains: a plain attack that does the same and knows less: "standard" and "all" leave it out beside this one.
+        standard: whether it belongs to `--attack standard`; others run when named, or by "all".
+        quick: whether it belongs to the quick portfolio too, the default, if it is standard; no subclass inherits it.
+        contains: a plain attack that does the same and knows less: where all are meant it is left out beside this one.
         audit: what a membership or tracing attack needs that only an audit has: "references" (reference runs) or
             "rounds" (the mail of all rounds of training), or "clients" (canary clients); "" for nothing.
         reads_alone: whether its own evidence is all that it goes by; where that tells nothing, the cell says so.
@@ -137,6 +138,7 @@ class Attack:
     targets: ClassVar[frozenset[str] | None] = None
     probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
     standard: ClassVar[bool] = True
+    quick: ClassVar[bool] = True
     contains: ClassVar[str] = ""
     audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
     reads_alone: ClassVar[bool] = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import (
@@ -60,3 +61,11 @@ class Bars:
         self._ended[status] += 1
         told = ", ".join(f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete")
         self._bars.update(self._tasks["attacking"], unit=f"cells ({told})" if told else "cells")
+
+    def ready(self, records: Sequence[object]) -> None:
+        """Hear that the first answer is known. Nothing is shown here: whoever can read records says it, by `say`."""
+
+    def say(self, line: str) -> None:
+        """Print a line above the bars, nothing where these are quiet."""
+        if not self._bars.disable:
+            self._bars.console.print(line, markup=False, highlight=False)

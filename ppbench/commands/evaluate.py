@@ -19,7 +19,10 @@ JSON = "Print the result as JSON and nothing else; cells say what leaderboard.cs
 OPTIONS: dict[str, tuple[type, str]] = {
     "dataset": (str, "NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`."),
     "model": (str, "See `ppbench list models`."),
-    "attack": (str, "Names with commas between, standard (the quick portfolio), or all that apply."),
+    "attack": (
+        str,
+        "Names with commas between, quick (few, where they can tell something), standard (every cell), or all.",
+    ),
     "grid": (str, "quick, paper, or values of the control parameter, as 0.01,0.1."),
     "set": (list[str], "name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."),
     "train": (int, "Training examples that the clients share; all by default."),
@@ -71,13 +74,13 @@ def evaluate(
 
     Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
-    from ppbench.base.bars import Bars
+    from ppbench.commands.live import Live
     from ppbench.commands.terminal import as_json, report, typed
     from ppbench.run.config import configure
     from ppbench.run.evaluation import evaluate as run
 
     config = configure(preset, defense=defense, **_fields(options))
-    with Bars(quiet=json_) as bars:
+    with Live(quiet=json_) as bars:
         result = run(config, out=out, workers=workers, progress=bars, command=typed())
     if json_:
         typer.echo(json.dumps(as_json(result), indent=1))

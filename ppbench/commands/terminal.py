@@ -48,7 +48,7 @@ def report(result: Evaluation, full: bool = False) -> None:
             to.print(table)
         if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
             to.print(escape(said), highlight=False)
-        say_verdict(to, result.answer.trust, result.verdict)
+        say_verdict(to, result.answer.trust, (*result.verdict, *result.left_out))
     for reason in dict.fromkeys(r.reason or "" for r in result.records if r.status == "failed"):
         to.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
     found = len(result.records) - result.computed

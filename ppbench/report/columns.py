@@ -178,8 +178,10 @@ from one that lost a column. Times are in no column: they differ from run to run
 records. Behind the columns stand the figures of questions without a chapter (`further` in page/table.py).
 """
 _CELL: Final = {column.name: column for column in CELLS}
-_WORST: Final = ("psnr_median", *(f"psnr_median{end}" for end in ENDS), "psnr_worst_decile", "rmse_mean",
-                 "share_above_20db", "ssim_mean", "lpips_mean", "gain_median", "reidentified", "recognized")  # fmt: skip
+_WORST: Final = (
+    *("psnr_median", *(f"psnr_median{end}" for end in ENDS), "psnr_worst_decile", "rmse_mean", "share_above_20db"),
+    *("ssim_mean", "lpips_mean", "gain_median", "reidentified", "recognized"),
+)
 
 
 def _of_case(case: str, about: str, names: tuple[str, ...]) -> tuple[Column, ...]:

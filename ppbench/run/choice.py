@@ -21,8 +21,9 @@ from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig
 
 T = TypeVar("T")
-WHOLE = ("standard", "all")
-"""Words that stand for many attacks."""
+WHOLE = ("quick", "standard", "all")
+"""Words that stand for many attacks, each for those of the word before it too. "quick" also looks before it asks, see
+`looks`."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def points(config: EvaluateConfig) -> list[Point]:
 
 
 def attacks(config: EvaluateConfig) -> list[Attack]:
-    """Return the attacks of an evaluation, with their parameters; "standard" and "all" are those that apply."""
+    """Return the attacks of an evaluation, with their parameters; a word of `WHOLE` means those that apply."""
     for key in config.settings:
         if "." in key:
             _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
@@ -154,13 +155,18 @@ def _check_sources(chosen: Sequence[Attack]) -> None:
 
 
 def _meant(config: EvaluateConfig, factory: Any) -> bool:
-    """Return whether "standard" or "all" means this plugin.
+    """Return whether a word of `WHOLE` means this plugin.
 
     An audit that is asked for comes with its own attacks, a server that acts with those that act.
     """
     audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
     acting = any(acts(threat) for threat in config.threats if threat in getattr(factory, "threats", ()))
-    return "all" in config.attacks or audited or acting or bool(getattr(factory, "standard", True))
+    if "all" in config.attacks or audited or acting:
+        return True
+    quick = getattr(factory, "__dict__", {}).get(
+        "quick", True
+    )  # of its own: who builds on an attack that is left out need not be
+    return getattr(factory, "standard", True) and ("standard" in config.attacks or quick)
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:

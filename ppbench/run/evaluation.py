@@ -24,6 +24,7 @@ from ppbench.records.times import time_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
+from ppbench.report.unasked import unasked
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
@@ -33,7 +34,8 @@ from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.group import victims_of
 from ppbench.run.jobs import Executor
-from ppbench.run.schedule import Progress, Schedule, Wanted, missing, size, strands, wanted
+from ppbench.run.looks import foremost
+from ppbench.run.schedule import Progress, Schedule, Wanted, answered, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
 from ppbench.run.tuning import tuning_victims
 
@@ -61,6 +63,11 @@ class Evaluation:
     def checks(self) -> tuple[Check, ...]:
         """What vouches for the cells: both controls, and the self-test."""
         return self.answer.trust.checks
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was not asked because the undefended model stands there too, in sentences."""
+        return tuple(one.sentence for one in unasked(self.config.defense, self.records))
 
     @property
     def reliable(self) -> bool:
@@ -97,13 +104,14 @@ def evaluate(
     todo = missing(plan, store)
     count = workers or default_workers(asked.device)  # a single worker is this process
     executor = make_executor("inline" if count == 1 else "local", count, partial(told.advance, "training"))
-    computed = compute(plan, todo, store, executor, told, strict=True, command=command)
-    records = tuple(store.load(cell.id) for one in plan for cell in one.cells)
+    first = [cell.id for one in plan if foremost(experiment, one.group) for cell in one.cells]
+    computed = compute(plan, todo, store, executor, told, strict=True, first=first, command=command)
+    records = tuple(store.load(cell) for cell in answered(plan, store))
     found = tuple(verdicts(asked.defense, records))
     answer = answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
     if computed or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, found, answer, store.out, size(todo))
+    return Evaluation(asked, records, found, answer, store.out, len(answered(todo, store)))
 
 
 def check(experiment: Experiment) -> None:
@@ -156,17 +164,21 @@ def compute(
     progress: Progress,
     *,
     strict: bool,
+    first: Sequence[str] = (),
     command: str = "",
 ) -> bool:
     """Train what missing cells need, and run them; return whether anything, or the self-test, was missing.
 
+    first: names of the cells of the first answer, which are done first and told of as soon as they have ended.
     Where finished cells of `asked` are of other code than today's, a warning says so.
     """
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
     if not todo and soundness_of(store) is not None:
         return False
-    save_soundness(store.out, selftest())
     save_origin(store.out, command)
-    if todo:
-        Schedule(store, executor, progress, strict).run(strands(todo, store.out))
+    if not todo:
+        save_soundness(store.out, selftest())
+        return True
+    work = Schedule(store, executor, progress, strict, first)
+    work.run(strands(todo, store.out), meanwhile=lambda: save_soundness(store.out, selftest()))
     return True

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -110,6 +110,7 @@ class Bench:
         due = [c for c in cells(self.experiment, group) if c.id in wanted or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: it may leave the range of what is sent
         trial = rehearsal(fed, self.experiment, group) if rehearsed else None
+        remarks = lru_cache(partial(noticed, fed, transcript, victims.data))  # the same for all cells of a group
         for cell in due:
             began, choice, earlier = time.perf_counter(), None, given.get(cell.follows or "", Answer([], None))
             if earlier.failure is not None:
@@ -124,7 +125,7 @@ class Bench:
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
             looks = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat == "server/1"
-            flags = noticed(fed, transcript, victims.data) if looks else ()
+            flags = remarks() if looks else ()
             spent, keep = time.perf_counter() - began, cell.id in wanted
             given[cell.attack.name] = self._answered(
                 cell, view, ask, choice=choice, flags=flags, spent=spent, keep=keep

@@ -25,7 +25,10 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: train a point, by index (`group` None), or `runs` of its audit, or run cells of a group."""
+    """One piece of work: train a point, by index (`group` None), or `runs` of its audit, or run cells of a group.
+
+    gate: names of cells that are looked at first, see `looks`.
+    """
 
     experiment: Experiment
     out: Path
@@ -33,6 +36,7 @@ class Job:
     group: Group | None = None
     cells: tuple[str, ...] = ()
     runs: range = range(0)
+    gate: frozenset[str] = frozenset()
 
     @property
     def rounds(self) -> int:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from ppbench.base.errors import Unwritable, UsageError
+from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import TARGET, Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished, groups
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import keep_failed
 from ppbench.run.jobs import Done, Executor, Job, WorkerDied
+from ppbench.run.looks import gate_of, idle, searches, stands
 from ppbench.run.train import home_of, is_trained
 
 
@@ -34,14 +36,21 @@ class Progress(Protocol):
     def cell(self, status: str) -> None:
         """Hear how a cell ended: "complete", "diverged" or "failed"."""
 
+    def ready(self, records: Sequence[Record]) -> None:
+        """Hear that the cells of the first answer have ended, while others still run; not called in a sweep."""
+
 
 @dataclass(frozen=True)
 class Wanted:
-    """Cells of one group of one evaluation that are asked for."""
+    """Cells of one group of one evaluation that are asked for.
+
+    gate: names of the cells of `none` that are looked at first: where it stands these are not asked about.
+    """
 
     experiment: Experiment
     group: Group
     cells: tuple[Cell, ...]
+    gate: frozenset[str] = frozenset()
 
 
 def wanted(experiments: Sequence[Experiment], before: Callable[[Experiment], object] = lambda _: None) -> list[Wanted]:
@@ -53,15 +62,30 @@ def wanted(experiments: Sequence[Experiment], before: Callable[[Experiment], obj
         for group in groups(experiment):
             new = [c for c in cells(experiment, group) if c.id not in seen]
             seen.update(c.id for c in new)
-            if new:
-                found.append(Wanted(experiment, group, tuple(new)))
+            found += [part for part in _parts(experiment, group, new) if part.cells]
     return found
 
 
+def _parts(experiment: Experiment, group: Group, asked: Sequence[Cell]) -> list[Wanted]:
+    """Return cells of a group by what they wait for: those that search may have to wait, or tell nothing new."""
+    gate, rest = gate_of(experiment, group), tuple(cell for cell in asked if not searches(cell))
+    if idle(experiment, group):
+        return [Wanted(experiment, group, rest)]
+    if not gate:
+        return [Wanted(experiment, group, tuple(asked))]
+    return [Wanted(experiment, group, rest), Wanted(experiment, group, tuple(c for c in asked if searches(c)), gate)]
+
+
 def missing(asked: Sequence[Wanted], store: Store) -> list[Wanted]:
-    """Return what of `asked` the store does not hold finished; a failed cell is missing."""
+    """Return what of `asked` the store does not hold finished; a failed cell is missing, one left out is not."""
     left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in asked]
-    return [w for w in left if w.cells]
+    due = {cell.id for one in left if not one.gate for cell in one.cells}
+    return [w for w in left if w.cells and (w.gate & due or not stands(store, w.gate))]
+
+
+def answered(asked: Sequence[Wanted], store: Store) -> list[str]:
+    """Return the names of the cells of `asked` that have ended: all but those that were left out."""
+    return [cell.id for one in asked for cell in one.cells if not one.gate or store.has(cell.id)]
 
 
 def size(asked: Sequence[Wanted]) -> int:
@@ -100,7 +124,10 @@ class Strand:
             yield [Job(experiment, self.out, point, runs=part) for part in audit.missing() if part != TARGET]
         elif not is_trained(self.home):
             yield [Job(experiment, self.out, point)]
-        yield [Job(w.experiment, self.out, w.group.point, w.group, tuple(c.id for c in w.cells)) for w in self.asked]
+        yield [
+            Job(w.experiment, self.out, w.group.point, w.group, tuple(c.id for c in w.cells), gate=w.gate)
+            for w in self.asked
+        ]
 
 
 def strands(asked: Sequence[Wanted], out: Path) -> list[Strand]:
@@ -119,27 +146,44 @@ class Schedule:
 
     strict: whether an error of a training or a worker is raised; else the cells that need it are kept as failed with
     the cause, and the rest goes on. Where nothing can be written, all ends.
+    first: names of the cells of the first answer, which are done first and told of.
     """
 
     store: Store
     executor: Executor
     progress: Progress
     strict: bool
-    _ready: list[tuple[int, int, Job]] = field(default_factory=list)
+    first: Sequence[str] = ()
+    _ready: list[tuple[tuple[int, ...], int, Job]] = field(default_factory=list)
+    _held: list[Job] = field(default_factory=list)
+    _due: set[str] = field(default_factory=set)
+    _looked: frozenset[str] = frozenset()
     _owner: dict[Job, Strand] = field(default_factory=dict)
     _lost: set[Job] = field(default_factory=set)
     _order: Iterator[int] = field(default_factory=itertools.count)
     _running: int = 0
 
-    def run(self, asked: Sequence[Strand]) -> None:
-        """Do all that is asked for. Raises UsageError: nothing can be written; if `strict`, what a training raised."""
-        self.progress.expect("attacking", sum(len(w.cells) for strand in asked for w in strand.asked))
+    def run(self, asked: Sequence[Strand], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Do all that is asked for, and `meanwhile` when workers are busy.
+
+        Raises UsageError: nothing can be written; if `strict`, what a training raised.
+        """
+        every = [one for strand in asked for one in strand.asked]
+        self.progress.expect("attacking", size(every))
+        self._due = {cell.id for one in every if not one.gate for cell in one.cells}
+        self._looked = frozenset[str]().union(*(one.gate for one in every))
+        told = not self.first
         with self.executor as executor:
             for strand in asked:
                 self._next(strand)
+            self._fill()
+            meanwhile()
             while self._fill():
                 self._running -= 1
                 self._ended(executor.wait())
+                if not told and not self._due & {*self.first}:
+                    told = True
+                    self.progress.ready([self.store.load(cell) for cell in self.first])
 
     def _fill(self) -> bool:
         while self._ready and self._running < self.executor.capacity:
@@ -150,30 +194,59 @@ class Schedule:
     def _next(self, strand: Strand) -> None:
         jobs = strand.step()
         self.progress.expect("training", sum(job.rounds for job in jobs))
+        strand.open += len(jobs)  # before any is left out: the strand has ended when none is open
         for job in jobs:
             self._push(strand, job)
 
     def _push(self, strand: Strand, job: Job) -> None:
-        # Trainings first: cells wait for them. Then large batches: they take longest, and the last job decides.
-        urgency = 0 if job.group is None else 1_000_000 - job.group.batch
-        heapq.heappush(self._ready, (urgency, next(self._order), job))
         self._owner[job] = strand
-        strand.open += 1
+        if job.gate & self._due:
+            self._held.append(job)
+        elif job.gate and stands(self.store, job.gate):
+            self.progress.advance("attacking", len(job.cells))
+            self._closed(self._owner.pop(job))
+        else:
+            heapq.heappush(self._ready, (self._urgency(job), next(self._order), job))
+
+    def _urgency(self, job: Job) -> tuple[int, ...]:
+        """Return when a job is due, the smallest first.
+
+        Trainings: cells wait for them. The first answer. Cells that others wait for. Then what takes longest, trained
+        models and large batches: the last job decides when all ends.
+        """
+        if job.group is None:
+            return (0,)
+        cells = {*job.cells}
+        early = 1 if cells & {*self.first} else 2 if cells & self._looked else 3
+        return early, int(job.group.stage == "init"), -job.group.batch
+
+    def _closed(self, strand: Strand) -> None:
+        """Take note that a job of a strand needs nothing more."""
+        strand.open -= 1
+        if not strand.open:
+            self._next(strand)
+
+    def _looked_at(self, cells: Iterable[str]) -> None:
+        """Take note that cells have ended, and decide on those that waited for them."""
+        self._due -= {*cells}
+        free = [job for job in self._held if not job.gate & self._due]
+        self._held = [job for job in self._held if job.gate & self._due]
+        for job in free:
+            self._push(self._owner[job], job)
 
     def _ended(self, done: Done) -> None:
         job, strand = done.job, self._owner.pop(done.job)
-        strand.open -= 1
         if done.error is not None and not (isinstance(done.error, Refused) and job.group is None):
             self._failed(strand, job, done.error)
         elif job.group is not None:
             self._told(job)
-        if not strand.open:
-            self._next(strand)
+        self._closed(strand)
 
     def _told(self, job: Job) -> None:
         for cell in job.cells:
             self.progress.cell(self.store.load(cell).status)
         self.progress.advance("attacking", len(job.cells))
+        self._looked_at(job.cells)
 
     def _failed(self, strand: Strand, job: Job, error: Exception) -> None:
         if isinstance(error, Unwritable):
@@ -187,13 +260,17 @@ class Schedule:
             raise error
         if isinstance(error, WorkerDied) and len(job.cells) > 1:
             # One of them did it. What was finished before stays, the others run one by one, so that only it fails.
-            for cell in job.cells:
-                self._push(strand, replace(job, cells=(cell,)))
+            self._again(strand, [replace(job, cells=(cell,)) for cell in job.cells])
         elif isinstance(error, WorkerDied) and job not in self._lost:
             self._lost.add(job)
-            self._push(strand, job)
+            self._again(strand, [job])
         else:
             self._give_up(strand, job, error)
+
+    def _again(self, strand: Strand, jobs: Sequence[Job]) -> None:
+        strand.open += len(jobs)
+        for job in jobs:
+            self._push(strand, job)
 
     def _give_up(self, strand: Strand, job: Job, error: Exception) -> None:
         what = "its training" if job.group is None else "the cell"
@@ -207,3 +284,4 @@ class Schedule:
             for _ in gone:
                 self.progress.cell("failed")
             self.progress.advance("attacking", len(gone))
+            self._looked_at(cell.id for cell in gone)

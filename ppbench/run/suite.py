@@ -189,6 +189,8 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
             if "dataset" in here and "dataset" not in part.said():
                 options["dataset"] = here["dataset"]
             options["grid"] = changes.grids.get(part.id, part.grid)
+            if file.base == "quick":
+                options.setdefault("attacks", ("standard",))  # a suite leaves nothing out unless it says so
             if "attacks" in said and "attacks" not in part.said():
                 options["attacks"] = _meant(source, said["attacks"], part.id)
             if isinstance(dataset := options.get("dataset"), str):

@@ -22,7 +22,7 @@ from ppbench.run.cells import Cell
 from ppbench.run.evaluation import check, compute
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
-from ppbench.run.schedule import Progress, Wanted, missing, size, strands, wanted
+from ppbench.run.schedule import Progress, Wanted, answered, missing, size, strands, wanted
 from ppbench.run.suite import Suite, load_suite
 from ppbench.run.task import task_key
 
@@ -174,7 +174,7 @@ def sweep(
     planned.store.prepare()
     store = planned.store
     computed = compute(planned.asked, planned.todo, store, executor, told, strict=False, command=command)
-    records = tuple(store.load(cell.id) for one in planned.asked for cell in one.cells)
+    records = tuple(store.load(cell) for cell in answered(planned.asked, store))
     if computed or not up_to_date(store):
         write_board(store)
     harness = check_harness(soundness_of(store))

@@ -106,10 +106,14 @@ class DLG(ImageSearch):
         dtype: of the search. A float32 search that rounding stops short of `stop` goes on in float64.
         history: pairs that L-BFGS keeps.
         slots: victims evaluated together, at most (see `lbfgs.Settings`).
+
+    No part of the quick portfolio: of the rows that fall it made none worse (`docs/benchmarks.md`), at a fifth of the
+    time.
     """
 
     name: ClassVar[str] = "dlg"
     version: ClassVar[str] = "2"
+    quick: ClassVar[bool] = False
     reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"
 
     label: Label = "joint"

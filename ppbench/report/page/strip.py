@@ -104,8 +104,6 @@ def _pictures(case: WorstCase, album: Album) -> tuple[Floats, Floats, Floats | N
         if images is None:
             return None
         place = [victim.place for victim in record.victims].index(score.place)
-        if place >= len(images.guess):
-            return None  # a file that holds fewer images than the record has scores
         if place >= len(images.truth):  # a file of fewer images than the record has victims: it may come from anyone
             break
         truth.append(images.truth[place])

@@ -1,0 +1,143 @@
+"""Looking before asking: what is left out where the undefended model stands, what never is, and what is said of it."""
+
+import pytest
+
+from ppbench.questions.base import question_for
+from ppbench.report.unasked import stood, unasked
+from ppbench.run import schedule
+from ppbench.run.config import configure
+from ppbench.run.evaluation import evaluate
+from ppbench.run.experiment import resolve
+from ppbench.run.schedule import missing, size, wanted
+
+WEAK = {f"adaptive_spn.{name}": 2 for name in ("restarts", "inversion_budget", "joint_budget")}
+TINY = {
+    **{"defense": "spn", "grid": (0.1,), "clients": 3, "rounds": 1, "train": 90, "victims": 3, "candidates": 12},
+    **{"attack_batch": (1, 2), "budget": 1, "settings": WEAK},
+}
+
+
+class Heard:
+    """Progress that keeps what was ready, and how many cells had ended by then."""
+
+    def __init__(self):
+        self.left, self.ended, self.first = 0, 0, []
+
+    def expect(self, phase, steps):
+        self.left += steps if phase == "attacking" else 0
+
+    def advance(self, phase, steps):
+        self.left -= steps if phase == "attacking" else 0
+
+    def cell(self, status):
+        self.ended += 1
+
+    def ready(self, records):
+        self.first.append((self.ended, list(records)))
+
+
+@pytest.fixture(scope="module")
+def weak(tmp_path_factory, undrawn):
+    """Return an evaluation whose attacks have one evaluation each (four find images again): none stands everywhere."""
+    heard = Heard()
+    return evaluate(**TINY, out=tmp_path_factory.mktemp("weak") / "out", workers=1, progress=heard), heard
+
+
+def searched(records):
+    """Return by defense the scenes whose inputs were searched."""
+    found = {}
+    for config in (r.config for r in records if question_for(r).inputs):
+        found.setdefault(config.defense.id, set()).add((config.stage, config.batch_size))
+    return found
+
+
+def test_where_none_stands_only_it_and_the_first_answer_are_searched(weak):
+    everywhere = {(stage, batch) for stage in ("init", "final") for batch in (1, 2)}
+    first = {("init", 1)}
+    assert searched(weak[0].records) == {"none": everywhere, "full_noise": first, "spn": first}
+
+
+def test_labels_and_members_are_asked_everywhere(weak):
+    for attack in ("label_recovery", "mia_upload"):
+        asked = [r.config for r in weak[0].records if r.config.attack.id == attack]
+        assert len({(c.defense.id, c.stage, c.batch_size) for c in asked}) == len(asked) == 3 * 4
+
+
+def test_what_was_left_out_is_said_and_ends_the_count_of_cells(weak):
+    found, heard = weak
+    assert heard.left == 0 and found.computed == len(found.records) == heard.ended
+    assert [s.split(":")[0] for s in found.left_out] == [
+        "Batches of 1 after training", "Batches of 2 after training", "Batches of 2 at random weights",
+    ]  # fmt: skip
+    assert all("stands there too (" in s and " dB)" in s for s in found.left_out)
+
+
+def test_the_first_answer_is_told_once_before_the_rest_has_ended(weak):
+    (ended, records), = weak[1].first  # fmt: skip
+    assert ended < weak[1].ended
+    probed = {(r.config.stage, r.config.batch_size) for r in records if question_for(r).source == "probe"}
+    assert probed == {("init", 1)} and any(r.config.attack.id == "mia_loss" for r in records)
+    assert {r.config.defense.id for r in records} == {"none", "full_noise", "spn"}
+
+
+def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak):
+    found, _ = weak
+    again = evaluate(**TINY, out=found.out, workers=1)
+    assert again.computed == 0 and again.left_out == found.left_out
+    plan = wanted([resolve(configure(**TINY, attacks=("standard",)))])
+    store = schedule.Store(found.out)
+    assert not any(one.gate for one in plan)
+    asked = {c.id: c for one in plan for c in one.cells}
+    assert {r.cell_id for r in found.records} < asked.keys()  # a cell is the same cell, whoever asks for it
+    left = {c.attack.name for one in missing(plan, store) for c in one.cells if c.config.defense.id == "spn"}
+    assert {"dlg", "ig", "adaptive_spn", "tracing"} <= left and "label_recovery" not in left
+
+
+def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeypatch):
+    plan, store = wanted([resolve(configure(**TINY))]), schedule.Store(weak[0].out)
+    assert not missing(plan, store)
+    monkeypatch.setattr(schedule, "stands", lambda store, gate: False)
+    left = missing(plan, store)
+    assert size(left) == sum(len(one.cells) for one in plan if one.gate) > 0
+    assert {c.config.defense.id for one in left for c in one.cells} == {"spn"}
+
+
+def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
+    """With attacks that read nothing but labels, and one search, which none is said to fall to."""
+    order = []
+    monkeypatch.setattr(schedule, "stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False)
+    settings = {**TINY, "attacks": ("quick",), "attack_batch": (1,), "rounds": 1}
+    found = evaluate(**settings, out=tmp_path / "out", workers=1)
+    gated = [one for one in wanted([resolve(configure(**settings))]) if one.gate]
+    assert len(gated) == 1 and order and order[-1] == len(gated[0].gate)
+    assert {cell.id for cell in gated[0].cells} <= {r.cell_id for r in found.records} and not found.left_out
+
+
+@pytest.mark.parametrize(
+    ("decibels", "stays"), [(9.0, True), (15.0, False), (35.0, False)], ids=["blind", "recognizable", "rebuilt"]
+)
+def test_what_stands_is_not_shown_to_leak(fabricate, decibels, stays):
+    record = fabricate("none", None, "ig", "reconstruction", decibels, stage="final")
+    assert stood([record]) is stays
+    assert stood([]) is False  # nothing was looked at: nothing is sure
+    assert not stood([fabricate("none", None, "ig", "reconstruction", status="failed", stage="final")])
+
+
+def test_of_several_attacks_on_none_the_worst_case_decides(fabricate):
+    weak, strong = (
+        fabricate("none", None, a, "reconstruction", d, stage="final") for a, d in (("ig", 9.0), ("x", 35.0))
+    )
+    assert stood([weak]) and not stood([weak, strong])
+
+
+def test_only_what_was_not_searched_is_named(fabricate):
+    none = fabricate("none", None, "ig", "reconstruction", 9.0, stage="final")
+    label = fabricate("dp", 0.1, "label_recovery", "label", stage="final")
+    one, = unasked("dp", [none, label])  # fmt: skip
+    figure = f"({none.metric('psnr_median').value:.1f} dB)"
+    assert one.scene.stage == "final" and "not asked what is rebuilt of dp" in one.sentence and figure in one.sentence
+    searched_too = fabricate("dp", 0.1, "ig", "reconstruction", 8.0, stage="final")
+    assert not unasked("dp", [none, label, searched_too])
+    assert not unasked("dp", [none]) and not unasked("dp", [label]) and not unasked("none", [none, label])
+    falls = fabricate("none", None, "ig", "reconstruction", 35.0, stage="final")
+    assert not unasked("dp", [falls, label])
