@@ -55,7 +55,7 @@ def commands():
     for file in [page for page in PAGES if page.name != "cli.md"] + WORKFLOWS:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             place = f"{file.relative_to(ROOT)}:{number}"
-            for part in re.split(r" && ", line.strip()):
+            for part in re.split(r" (?:&&|\|\|) ", line.strip()):
                 if match := COMMAND.match(part.strip()):
                     found.append((place, shlex.split(match["words"], comments=True)))
             found += [(place, shlex.split(match["words"])) for match in INNER.finditer(line)]

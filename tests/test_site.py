@@ -1,0 +1,114 @@
+"""The documentation as a site: built without a warning, whole without a network, made from this program."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+import ppbench
+import ppbench.testing
+from ppbench.base.registry import plugins, summary
+
+ROOT = Path(__file__).resolve().parent.parent
+for module in ("mkdocs", "material", "mkdocstrings"):
+    pytest.importorskip(module, reason="the extra `docs` is not installed")
+tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+pytestmark = pytest.mark.skipif(not (ROOT / "mkdocs.yml").exists(), reason="the documents are not here")
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source|use)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^\">]+"
+    r"|<link\b(?=[^>]*\brel=\"?(?:stylesheet|preconnect|icon|preload))[^>]*\bhref=\"?(?:https?:)?//[^\">]+"
+    r"|(?:url\(|@import )[\"']?(?:https?:)?//[^\"')]+"
+)
+"""What a browser asks for by itself, of another machine."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # its advertisement for a successor is no warning of ours
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
+    assert not done.returncode and "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def text(path):
+    """Return the words of a page."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", "", path.read_text(encoding="utf-8"))).split())
+
+
+def test_no_page_asks_anything_of_a_network(site):
+    files = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
+    assert len(files) > 20
+    found = [f"{path.name}: {match[0]}" for path in files for match in LOADED.finditer(path.read_text())]
+    assert not found, found
+    assert LOADED.search('<link href="https://fonts.example/css" rel="stylesheet">')
+    assert LOADED.search("<script src=//cdn.example/x.js>") and LOADED.search("a{b:url('https://x.example/f')}")
+    assert not LOADED.search('<a href="https://example.org">')
+
+
+def test_every_document_keeps_its_address_and_can_be_searched(site):
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
+    pages = {Path("index.html") if page == Path("README.html") else page for page in pages}
+    assert len(pages) > 10 and not [page for page in pages if not (site / page).is_file()]
+    index = json.loads((site / "search/search_index.json").read_text())
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {str(page) for page in pages} <= found | {"index.html"}
+
+
+@pytest.mark.parametrize("group", ["defenses", "attacks"])
+def test_tables_name_every_plugin_as_the_list_has_it(site, group):
+    page = text(site / f"{group}.html").replace("`", "")
+    own = [plugin for plugin in plugins(group).values() if plugin.target.startswith("ppbench.")]
+    assert len(own) > 10
+    assert not [one.name for one in own if " ".join(summary(one).replace("`", "").split()) not in page]
+
+
+def test_the_reference_has_every_name_that_is_exported(site):
+    page = (site / "api.html").read_text()
+    for home in (ppbench, ppbench.testing):
+        for name in home.__all__:
+            assert name.startswith("__") or f"{home.__name__}.{name}" in page, name
+    for name in ("configure", "Question", "compare", "read_paper"):
+        assert re.search(rf'id="ppbench[\w.]*\.{name}"', page), name
+
+
+def test_the_gallery_has_every_board_that_is_kept(site):
+    page = text(site / "boards.html")
+    manifests = sorted((ROOT / "leaderboards/results").glob("*/manifest.toml"))
+    assert manifests
+    for manifest in manifests:
+        told = tomllib.loads(manifest.read_text())
+        assert told["command"] in page and str(told["cells"]) in page, manifest
+    assert "full_noise" in page
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
+    """In a small site with our hook: what is outside docs/ is found there, what is nowhere is told."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "README.md").write_text("# Front\n[a guide](docs/README.md)\n")
+    (tmp_path / "more/README.md").write_text("# More\n[up](../docs/README.md#guide) [data](x.csv)\n")
+    (tmp_path / "more/x.csv").write_text("1\n")
+    hook = (ROOT / "docs/make_site.py").read_text().replace("in made().items()", "in ()")
+    (tmp_path / "docs/make_site.py").write_text(hook)
+    told = 'site_name: x\ndocs_dir: docs\nexclude_docs: "*.py"\nhooks: [docs/make_site.py]\nuse_directory_urls: false\n'
+    (tmp_path / "mkdocs.yml").write_text(told + "plugins: []\nvalidation: { anchors: warn }\n")
+    outcomes, pages = [], []
+    for link in ("../less/README.md", "../more"):
+        (tmp_path / "docs/README.md").write_text(
+            f"# Guide\n[it]({link}) and [the\nfront](../README.md)\n\n~~~\n[a](b)\n~~~\n".replace("~", "`")
+        )
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", "site"]
+        outcomes.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
+        pages.append((tmp_path / "site/index.html").read_text())
+    assert outcomes[0].returncode and "less/README.md" in outcomes[0].stderr
+    assert not outcomes[1].returncode, outcomes[1].stderr
+    assert 'href="more/index.html"' in pages[1] and 'href="about.html"' in pages[1] and "[a](b)" in pages[1]
+    assert (tmp_path / "site/more/x.csv").exists() and (tmp_path / "site/about.html").exists()
