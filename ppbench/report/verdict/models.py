@@ -238,7 +238,7 @@ def _queried(rows: Sequence[Row], question: _Members) -> list[Verdict]:
     does = {
         "falls": "tells members from others",
         "stands": "finds no members with the attacks tried here",
-        "undecided": "is not shown to find members" + ("; whether they can be found at all cannot be told" if beside else ""),
+        "undecided": "is not shown to find members" + ("; whether they can be cannot be told" if beside else ""),
     }[fate]
     text = f"{attack_of(top)}: {question.figures(top, 'at most ')}{beside}"
     sentence = f"A client who queries the delivered model {does} ({text})."
