@@ -139,8 +139,10 @@ def defenses() -> str:
 def attacks() -> str:
     """Return the page of attacks, a table for each question."""
     parts = [
-        WIDE + "# Attacks\n\nAs `ppbench list attacks` has them; `--attack NAME,NAME`. `standard` stands for the quick "
-        "portfolio, `all` for every one. An attack that is built for a defense runs on that. What each party sees: "
+        WIDE
+        + "# Attacks\n\nAs `ppbench list attacks` has them; `--attack NAME,NAME`. `quick`, `standard` and `all` stand "
+        "for several ([what can be asked](using.md)). An attack that is built for a defense runs on that. "
+        "What each party sees: "
         "[threat models](threat-models.md). Yours is added by [a package of your own](tutorial-attack.md).\n"
     ]
     every = ours("attacks")
