@@ -188,7 +188,8 @@ def test_sybils_take_the_sum_apart_where_everybody_is_sent_one_model(defense):
     assert [e.unit for e in found] == list(world.victims.units)
     data = [world.victims.data[e.unit[0]] for e in found]
     if isinstance(defense, SecureAggregation):  # a sketch says something of the gradient, and is not it
-        assert max(at_truth(e, d.x[None], d.y[None]) for e, d in zip(found, data, strict=True)) < 1e-10
+        assert max(at_truth(e, d.x[None], d.y[None]) for e, d in zip(found, data, strict=True)) < 1e-8  # 4e-10 on one
+        # processor, below 1e-10 on another: rounding of float32
         shown = [share(Consistent(), defense, 8, 64, threat=threat) for threat in (ACTIVE, SYBIL)]
         assert shown[1] > 0.8 > 3 * shown[0]
     hidden = [d.x for d in [*data, *world.run.shards.values()]]

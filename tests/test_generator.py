@@ -187,7 +187,10 @@ def test_a_larger_decoder_of_the_family_comes_from_a_file(made, tmp_path):
     write(Generator(decoder, replace(made.about, plan=plan), made.prints), tmp_path / "big.safetensors")
     back = read(tmp_path / "big.safetensors").decoder
     z = torch.ones(1, 7)
-    assert torch.equal(back.decode(z), decoder.decode(z))
+    assert back.params.keys() == decoder.params.keys()
+    assert all(torch.equal(back.params[name], decoder.params[name]) for name in decoder.params)
+    # Where a tensor lies in memory decides on how some processors add it up, and on its last bit.
+    torch.testing.assert_close(back.decode(z), decoder.decode(z), rtol=1e-5, atol=1e-6)
 
 
 def test_images_are_known_by_their_contents(digits, made):
