@@ -14,7 +14,8 @@ from ppbench.defenses.none import NoDefense
 from ppbench.questions.base import question_of
 from ppbench.questions.batch_members import BatchMembers, BatchScore
 from ppbench.records.figure import Terms
-from ppbench.report.controls import check_controls
+from ppbench.report.controls import Check, check_controls
+from ppbench.report.page.answer import answer_of
 from ppbench.report.verdict import verdicts
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
@@ -114,3 +115,22 @@ def test_a_view_without_uploads_gives_coins(monkeypatch):
     first, other = (bare.answers(duel.attack, seed)[0] for seed in (1, 2))
     assert len(first.score.unique()) == 1 and not torch.equal(first.decision, other.decision)
     assert question_of("batch_membership").malformed(first, Challenge((), 1, x=world.challenges[0].x), None)
+
+
+def test_at_a_glance_stands_who_was_in_a_batch_of_the_same_scene(fabricate):
+    images = [
+        fabricate("none", None, "dlg", "reconstruction", 35.0),
+        fabricate("full_noise", None, "dlg", "reconstruction", 6.0),
+        fabricate("dp", 0.1, "dlg", "reconstruction", 8.0, control="sigma"),
+    ]
+    asked = [
+        fabricate(name, value, "mia_upload", "batch_membership", scores=scores(share), batch=batch, **about)
+        for name, value, share, batch, about in (
+            ("none", None, 1.0, 1, {}),
+            ("dp", 0.1, 0.7, 1, {"control": "sigma"}),
+            ("dp", 0.1, 1.0, 8, {"control": "sigma"}),
+        )
+    ]  # fmt: skip
+    (table,) = answer_of([*images, *asked], Check("harness", True, "")).tables
+    shares = {row.value.entry.defense.id: row.value.batch.metric("batch_asr").value for row in table.rows}
+    assert table.tells("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"

@@ -54,6 +54,7 @@ def glance(overview: Overview, width: int) -> Table:
         ("worst case", lambda row, v: _leaked(v)),
         ("labels", lambda row, v: _share(v.labels, "label_accuracy")),
         ("found", lambda row, v: _share(v.worst, "reidentified")),
+        ("in batch", lambda row, v: _share(v.batch, "batch_asr")),
         ("members", lambda row, v: _share(v.members, "asr")),
         ("epsilon", lambda row, v: _epsilon(v)),
         ("upload", lambda row, v: _ratio(v)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ppbench.questions.base import question_of
 from ppbench.records.figure import best, leak
+from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, probe_words, rebuilt_share, unread
 from ppbench.report.frame import EVALUATION, TRAINED, Key
 from ppbench.report.leak import SEVERITY
@@ -22,6 +23,7 @@ from ppbench.report.page.sections import weights
 from ppbench.report.page.standing import Standing, Value, standing
 
 Rows = list[tuple[Board, Entry]]
+BATCH = "batch_asr"
 AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
 
 
@@ -37,7 +39,7 @@ class Overview:
     rows: tuple[Standing, ...]
 
     def tells(self, name: str) -> bool:
-        """Return whether some row has `labels`, `members`, `canaries`, `outputs` or the metric: tables have columns."""
+        """Return whether some row has that field of `Value`, or "reidentified": the table has a column of it."""
         if name == "reidentified":
             return any(v.worst is not None and v.worst.metric(name) is not None for row in self.rows for v in row.grid)
         return any(getattr(row.value, name) is not None for row in self.rows)
@@ -112,10 +114,12 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
         [r for b, e in rows if b.setting.kind == kind for r in e.records] for kind in ("membership", "extraction")
     )
     outputs = [r for r in extracted if r.config.stage == "iterate"]
+    everything = [r for _, e in rows for r in e.records]
     return Value(
         entry=entry,
         leak=entry.leak if judged else None,
         labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
+        batch=best([r for r in everything if _beside(r, entry)], BATCH),
         members=best([r for r in members if r.config.stage != "audit"], ASR),
         canaries=best([r for r in members if r.config.stage == "audit"], TPR),
         found=tuple((name, top) for name in (ASR, AUC) if (top := best(members, name)) is not None),
@@ -125,6 +129,13 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
         lacking=any(r.status != "complete" and not unread(r) for _, e in judged or rows for r in e.records),
         cost=cost,
     )
+
+
+def _beside(record: Record, entry: Entry) -> bool:
+    """Return whether a cell asks who was in a batch, in the scene of a row: its adversary, stage, batch and role."""
+    one, other = record.config, entry.sample.config
+    scenes = [(c.threat_model.id, c.stage, c.batch_size, c.probe, c.probe_rounds, c.role) for c in (one, other)]
+    return record.metric(BATCH) is not None and scenes[0] == scenes[1]
 
 
 def _severity(pair: tuple[Board, Entry]) -> tuple[int, float]:

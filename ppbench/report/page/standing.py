@@ -23,15 +23,16 @@ KEEPS: tuple[str, Tone] = ("members not found", "good")
 class Value:
     """A defense at one control value.
 
-    entry: its row of the judged boards that leaks most, `leak` how far; labels: the highest label accuracy; members,
-    canaries, outputs: the strongest cells; found, tried: the strongest membership cells by metric, and of how many;
-    reliable: whether the undefended model falls wherever it was judged; lacking: whether an attack failed or training
-    diverged; cost: its row of the table of costs.
+    entry: its row of the judged boards that leaks most, `leak` how far; labels: the highest label accuracy; batch: the
+    strongest cell that tells who was in a batch, of that row's scene; members, canaries, outputs: the strongest cells;
+    found, tried: the strongest membership cells by metric, and of how many; reliable: whether the undefended model
+    falls wherever it was judged; lacking: whether an attack failed or training diverged; cost: its row of the costs.
     """
 
     entry: Entry
     leak: Leak | None
     labels: Record | None
+    batch: Record | None
     members: Record | None
     canaries: Record | None
     found: tuple[tuple[str, Record], ...]
