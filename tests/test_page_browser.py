@@ -108,6 +108,7 @@ TABLE = "#b1 .tabulator"
 def opened(browser, board):
     with shown(browser, board) as (page, heard):
         page.wait_for_selector(f"{TABLE} .tabulator-row")
+        page.evaluate("document.querySelectorAll('.board details').forEach(one => { one.open = true; })")
         yield page, heard
 
 

@@ -18,6 +18,7 @@ from ppbench.report.page.evaluations import ALONE
 from ppbench.report.page.figures import Picture, Plot, svg_of
 from ppbench.report.page.ppc import ppcs
 from ppbench.report.page.sections import Chart, about
+from ppbench.report.page.tradeoff import tradeoff_of
 
 BUDGET = 8_000_000
 """Characters of figures that a page carries at most; what is beyond is named, and lies in figures/."""
@@ -65,6 +66,8 @@ def _named(board: Board, known: Knowledge) -> Iterator[tuple[str, Plot]]:
     held = "" if plain else f"{setting.probe} {setting.probe_rounds}"
     suite = "" if setting.suite == ALONE else setting.suite
     where = f"{suite} {setting.data} {setting.train}"
+    if (figure := tradeoff_of(board)) is not None and not setting.intended:
+        yield f"tradeoff {where} {setting.network} {figure.title} {held}", figure
     for ppc in ppcs(board, known):
         yield f"ppc {where} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}", ppc
     for curve in curves(board, about(setting)):

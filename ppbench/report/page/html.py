@@ -38,6 +38,7 @@ from ppbench.report.page.sprites import Album, ImagesOf
 from ppbench.report.page.strip import strips_of
 from ppbench.report.page.table import Claims, no_claims, rows
 from ppbench.report.page.template import template
+from ppbench.report.page.tradeoff import tradeoff_of
 
 T = TypeVar("T")
 TOLD = 12
@@ -142,6 +143,7 @@ def _sections(found: Sequence[Board], records: Frame, known: Knowledge, album: A
             board,
             f"b{index}",
             tuple(album.strip(None if entry.worst is None else entry.worst.leading) for entry in board.entries),
+            None if delivered or (figure := tradeoff_of(board)) is None else drawings.chart(figure),
             tuple(
                 drawings.chart(ppc, tuple(sorted(lines[ppc.defense, ppc.distance].items())))
                 for ppc in ([] if delivered else ppcs(board, known))

@@ -31,11 +31,15 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """One board with what is drawn for it. anchor: its place on the page; strips: data URIs by row, or None."""
+    """One board with what is drawn for it.
+
+    anchor: its place on the page; strips: data URIs by row, or None; tradeoff: all settings in one figure.
+    """
 
     board: Board
     anchor: str
     strips: tuple[str | None, ...]
+    tradeoff: Chart | None
     ppcs: tuple[Chart, ...]
     curves: tuple[Chart, ...]
 
