@@ -64,7 +64,7 @@ class Heard:
     def advance(self, phase: str, steps: int) -> None:
         self.left[phase] -= steps
 
-    def cell(self, status: str) -> None:
+    def cell(self, status: str, about: str = "") -> None:
         self.statuses[status] += 1
 
 

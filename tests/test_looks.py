@@ -29,7 +29,7 @@ class Heard:
     def advance(self, phase, steps):
         self.left -= steps if phase == "attacking" else 0
 
-    def cell(self, status):
+    def cell(self, status, about=""):
         self.ended += 1
 
     def ready(self, records):

@@ -67,7 +67,7 @@ class Heard:
     def advance(self, phase: str, steps: int) -> None:
         self.done[phase] += steps
 
-    def cell(self, status: str) -> None:
+    def cell(self, status: str, about: str = "") -> None:
         self.cells[status] += 1
 
 

@@ -56,11 +56,12 @@ class Bars:
         if phase in self._tasks:
             self._bars.advance(self._tasks[phase], steps)
 
-    def cell(self, status: str) -> None:
-        """Count a cell; what is not complete is told beside the bar."""
+    def cell(self, status: str, about: str = "") -> None:
+        """Count a cell; beside the bar stands what is not complete, and which cell has ended last."""
         self._ended[status] += 1
-        told = ", ".join(f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete")
-        self._bars.update(self._tasks["attacking"], unit=f"cells ({told})" if told else "cells")
+        told = [f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete"]
+        words = ", ".join(word for word in (*told, about) if word)
+        self._bars.update(self._tasks["attacking"], unit=f"cells ({words})" if words else "cells")
 
     def ready(self, records: Sequence[object]) -> None:
         """Hear that the first answer is known. Nothing is shown here: whoever can read records says it, by `say`."""

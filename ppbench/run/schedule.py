@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ppbench.base.errors import Unwritable, UsageError
-from ppbench.records.schema import Record
+from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import TARGET, Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished, groups
@@ -33,8 +33,8 @@ class Progress(Protocol):
     def advance(self, phase: str, steps: int) -> None:
         """Hear that `steps` more steps of a phase are done."""
 
-    def cell(self, status: str) -> None:
-        """Hear how a cell ended: "complete", "diverged" or "failed"."""
+    def cell(self, status: str, about: str = "") -> None:
+        """Hear how a cell ended: "complete", "diverged" or "failed"; about: defense, attack, stage and batch."""
 
     def ready(self, records: Sequence[Record]) -> None:
         """Hear that the cells of the first answer have ended, while others still run; not called in a sweep."""
@@ -244,7 +244,8 @@ class Schedule:
 
     def _told(self, job: Job) -> None:
         for cell in job.cells:
-            self.progress.cell(self.store.load(cell).status)
+            record = self.store.load(cell)
+            self.progress.cell(record.status, _words(record.config))
         self.progress.advance("attacking", len(job.cells))
         self._looked_at(job.cells)
 
@@ -285,3 +286,9 @@ class Schedule:
                 self.progress.cell("failed")
             self.progress.advance("attacking", len(gone))
             self._looked_at(cell.id for cell in gone)
+
+
+def _words(config: CellConfig) -> str:
+    """Return a cell in few words: "spn, adaptive_spn, final, batch 8"."""
+    batch = "" if config.stage in ("iterate", "audit") else f", batch {config.batch_size}"
+    return f"{config.defense.id}, {config.attack.id}, {config.stage}{batch}"

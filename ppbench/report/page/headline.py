@@ -30,7 +30,26 @@ def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
         return Headline("Nothing is concluded: the controls do not vouch for it.", "error")
     if not rows:
         return Headline("Only controls were evaluated.", "info")
+    if costs_alone(tables) and (costs := _costs(rows)):
+        return Headline(costs, "info")
     return _one(rows[0]) if len(rows) == 1 else _many(rows)
+
+
+def costs_alone(tables: Sequence[Overview]) -> bool:
+    """Return whether nothing was asked that a defense could fall to: what is told is what it costs."""
+    rows = [row.value for table in tables for row in table.rows if row.value.entry.role == "compared"]
+    asked = [v for v in rows if v.leak is not None or any((v.members, v.batch, v.canaries, v.outputs))]
+    return bool(rows) and not asked
+
+
+def _costs(rows: Sequence[Standing]) -> str:
+    """Return the least and the largest upload beside the undefended client's, "" where none was measured."""
+    found = [(v.cost.ratios.up, v.entry.defense.id) for row in rows if (v := row.value).cost and v.cost.ratios.up]
+    if not found:
+        return ""
+    (least, first), (most, last) = min(found), max(found)
+    spread = "" if first == last else f" ({first}) to {most:.3g} times ({last})"
+    return f"A client uploads {least:.3g} times what an undefended one does{spread or f' ({first})'}."
 
 
 def _one(row: Standing) -> Headline:

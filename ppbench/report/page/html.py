@@ -29,6 +29,7 @@ from ppbench.report.page.drawings import Drawings
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import Judged, Said, judged, verdict_of
 from ppbench.report.page.figures import svg_of
+from ppbench.report.page.headline import costs_alone
 from ppbench.report.page.introduction import about_of
 from ppbench.report.page.played import role_counts
 from ppbench.report.page.ppc import line_caps, ppcs
@@ -91,6 +92,7 @@ class Page:
             glance=answer.tables,
             headline=answer.headline,
             trust=answer.trust,
+            costs_first=costs_alone(answer.tables),
             strips=[strip for one in answer.tables for strip in strips_of(one, album)],
             origin=self.origin,
             abouts=[about_of(part.defense) for part in parts],

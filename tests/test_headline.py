@@ -1,0 +1,101 @@
+"""The first line and the signal of trust, from fabricated records: what each says, and that it could say otherwise."""
+
+import pytest
+
+from ppbench.base.bars import Bars
+from ppbench.report.controls import Check
+from ppbench.report.page.answer import answer_of
+
+HOLDS = Check("harness", True, "The harness passes.")
+
+
+def controls(make, undefended=35.0, noise=6.0):
+    return [
+        make("none", None, "dlg", "reconstruction", undefended),
+        make("none", None, "adaptive_dp", "reconstruction", undefended, adaptive=True),
+        make("full_noise", None, "dlg", "reconstruction", noise),
+    ]
+
+
+def dp(make, value, decibels, accuracy=0.94, n=40):
+    about = dict(control="sigma", accuracy=accuracy, n=n)
+    return [
+        make("dp", value, "dlg", "reconstruction", decibels - 1, **about),
+        make("dp", value, "adaptive_dp", "reconstruction", decibels, adaptive=True, **about),
+    ]
+
+
+def said(records, harness=HOLDS):
+    answer = answer_of(records, harness)
+    return answer.headline.words, answer.trust
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (((0.1, 34.0, 0.94),), "dp falls: images rebuilt at 35 dB (undefended 36, blind 11)."),
+        (((0.1, 34.0, 0.94), (1.0, 16.0, 0.92)), "dp falls at every usable setting: images recognizable at 17 dB"),
+        (((0.1, 8.0, 0.94),), "dp stands against the attacks tried here: images no better than blind at 9 dB"),
+        (((0.1, 34.0, 0.94), (1.0, 8.0, 0.92)), "dp stands at sigma=1 against the attacks tried here"),
+        (((0.1, 34.0, 0.94), (1.0, 8.0, 0.70)), "dp falls at sigma=0.1: images rebuilt at 35 dB"),
+        (((1.0, 8.0, 0.70),), "dp has no usable setting: each one loses more than 5 points of accuracy."),
+    ],
+)
+def test_the_line_tells_of_the_usable_setting_that_leaks_least(fabricate, settings, words):
+    mine = [record for value, decibels, accuracy in settings for record in dp(fabricate, value, decibels, accuracy)]
+    assert said([*controls(fabricate), *mine])[0].startswith(words)
+
+
+def test_what_was_not_measured_or_stands_undefended_is_undecided_and_says_why(fabricate):
+    older = fabricate("dp", 0.1, "adaptive_dp", "reconstruction", 8.0, adaptive=True, control="sigma", blind=None)
+    assert said([*controls(fabricate), older])[0].startswith("dp is undecided: whether they are recognizable was not")
+    late = dict(stage="final", n=40)
+    weak = [fabricate("none", None, "dlg", "reconstruction", 8.0, **late), *controls(fabricate)]
+    after = fabricate("dp", 0.1, "dlg", "reconstruction", 8.0, control="sigma", **late)
+    words, trust = said([*weak, *dp(fabricate, 0.1, 8.0), after])
+    assert words.startswith("dp stands") and trust.state == "partly" and trust.reliable
+    assert "1 of 2 boards can be judged; 1 cannot: the undefended model stands there too" in trust.sentence
+
+
+def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
+    other = [
+        fabricate("spn", 0.1, a, "reconstruction", d, adaptive=k, control="alpha2", n=40)
+        for a, d, k in (("dlg", 7.0, False), ("adaptive_spn", 34.0, True))
+    ]
+    words, _ = said([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *other])
+    assert words == "1 of 2 defenses falls at every usable setting (spn); 1 stands against the attacks tried here (dp)."
+
+
+@pytest.mark.parametrize(
+    ("undefended", "noise", "harness", "state"),
+    [
+        (35.0, 6.0, HOLDS, "holds"),
+        (9.0, 6.0, HOLDS, "failed"),
+        (35.0, 30.0, HOLDS, "failed"),
+        (35.0, 6.0, Check("harness", False, "HARNESS FAULT."), "failed"),
+        (35.0, 6.0, Check("harness", None, "Not known."), "unknown"),
+    ],
+)
+def test_nothing_is_concluded_unless_every_control_ran_and_held(fabricate, undefended, noise, harness, state):
+    words, trust = said([*controls(fabricate, undefended, noise), *dp(fabricate, 0.1, 8.0)], harness)
+    assert trust.state == state and trust.as_dict()["state"] == state
+    assert words.startswith("Nothing is concluded") is (state != "holds")
+
+
+def test_where_nothing_can_fall_costs_are_told(fabricate):
+    labels = [
+        fabricate(name, None, "label_recovery", "label", 1.0, bytes_up=size)
+        for name, size in (("none", 1000.0), ("ppdl", 80.0), ("pbpfl", 6000.0))
+    ]
+    noise = fabricate("full_noise", None, "label_recovery", "label", 0.1)
+    words, _ = said([*labels, noise])
+    assert words == "A client uploads 0.08 times what an undefended one does (ppdl) to 6 times (pbpfl)."
+
+
+def test_progress_names_the_cell_that_ended_and_what_did_not_complete():
+    bars = Bars(quiet=True)
+    bars.expect("attacking", 3)
+    bars.cell("complete", "spn, ig, init, batch 1")
+    bars.cell("failed", "spn, dlg, init, batch 8")
+    (task,) = bars._bars.tasks
+    assert task.fields["unit"] == "cells (1 failed, spn, dlg, init, batch 8)"
