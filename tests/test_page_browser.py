@@ -292,6 +292,22 @@ def test_one_board_is_shown_and_its_address_stays(browser, board):
         )
 
 
+def test_filters_stay_in_the_address_and_a_cut_address_harms_nothing(browser, board):
+    with shown(browser, board) as (page, _):
+        page.wait_for_selector(f"{TABLE} .tabulator-row")
+        page.get_by_label("Filter Defense").first.press_sequentially("SPN")
+        playwright.expect(page.locator(f"{TABLE} .tabulator-row")).to_have_count(3, timeout=WAIT_MS)
+        page.wait_for_function("location.hash.includes('&f=')")
+        page.reload()
+        playwright.expect(page.locator(f"{TABLE} .tabulator-row")).to_have_count(3, timeout=WAIT_MS)
+        page.get_by_label("Question").select_option("Membership inference")
+        assert "#b2&f=" in page.url and page.locator("#b2").is_visible()
+        page.evaluate("location.hash = '#b1&f=%7B%22cut'")
+        page.reload()
+        page.wait_for_selector(f"{TABLE} .tabulator-row")
+        assert page.locator(f"{TABLE} .tabulator-row").count() > 3
+
+
 def test_settings_beyond_the_accepted_loss_are_folded(browser, board):
     with shown(browser, board) as (page, _):
         rows = page.locator("table.glance tbody tr:visible")

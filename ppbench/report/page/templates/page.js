@@ -36,7 +36,7 @@
   };
 
   const route = () => {
-    const target = decodeURIComponent(location.hash.slice(1));
+    const target = tables.place();
     const board = boards.find((one) => one.id === target);
     if (board) {
       show(board);
@@ -78,7 +78,7 @@
       select.addEventListener("change", () => {
         const board = nearest(name);
         show(board);
-        history.replaceState(null, "", `#${board.id}`);
+        tables.address(board.id);
       });
       chosen[name] = select;
       label.append(`${title} `, select);

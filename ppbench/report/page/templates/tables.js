@@ -7,6 +7,21 @@ const tables = (() => {
   const SHORT = 8; // rows below which nobody needs a filter
   const narrow = () => innerWidth < 700;
 
+  // What is looked at stays in the address, behind the place: "#b1&f={...}", as a file may change nothing else of it.
+  const place_ = () => decodeURIComponent(location.hash.slice(1).split("&f=")[0]);
+  const read = () => {
+    try {
+      return JSON.parse(decodeURIComponent(location.hash.split("&f=")[1] ?? "{}")) ?? {};
+    } catch {
+      return {}; // an address that somebody cut short: nothing is filtered
+    }
+  };
+  const filters = read();
+  const address = (place) => {
+    const kept = Object.keys(filters).length ? `&f=${encodeURIComponent(JSON.stringify(filters))}` : "";
+    history.replaceState(null, "", `#${place}${kept}`);
+  };
+
   // "12" is looked for as text; "<3", ">= 0.5" and "10..20" compare figures.
   const passes = (wanted, text, value) => {
     const word = wanted.trim().toLowerCase();
@@ -67,7 +82,17 @@ const tables = (() => {
   };
 
   const finish = (table, plain, { search, count }, total, text) => {
-    search.addEventListener("input", () => table.setFilter((data) => passes(search.value, text(data), null)));
+    const name = plain.getAttribute("aria-label");
+    const known = filters[name] ?? {};
+    const keep = () => {
+      const own = Object.fromEntries(table.getHeaderFilters().map((one) => [one.field, String(one.value)]));
+      if (search.value) own[""] = search.value;
+      if (Object.keys(own).length) filters[name] = own;
+      else delete filters[name];
+      address(place_());
+    };
+    const whole = () => table.setFilter((data) => passes(search.value, text(data), null));
+    search.addEventListener("input", whole);
     const tell = (rows) => (count.textContent = rows === total ? `${total} rows` : `${rows} of ${total} rows`);
     table.on("dataFiltered", (_filters, rows) => tell(rows.length));
     table.on("tableBuilt", () => {
@@ -78,6 +103,14 @@ const tables = (() => {
       table.element.querySelector(".tabulator-tableholder")?.setAttribute("role", "rowgroup");
       table.element.querySelector(".tabulator-table")?.setAttribute("role", "presentation");
       tell(total);
+      for (const [field, value] of Object.entries(known)) {
+        if (field && table.getColumn(field)) table.setHeaderFilterValue(field, String(value));
+        else if (!field) {
+          search.value = String(value);
+          whole();
+        }
+      }
+      table.on("dataFiltered", keep);
     });
     return table;
   };
@@ -178,5 +211,5 @@ const tables = (() => {
     return finish(table, plain, parts, rows.length, text);
   };
 
-  return { upgrade, allCells };
+  return { upgrade, allCells, address, place: place_ };
 })();
