@@ -308,6 +308,20 @@ def test_filters_stay_in_the_address_and_a_cut_address_harms_nothing(browser, bo
         assert page.locator(f"{TABLE} .tabulator-row").count() > 3
 
 
+def test_a_row_opens_its_images_scores_settings_and_records(browser, board, fabricate):
+    with shown(browser, board) as (page, _):
+        page.wait_for_selector(f"{TABLE} .tabulator-row")
+        page.locator(f"{TABLE} .tabulator-row", has_text="spn").first.locator("button.open").click()
+        panel = page.locator("dialog.opened")
+        assert panel.is_visible() and "spn" in panel.locator("h3").inner_text() and panel.locator("img").is_visible()
+        cells = {f"records/{record.cell_id}.json" for record in records_of(fabricate)}
+        told = panel.locator("tr").all_inner_texts()
+        assert len(told) == 3 and all(any(cell in line for cell in cells) for line in told[1:]), "two attacks"
+        assert "Attack" in told[0] and {"dlg", "strong"} <= set(" ".join(told).split())
+        page.keyboard.press("Escape")
+        assert not panel.is_visible()
+
+
 def test_settings_beyond_the_accepted_loss_are_folded(browser, board):
     with shown(browser, board) as (page, _):
         rows = page.locator("table.glance tbody tr:visible")

@@ -105,9 +105,39 @@
       enlarge();
     });
   }
+  // A row opens: its pictures, and of each cell what leaderboard.csv says, with the file of its record.
+  const panel = document.querySelector("dialog.opened");
+  const line = (kind, words) => {
+    const row = document.createElement("tr");
+    for (const word of words) row.append(Object.assign(document.createElement(kind), { textContent: word ?? "" }));
+    return row;
+  };
+  const openRow = (button) => {
+    const { columns, rows } = JSON.parse(document.getElementById("cell-data").textContent);
+    const wanted = new Set(button.dataset.cells.split(" ")), last = columns.length - 1;
+    const some = rows.filter((row) => wanted.has(row[last]));
+    const told = columns.map((_, index) => index).filter((index) => some.some((row) => row[index] !== null && row[index] !== ""));
+    panel.querySelector("h3").textContent = button.dataset.about;
+    const picture = button.closest("tr, .tabulator-row").querySelector("img.strip"), image = panel.querySelector("img");
+    image.hidden = !picture;
+    if (picture) Object.assign(image, { src: picture.src, alt: picture.alt });
+    const shown = (value) => (typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : value);
+    panel.querySelector("table").replaceChildren(
+      line("th", [...told.map((index) => columns[index].title), "Record"]),
+      ...some.map((row) => line("td", [...told.map((index) => shown(row[index])), `records/${row[last]}.json`])),
+    );
+    panel.showModal();
+  };
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button.open");
+    if (button) openRow(button);
+  });
+  document.querySelectorAll("button.open").forEach((button) => (button.hidden = false));
+  panel.querySelector("button").addEventListener("click", () => panel.close());
+
   dialog.querySelector("button").addEventListener("click", () => dialog.close());
 
-  for (const button of document.querySelectorAll("button.copy")) {
+  for (const button of document.querySelectorAll("button.copy:not(.open)")) {
     button.hidden = !navigator.clipboard;
     button.addEventListener("click", () =>
       navigator.clipboard.writeText(button.parentElement.querySelector(".command").textContent).then(() => (button.textContent = "Copied"), () => undefined),
