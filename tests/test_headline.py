@@ -1,8 +1,12 @@
 """The first line and the signal of trust, from fabricated records: what each says, and that it could say otherwise."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from ppbench.base.bars import Bars
+from ppbench.commands.glance import glance
 from ppbench.report.controls import Check
 from ppbench.report.page.answer import answer_of
 
@@ -23,6 +27,20 @@ def dp(make, value, decibels, accuracy=0.94, n=40):
         make("dp", value, "dlg", "reconstruction", decibels - 1, **about),
         make("dp", value, "adaptive_dp", "reconstruction", decibels, adaptive=True, **about),
     ]
+
+
+def at_seed(record, seed):
+    """Return the record as an evaluation with another master seed has it."""
+    config = record.config.model_copy(update={"seed": seed})
+    return record.model_copy(update={"config": config, "cell_id": config.cell_id()})
+
+
+def at_clip(record):
+    """Return the record of a defense with a second parameter of a long name, which tells no two rows apart."""
+    about = record.config.defense
+    defense = about.model_copy(update={"parameters": {**about.parameters, "a_parameter_with_a_long_name": 12.25}})
+    config = record.config.model_copy(update={"defense": defense})
+    return record.model_copy(update={"config": config, "cell_id": config.cell_id()})
 
 
 def said(records, harness=HOLDS):
@@ -80,6 +98,31 @@ def test_nothing_is_concluded_unless_every_control_ran_and_held(fabricate, undef
     words, trust = said([*controls(fabricate, undefended, noise), *dp(fabricate, 0.1, 8.0)], harness)
     assert trust.state == state and trust.as_dict()["state"] == state
     assert words.startswith("Nothing is concluded") is (state != "holds")
+
+
+def test_an_evaluation_whose_control_failed_does_not_silence_the_other(fabricate):
+    sound = [*controls(fabricate), *dp(fabricate, 0.1, 34.0)]
+    other = [r for r in controls(fabricate, noise=30.0)] + dp(fabricate, 0.1, 8.0)
+    broken = [at_seed(record, 1) for record in other]
+    words, trust = said([*sound, *broken])
+    assert words.startswith("dp falls: images rebuilt at 35 dB"), "of what stands on sound controls"
+    assert (trust.state, trust.evaluations, trust.sound) == ("failed", 2, 1)
+    assert trust.sentence.startswith("A control failed in 1 of 2 evaluations, of which nothing is concluded: ")
+    words, trust = said([at_seed(record, 0) for record in other])
+    assert words.startswith("Nothing is concluded") and trust.sound == 0
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_table_at_a_glance_never_cuts_what_it_is_about_nor_the_verdict(fabricate, width):
+    mine = [at_clip(record) for value in (0.1, 0.25) for record in dp(fabricate, value, 34.0)]
+    [table] = answer_of([*controls(fabricate), *mine], HOLDS).tables
+    out = Console(width=width, record=True, file=io.StringIO())
+    out.print(glance(table, width))
+    printed = out.export_text()
+    text = "".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= width
+    assert "sigma=0.1" in text and "sigma=0.25" in text and "undefended" in text and "rebuilt" in text
+    assert "…" not in printed.replace("worst c…", "")
 
 
 def test_where_nothing_can_fall_costs_are_told(fabricate):

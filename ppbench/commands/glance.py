@@ -25,10 +25,10 @@ def console(width: int = WIDTH) -> Console:
 
 
 def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
-    """Return an empty table without frame, whose columns do not wrap but for those named."""
+    """Return an empty table without frame, whose columns do not wrap but for those named, which are never cut."""
     table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in names:
-        table.add_column(name, no_wrap=name not in wrapped)
+        table.add_column(name, no_wrap=name not in wrapped, overflow="fold" if name in wrapped else "ellipsis")
     return table
 
 
@@ -46,7 +46,7 @@ NARROW, WIDE = 100, 130
 
 
 def glance(overview: Overview, width: int) -> Table:
-    """Return a row a setting, or of several defenses a row each; a setting's name is never cut."""
+    """Return a row a setting, or of several defenses a row each; what it is and the verdict wrap, and are never cut."""
     rows = [row for row in overview.rows if row.value.entry.role == "compared"]
     single = len(rows) == 1
     columns: list[tuple[str, Callable[[Standing, Value], str]]] = [
@@ -60,7 +60,10 @@ def glance(overview: Overview, width: int) -> Table:
         ("upload", lambda row, v: _ratio(v)),
     ]
     columns = columns[: 2 if width < NARROW else 5 if width < WIDE else None]
-    table = plain_table(["setting" if single else "defense", "verdict", *(n for n, _ in columns)], wrapped=("verdict",))
+    names = ["setting" if single else "defense", "verdict", *(name for name, _ in columns)]
+    table = plain_table(names, wrapped=names[:2])
+    for column, least in zip(table.columns, (14, 12), strict=False):
+        column.min_width = least
     for row in overview.rows:
         for v in row.by_control if single else [row.value]:
             undefended = v.entry.defense.id == "none"

@@ -12,7 +12,7 @@ from ppbench.report.frame import frame_of
 from ppbench.report.page.boards import boards
 from ppbench.report.page.costs import CostRow, TimesOf, costs
 from ppbench.report.page.entries import Board
-from ppbench.report.page.evaluations import Judged, checks_of, judged
+from ppbench.report.page.evaluations import Judged, judged
 from ppbench.report.page.headline import Headline, headline_of
 from ppbench.report.page.overview import Overview, overviews
 from ppbench.report.page.table import no_claims
@@ -38,7 +38,7 @@ def answer_to(
 ) -> Answer:
     """Return the answer from what a page is made of; harness: what its self-test says, None: nothing is known."""
     tables = overviews(found, told, costs)
-    trust = trust_of(found, checks_of(told) if harness is None else (*checks_of(told), harness))
+    trust = trust_of(found, told, harness)
     return Answer(headline_of(tables, trust), tuple(found), tuple(tables), trust)
 
 

@@ -23,10 +23,10 @@ class Headline:
 
 def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
     """Return what was found on the defenses of `tables`, of each the usable setting that leaks least."""
-    rows = [row for table in tables for row in table.rows if row.value.entry.role == "compared"]
+    rows = [r for table in tables if table.reliable for r in table.rows if r.value.entry.role == "compared"]
     if not trust.boards:
         return Headline("Nothing was evaluated.", "info")
-    if trust.state in ("failed", "unknown"):
+    if trust.state == "unknown" or (trust.state == "failed" and not trust.sound):
         return Headline("Nothing is concluded: the controls do not vouch for it.", "error")
     if not rows:
         return Headline("Only controls were evaluated.", "info")

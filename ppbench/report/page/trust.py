@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ppbench.report.controls import Check
 from ppbench.report.page.entries import Board
+from ppbench.report.page.evaluations import Judged, checks_of
 from ppbench.report.page.sections import words_of
 
 State = Literal["failed", "unknown", "partly", "holds"]
@@ -29,11 +30,17 @@ class Silent:
 
 @dataclass(frozen=True)
 class Trust:
-    """What the controls say of all evaluations. checks: theirs and the harness's; boards: how many there are."""
+    """What the controls say of all evaluations.
+
+    checks: theirs and the harness's; boards: how many there are; evaluations, sound: how many there are, and of how
+    many something may be concluded.
+    """
 
     checks: tuple[Check, ...]
     boards: int
     silent: tuple[Silent, ...]
+    evaluations: int
+    sound: int
 
     @cached_property
     def state(self) -> State:
@@ -53,6 +60,10 @@ class Trust:
     def sentence(self) -> str:
         """Say it in one line."""
         bad = [check.sentence for check in self.checks if check.ok is not True]
+        if self.state == "failed" and self.sound:
+            failed = self.evaluations - self.sound
+            which = f"{failed} of {self.evaluations} evaluations, of which nothing is concluded"
+            return f"A control failed in {which}: {' '.join(bad)}"
         if self.state == "failed":
             return f"A control failed, so nothing is concluded: {' '.join(bad)}"
         if self.state == "unknown":
@@ -81,14 +92,15 @@ class Trust:
         }
 
 
-def trust_of(found: Sequence[Board], checks: Sequence[Check]) -> Trust:
-    """Return what can be relied on. checks: of all evaluations and of the harness; found: all boards, in order."""
+def trust_of(found: Sequence[Board], told: Sequence[Judged], harness: Check | None) -> Trust:
+    """Return what can be relied on, from all boards, in order, and all evaluations; harness: its self-test or None."""
     silent = [
         Silent(place, words_of(board.setting), reason)
         for place, board in enumerate(found, start=1)
         if (reason := _reason(board)) and not board.setting.intended
     ]
-    return Trust(tuple(checks), len(found), tuple(silent))
+    checks = checks_of(told) if harness is None else (*checks_of(told), harness)
+    return Trust(checks, len(found), tuple(silent), len(told), sum(one.reliable for one in told))
 
 
 def _reason(board: Board) -> str:
