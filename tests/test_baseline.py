@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
 from ppbench.commands.compare import baseline as command
+from ppbench.records.origin import Origin, origin_of, save_origin
 from ppbench.records.store import Store
 from ppbench.report import baseline as module
 from ppbench.report.accepted import HISTORY, history
@@ -37,6 +38,7 @@ def run(fabricate, tmp_path, monkeypatch):
         for defense, value, share in points:
             record = fabricate(defense, value, "dlg", "reconstruction", share, control="sigma")
             store.save(record.model_copy(update={"asked": "q"}), seconds=1.0, tensors=tensors)
+        save_origin(store.out, "ppbench evaluate --defense dp")
         (store.out / "cache").mkdir()
         (store.out / "times").mkdir()
         return store.out
@@ -50,8 +52,9 @@ def test_a_baseline_holds_the_records_and_why_and_no_images_and_each_move_what_c
     assert (line.reason, line.cells) == ("the first one", 4)
     assert line.moved.model_dump() == dict(added=4, removed=0, changed=0)
     ids = Store(new).ids()
+    assert origin_of(Store(base)) == origin_of(Store(new)) != Origin(), "which command, day and commit it is of"
     names = {str(path.relative_to(base)) for path in base.rglob("*") if path.is_file()}
-    assert names == {"ppbench.json", HISTORY, "leaderboard.html", *(f"records/{i}.json" for i in ids)}
+    assert names == {"ppbench.json", "origin.json", HISTORY, "leaderboard.html", *(f"records/{i}.json" for i in ids)}
     assert [r.model_dump() for r in Store(base).load_all()] == [r.model_dump() for r in Store(new).load_all()]
     assert verify(base, claimed) == [] and history(base) == [line]
     assert Store(base).images(Store(base).load_all()[0]) is None and Store(new).images(Store(new).load_all()[0])

@@ -20,7 +20,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.files import unwritable, write_atomic
 
 MEMBER = re.compile(
-    r"(?:ppbench|selftest|sources)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
+    r"(?:ppbench|selftest|sources|origin)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
     r"records/[0-9a-f]{32}\.(?:json|timing\.json|safetensors)|times/[0-9a-f]{32}\.json"
 )
 MEMBERS = 200_000

@@ -16,6 +16,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError, first_of
 from ppbench.base.files import unwritable, write_atomic
 from ppbench.base.version import __version__
+from ppbench.records.origin import ORIGIN, Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
 from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
@@ -25,7 +26,7 @@ from ppbench.report.page.board import claimed, write_board
 from ppbench.report.verify import verify
 
 KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # of a board, beside the records
-_OURS = {MARKER, HISTORY, SELFTEST, "records", *KEPT}
+_OURS = {MARKER, HISTORY, SELFTEST, ORIGIN, "records", *KEPT}
 
 
 def accept(new: Path, baseline: Path, reason: str) -> Accepted:
@@ -61,7 +62,7 @@ def accept(new: Path, baseline: Path, reason: str) -> Accepted:
         ),
     )
     with _replaced(baseline) as folder:
-        _fill(folder, records, outcome, [*lines, line])
+        _fill(folder, records, outcome, origin_of(store), [*lines, line])
     return line
 
 
@@ -104,7 +105,9 @@ def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) ->
         raise UsageError(f"{new}, {first_of(faults)}; a baseline needs controls that hold.")
 
 
-def _fill(folder: Path, records: list[Record], outcome: Soundness | None, lines: list[Accepted]) -> None:
+def _fill(
+    folder: Path, records: list[Record], outcome: Soundness | None, origin: Origin, lines: list[Accepted]
+) -> None:
     """Write a baseline into the empty `folder`."""
     (folder / "records").mkdir()
     write_atomic(folder / MARKER, marker_bytes(bare=True))
@@ -114,6 +117,8 @@ def _fill(folder: Path, records: list[Record], outcome: Soundness | None, lines:
     write_atomic(folder / HISTORY, history_text.encode())
     if outcome is not None:
         save_soundness(folder, outcome)
+    if origin != Origin():
+        write_atomic(folder / ORIGIN, canonical(origin))
     write_board(Store(folder))
     for path in folder.iterdir():
         if path.name not in _OURS:
