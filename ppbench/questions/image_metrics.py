@@ -177,7 +177,7 @@ def gain_of(scores: Sequence[Any], seed: int) -> Metric | None:
     """Return the median of decibels beyond the best blind guess; None where it was not measured of every victim."""
     if any(score.gain is None for score in scores):
         return None
-    return metric_of(GAIN, bootstrap(_units(scores, lambda s: s.gain), "median", seed_of(seed, GAIN)), False)
+    return METRICS[GAIN](scores, 0, seed)
 
 
 def _largest(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:

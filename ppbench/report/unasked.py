@@ -1,7 +1,7 @@
 """What was not asked of a defense because the undefended model stands there too: read off the records, as all else is.
 
-An evaluation that looks before it asks (`ppbench.run.looks`) searches uploads of `none` first. Where these stand, no
-more than "the undefended model stands too" could be said of a defense, and its cells are left out.
+An evaluation that looks before it asks (`ppbench.run.looks`) searches uploads of `none` first. Where these stand, that
+a defense stands would say nothing, and its cells are left out; that it falls all the same goes unseen, see `looks`.
 """
 
 from __future__ import annotations

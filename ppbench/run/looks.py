@@ -1,9 +1,10 @@
-"""Look before asking: where the undefended model stands, its defended like tells nothing, and the search is saved.
+"""Look before asking: where the undefended model stands, a search of its defended like is taken to tell nothing.
 
 The quick portfolio (`--attack quick`, the default) searches defended uploads of a stage and a batch size only once
 those of `none` were searched there and fell, or may have. What is read off without a search, labels and members, is
-asked everywhere, and so is all of the first answer: the smallest batch at the first stage. The limit: a defense could
-leak more than none at all where the undefended model stands; `--attack standard` and `all` ask about every cell.
+asked everywhere, and so is all of the first answer: the smallest batch at the first stage. The limit: a defense may
+leak more than none at all, as `ppdl` does on trained MNIST networks (18.4 dB where `none` gives 11.8; there none falls
+too, so it is asked). Where the undefended model stands that goes unseen; `--attack standard` and `all` ask every cell.
 """
 
 from __future__ import annotations
