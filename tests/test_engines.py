@@ -235,7 +235,9 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(t
     assert isinstance(ended[deadly], WorkerDied) and "was killed" in str(ended[deadly])
     assert [ended[job] for job in others] == [None, None] and last.error is None
     told = f"{type(ended[sore]).__name__}: {ended[sore]}"  # an exception that does not survive pickling
-    assert told == "SoreError: planted in training (7)" and "in prepare" in str(getattr(ended[sore], "__cause__", ""))
+    assert told.startswith("PluginError: The defense 'planted_sore' of package 'ppbench-planted'")
+    assert "raised SoreError: planted in training (7) (ppbench_planted.py, line" in told
+    assert "in prepare" in str(getattr(ended[sore], "__cause__", ""))
     assert {r.cell_id for r in found(tmp_path)} == {job.cells[0] for job in (*others, last.job)}
 
 

@@ -138,7 +138,7 @@ def test_finished_cells_of_other_code_are_told(swept, tiny, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep(tiny, out=found.out, engine="inline")
-    monkeypatch.setattr(sources, "source_digest", lambda: "other")
+    monkeypatch.setattr(sources, "source_digest", lambda **_: "other")
     with pytest.warns(UserWarning, match="has changed since cells in .* Raise the version"):
         sweep(tiny, out=found.out, engine="inline")
 

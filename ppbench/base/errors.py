@@ -10,6 +10,10 @@ class UsageError(Exception):
     """Input that cannot be used. The command line prints the sentence and exits with code 2."""
 
 
+class PluginError(UsageError):
+    """A plugin of another package that is malformed, or whose code raised; the sentence names it and its package."""
+
+
 class Unwritable(UsageError):
     """A file that the system would not let us write: no cell's fault, and no cell can be kept."""
 
@@ -20,6 +24,16 @@ class ProtocolError(Exception):
 
 class Overflow(ProtocolError):
     """A value has left the range of what a protocol can send: training has diverged."""
+
+
+def one_line(text: object, most: int = 300) -> str:
+    """Return a stranger's text (str of it may raise) as one line of printable characters, cut at `most`."""
+    try:
+        words = " ".join(str(text).split())
+    except Exception:  # noqa: BLE001 - a class of a stranger's own
+        return "(its words cannot be read)"
+    line = "".join(c if c.isprintable() else "?" for c in words)
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

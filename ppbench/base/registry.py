@@ -1,119 +1,264 @@
 """Names to plugins, by entry points: the in-tree defenses and attacks enter by the same door as a stranger's.
 
-Listing reads package metadata and source text only, so that `ppbench list` never pays for importing torch.
+Listing reads package metadata and source text only, so that `ppbench list` never pays for importing torch; what other
+packages bring is loaded, as nothing else tells whether it is broken.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import sys
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
 
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.declared import call_faults
+from ppbench.base.entries import FORMER as FORMER
+from ppbench.base.entries import OWN as OWN
+from ppbench.base.entries import entries
+from ppbench.base.errors import PluginError, ProtocolError, UsageError, one_line, unknown
+from ppbench.base.guard import PACKAGE, frames, interrupts, kept, module_of, place, told, within
 
 Group = Literal["defenses", "attacks", "datasets", "models", "questions"]
 GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions")
-OWN = "ppbench-fl"
-FORMER = "ppbench"
-"""What pip calls this program, and what it did before: on the Python package index that is somebody else's."""
+KINDS: Mapping[Group, str] = {
+    "defenses": "defense", "attacks": "attack", "datasets": "data set", "models": "model", "questions": "question",
+}  # fmt: skip
+TESTED = "(under test)"
+"""Stands for the package of a class that a battery asks, installed or not: the battery says what is wrong with it."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""What a plugin may be called: names stand in lists, behind dots, before colons, in tables and in files' names."""
+RESERVED: Mapping[Group, frozenset[str]] = {
+    "defenses": frozenset({"none", "full_noise"}),
+    "attacks": frozenset({"quick", "standard", "all"}),
+}
+"""Names that mean something else: the controls, and words for many attacks."""
+CONTRACTS: Mapping[Group, tuple[str, ...]] = {
+    "defenses": ("ppbench.federation.declared:faults", "ppbench.run.config:setting_faults"),
+    "attacks": ("ppbench.adversary.declared:faults",),
+    "questions": ("ppbench.questions.declared:faults",),
+}
+"""What checks a loaded plugin of a group, (plugin, name) to faults, in the room of its contract: named and imported
+late, as plugins are, for this room is below theirs. Data sets and models are functions, see `_faults`."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point: its name, where it points to and which distribution brought it."""
+    """One entry point: its name, where it points to and the distribution it is of. twin: another that has its name."""
 
     group: Group
     name: str
     target: str
     distribution: str
     entry: metadata.EntryPoint
+    twin: str = ""
 
     @property
     def ours(self) -> bool:
         """Whether it came with ppbench itself."""
         return self.distribution == OWN
 
+    @property
+    def words(self) -> str:
+        """For sentences: "The defense 'x' of package 'y' (module:Class)"."""
+        name, target = one_line(repr(self.name), 80), one_line(self.target, 120) or "no target"
+        return f"The {KINDS[self.group]} {name} of package {one_line(repr(self.distribution), 80)} ({target})"
+
+    @property
+    def module(self) -> str:
+        """The module that it points to."""
+        return self.target.partition("[")[0].partition(":")[0].strip()
+
+    @property
+    def root(self) -> str:
+        """The top-level package, or module, that it points into."""
+        return self.module.partition(".")[0]
+
+    @cached_property
+    def _found(self) -> tuple[Any, str]:
+        """What it points to, imported once, and what is wrong with it, "" for nothing."""
+        with interrupts() as interrupted:
+            try:
+                with kept():
+                    loaded = self.entry.load()
+                    return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
+            except BaseException as cause:
+                if isinstance(cause, KeyboardInterrupt) and interrupted():
+                    raise
+                where = place(cause, self.root)
+                return None, (
+                    f"{self.words} cannot be imported: {told(cause)}{f' ({where})' if where else ''}; repair or "
+                    "uninstall that package."
+                )
+
     @cached_property
     def loaded(self) -> Any:
-        """What it points to, imported once: every lookup of an entry point walks its module anew."""
-        return self.entry.load()
+        """What it points to. Raises PluginError: it cannot be imported, or is not what its group asks for."""
+        loaded, fault = self._found
+        if fault:
+            raise PluginError(fault)
+        return loaded
+
+    @cached_property
+    def _told(self) -> bool:
+        if multiprocessing.parent_process() is None:  # workers find it too; who started them has said so
+            warnings.warn(f"{self._found[1].rstrip('.')}; it is left out.", stacklevel=4)
+        return True
+
+    def leave_out(self) -> None:
+        """Warn, once, that this broken plugin is left out."""
+        assert self._told
+
+
+def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
+    """Yield what a plugin is not that its group asks for."""
+    if plugin.distribution == TESTED:
+        return
+    if not plugin.ours:
+        if plugin.twin:
+            yield f"has the name of one of package {plugin.twin!r}; uninstall one of the two"
+        if not NAME.fullmatch(plugin.name):
+            yield "has a name that no plugin may have; take up to 64 letters, digits, _ and -"
+        if plugin.name in RESERVED.get(plugin.group, ()):
+            yield "has a name that means something else; take another"
+        if plugin.root == PACKAGE or plugin.root in sys.stdlib_module_names:
+            yield f"points into {plugin.root!r}, which is not that package's; point to a class of its own"
+    if plugin.group == "models":
+        yield from call_faults(loaded, (1, 8, 8), 10)
+    elif plugin.group == "datasets":
+        yield from call_faults(loaded, "", seed=0, root=Path())
+    for target in CONTRACTS.get(plugin.group, ()):
+        yield from metadata.EntryPoint("faults", target, "").load()(loaded, plugin.name)
 
 
 @lru_cache
 def plugins(group: Group) -> dict[str, Plugin]:
-    """Return the plugins of `group` by name; a name that two distributions claim stays with ppbench and warns."""
+    """Return the plugins of `group` by name; a name that others claim too stays with ppbench, which warns.
+
+    A name that two other packages claim is refused where it is asked for: neither may stand for the other.
+    """
     found: dict[str, Plugin] = {}
-    for dist, entry in _entries(group):
+    for dist, entry in entries(group):
         plugin = Plugin(group, entry.name, entry.value, dist, entry)
         other = found.get(entry.name)
         if other is None or (plugin.ours and not other.ours):
             found[entry.name] = plugin
-        if other is not None and other.target != plugin.target:
-            kept = found[entry.name].distribution
-            warnings.warn(
-                f"{group[:-1]} {entry.name!r} is provided by {other.distribution} and by {dist}; {kept}'s is used",
-                stacklevel=2,
-            )
+        if other is None or other.target == plugin.target:
+            continue
+        kept_ = found[entry.name]
+        if kept_.ours:
+            about = f"{KINDS[group]} {entry.name!r} is provided by {other.distribution} and by {dist}"
+            warnings.warn(f"{about}; {kept_.distribution}'s is used", stacklevel=2)
+        else:
+            found[entry.name] = Plugin(group, kept_.name, kept_.target, kept_.distribution, kept_.entry, dist)
     return dict(sorted(found.items()))
 
 
-def _entries(group: Group) -> list[tuple[str, metadata.EntryPoint]]:
-    """Return the entry points of `group`, each with its distribution's name.
-
-    An installation under the former name stays behind when the program is installed anew: what it names is old, and
-    left out. Where it is the only one, in a checkout that was updated and not installed again, it stands for ours.
-    """
-    names: dict[int, str] = {}  # each `name` parses its distribution's metadata anew
-    found = []
-    for entry in metadata.entry_points(group=f"ppbench.{group}"):
-        if id(entry.dist) not in names:
-            names[id(entry.dist)] = "?" if entry.dist is None else entry.dist.name
-        found.append((names[id(entry.dist)], entry))
-    if OWN in names.values():
-        return [(name, entry) for name, entry in found if name != FORMER]
-    return [(OWN if name == FORMER else name, entry) for name, entry in found]
-
-
 def load(group: Group, name: str) -> Any:
-    """Return what the plugin points to; UsageError for an unknown name, or a plugin that fails on import."""
+    """Return what the plugin points to; UsageError for an unknown name, PluginError for a broken plugin."""
     known = plugins(group)
     if name not in known:
-        raise unknown(group[:-1], name, known)
-    plugin = known[name]
-    try:
-        return plugin.loaded
-    except Exception as cause:
-        raise UsageError(
-            f"The {group[:-1]} {name!r} of package {plugin.distribution!r} ({plugin.target}) cannot be imported: "
-            f"{type(cause).__name__}: {cause}; repair or uninstall that package."
-        ) from cause
+        raise unknown(KINDS[group], name, known)
+    return known[name].loaded
 
 
 def load_all(group: Group) -> dict[str, Any]:
-    """Return every plugin of `group` that can be imported; a broken one is named in a warning and left out."""
+    """Return every plugin of `group` that is not broken; a broken one is named in one warning and left out."""
     loaded: dict[str, Any] = {}
-    for name in plugins(group):
+    for name, plugin in plugins(group).items():
         try:
-            loaded[name] = load(group, name)
-        except UsageError as error:
-            warnings.warn(str(error), stacklevel=2)
+            loaded[name] = plugin.loaded
+        except UsageError:
+            plugin.leave_out()
     return loaded
 
 
 def summary(plugin: Plugin) -> str:
-    """Return the first line of the plugin's docstring, read from source without importing it ("" if not found)."""
-    module, _, attribute = plugin.target.partition(":")
+    """Return the first line of the plugin's docstring, read from source ("" if not found), or why it is broken.
+
+    Ours are not imported for it; others are, for nothing else tells.
+    """
     try:
-        spec = util.find_spec(module)
+        if not plugin.ours:
+            assert plugin.loaded is not None
+        spec = util.find_spec(plugin.module)
+        if spec is None or spec.origin is None:
+            return f"broken: no module {plugin.module}"
+        text = Path(spec.origin).read_bytes().decode(errors="replace")  # a parser takes thrice as long for all plugins
+    except PluginError as error:
+        return f"broken: {error}"
     except Exception as cause:  # noqa: BLE001 - parents of a broken package may raise anything; shown in the list
-        return f"broken: {type(cause).__name__}: {cause}"
-    if spec is None or spec.origin is None:
-        return f"broken: no module {module}"
-    text = Path(spec.origin).read_text(encoding="utf-8")  # a parser takes thrice as long for all plugins
+        return f"broken: {told(cause)}" if plugin.ours else ""
+    attribute = plugin.target.partition(":")[2]
     header = re.search(rf"^(?:class|def) {re.escape(attribute)}\b(?:.*\n)*?.*:[ \t]*(?:#.*)?\n\s*", text, re.MULTILINE)
     quoted = None if header is None else re.compile(r"[rR]?(\"\"\"|''')(.*?)(?:\1|\n)").match(text, header.end())
-    return "" if quoted is None else quoted[2].strip()
+    return "" if quoted is None else one_line(quoted[2].strip())
+
+
+@contextmanager
+def guard(group: Group | None = None, name: str = "") -> Iterator[None]:
+    """Turn what a stranger's plugin raises in the block, exits too, into a PluginError that names it and its package.
+
+    The plugin is whose code the error passed (`blame`), else the one named here: what it returned was used then.
+    Errors of ppbench's own and interrupts pass, and so does what comes up where no stranger's plugin is involved.
+    """
+    try:
+        yield
+    except BaseException as error:
+        culprit = _culprit(error, group, name)
+        if culprit is None:
+            raise
+        where = place(error, culprit.root)
+        at = f" ({where})" if where else " in ppbench's own code, on what it gave"
+        raise PluginError(f"{culprit.words} raised {told(error)}{at}.") from error
+
+
+def _culprit(error: BaseException, group: Group | None, name: str) -> Plugin | None:
+    # Of a broken protocol somebody is to blame: who brought it, if a stranger did. What leaves the range has diverged.
+    own = type(error).__module__.partition(".")[0] == PACKAGE and type(error) is not ProtocolError
+    if own or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return None
+    passed = frames(error)
+    if not isinstance(error, Exception) and (not passed or within(module_of(passed[0]), PACKAGE)):
+        return None  # a signal's, raised wherever the process was
+    found = blame(error)
+    if found is None and group is not None:
+        named = plugins(group).get(name)
+        found = None if named is None or named.ours else named
+    return found
+
+
+def blame(error: BaseException) -> Plugin | None:
+    """Return the plugin of another package whose code an error came up in, or passed, the innermost first; or None.
+
+    Of several in one package, whose class was at work, else the first.
+    """
+    strangers = [p for group in GROUPS for p in plugins(group).values() if not p.ours and p.root]
+    strangers = [p for p in strangers if p.root != PACKAGE and p.root not in sys.stdlib_module_names]
+    for frame in frames(error) if strangers else ():
+        module = module_of(frame)
+        some = [p for p in strangers if within(module, p.root)]
+        if some:
+            at_work = type(frame.f_locals.get("self")).__mro__
+            names = {cls.__qualname__ for cls in at_work if within(cls.__module__, some[0].root)}
+            exact = [p for p in some if p.target.partition(":")[2] in names]
+            return (exact or [p for p in some if p.module == module] or some)[0]
+    return None
+
+
+def refuse(group: Group, name: str, faults: Iterable[str]) -> None:
+    """Raise PluginError with the first of what is wrong with a plugin's answers, if anything is."""
+    for fault in faults:
+        raise PluginError(f"{plugins(group)[name].words} {fault}.")
+
+
+def stranger(group: Group, name: str) -> bool:
+    """Return whether the plugin called so came with another package."""
+    found = plugins(group).get(name)
+    return found is not None and not found.ours

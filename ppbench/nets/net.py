@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import guard, load, refuse, stranger
 from ppbench.base.tree import Params
 
 Option = str | int | float | bool
@@ -134,7 +134,8 @@ class Net:
 def _construct(spec: NetSpec) -> Classifier:
     factory = load("models", spec.model)
     try:
-        module = factory(spec.shape, spec.classes, **dict(spec.options))
+        with guard("models", spec.model):
+            module = factory(spec.shape, spec.classes, **dict(spec.options))
     except (TypeError, ValueError) as cause:
         raise UsageError(f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {cause}.") from cause
     if not isinstance(module, Classifier):
@@ -143,7 +144,24 @@ def _construct(spec: NetSpec) -> Classifier:
         raise UsageError(f"Model {spec.model!r} has a head of {module.head.kernel_size}; on maps it must be 1x1.")
     if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
         raise UsageError(f"Model {spec.model!r} uses one parameter under two names; give each layer its own.")
+    if stranger("models", spec.model):
+        with guard("models", spec.model):
+            refuse("models", spec.model, _faults(module, spec))
     return module
+
+
+def _faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
+    """Yield why a stranger's network is none that can be trained: asked with two inputs of zeros."""
+    for name, value in module.named_parameters():
+        if value.dtype != torch.float32 or value.device.type != "cpu" or not value.isfinite().all():
+            yield f"makes the parameter {name}, which is not float32, finite and on the CPU"
+    if not isinstance(module.head, nn.Linear | nn.Conv2d):
+        yield f"makes a head that is a {type(module.head).__name__}; it must be a linear layer or a 1x1 convolution"
+    with torch.no_grad():
+        out = module(torch.zeros(2, *spec.shape))
+    if not isinstance(out, Tensor) or out.shape[:2] != (2, spec.classes) or not out.isfinite().all():
+        told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        yield f"makes a network that answers {told} to two inputs; it must be finite and [2, {spec.classes}]"
 
 
 @lru_cache

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load, load_all, plugins
+from ppbench.base.registry import guard, load, load_all, plugins
 from ppbench.questions.inquiry import Audit, Inquiry, Model, Probe
 from ppbench.records.figure import Figured, Terms, best
 from ppbench.records.schema import CellConfig, Metric, Record, Score
@@ -213,7 +213,8 @@ def question_of(name: str) -> Question:
     """Return the question that records call `name`, `Missing` where it is not installed; UsageError: it is broken."""
     if name not in plugins("questions"):
         return Missing(name)
-    made: Question = load("questions", name)()
+    with guard("questions", name):
+        made: Question = load("questions", name)()
     return made
 
 

@@ -40,7 +40,20 @@ class Control(Strict):
     value: float
 
 
-class DefenseInfo(Strict):
+class Coded(Strict):
+    """What a plugin may have brought. code: digest of its source where it is another package's, see `sources.code_of`.
+
+    So an edited plugin never finds cells of its older code; names of cells of ours stay.
+    """
+
+    code: str = ""
+
+    @model_serializer(mode="wrap")
+    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(dump(self), {"code": "", "public": 0})
+
+
+class DefenseInfo(Coded):
     """A defense as configured."""
 
     id: str
@@ -48,9 +61,17 @@ class DefenseInfo(Strict):
     parameters: dict[str, Scalar]
     control: Control | None
 
+    @property
+    def edition(self) -> str:
+        """The version, and of a stranger's defense its code too: "1+3f9a0c12b4de"."""
+        return f"{self.version}+{self.code}" if self.code else self.version
 
-class AttackInfo(Strict):
-    """An attack as configured. kind: its question's name; follows: the attack whose answers it uses, else None."""
+
+class AttackInfo(Coded):
+    """An attack as configured. kind: its question's name; follows: the attack whose answers it uses, else None.
+
+    code: of the attack, its question and the attack that it follows, together.
+    """
 
     id: str
     version: str
@@ -84,7 +105,7 @@ class FederationInfo(Strict):
     dtype: str
 
 
-class DataInfo(Strict):
+class DataInfo(Coded):
     """Which data. sha256: digest of the tensors; sizes in examples; public: those set apart that no client holds."""
 
     name: str
@@ -93,12 +114,8 @@ class DataInfo(Strict):
     test: int
     public: int = 0
 
-    @model_serializer(mode="wrap")
-    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(dump(self), {"public": 0})
 
-
-class ModelInfo(Strict):
+class ModelInfo(Coded):
     """Which network. parameters: their number."""
 
     id: str
@@ -158,6 +175,11 @@ class CellConfig(Strict):
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(dump(self), {"tuning": 0, "perceptual": "", "audit": None, "suite_digest": ""})
+
+    @property
+    def edition(self) -> str:
+        """The defense's version, and the code of what strangers brought to the training: "1+3f9a0c12b4de"."""
+        return "+".join(filter(None, (self.defense.edition, self.data.code, self.model.code)))
 
     def cell_id(self) -> str:
         """Return the name of the cell: the first 32 hex digits of the SHA-256 of its canonical JSON."""

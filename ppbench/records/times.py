@@ -50,7 +50,7 @@ def training_of(record: Record) -> str:
     config, defense = record.config, record.config.defense
     parts = config.data, config.model, config.federation
     return training_id(
-        record.environment.ppbench, (defense.id, defense.version, defense.parameters), parts, config.seed
+        record.environment.ppbench, (defense.id, defense.edition, defense.parameters), parts, config.seed
     )
 
 

@@ -19,6 +19,7 @@ from ppbench.report.worst import WorstCase, contenders, worst_case
 NOT_DISTINGUISHING: Final = {
     "schema_": "there is one; records of another are not read",
     "data.name": "the digest says which data they are; a name may be another machine's",
+    "attack.code": "boards take the worst of all attacks, compare those of one version; see `compare.join`",
     "threat_model.sees": "wording of what the threat model's versioned id stands for",
 }
 """Fields of a cell's configuration that are no part of the key, and why."""
@@ -33,7 +34,8 @@ class Key:
     Attributes:
         digest, train, test, public: digest of the data, and how many examples each part has.
         architecture, federation: the whole `ModelInfo` and `FederationInfo`, as JSON.
-        defense, version, parameters: the defense, and its parameters but the control parameter, as JSON.
+        defense, version, parameters: the defense; its version with the code of strangers (`CellConfig.edition`); its
+            parameters but the control parameter, as JSON.
         kind: the board that the cell is for, its question or the one whose board it shares.
         asked, attack, attack_version, settings: what kind of attack, which, and its parameters (a budget) as JSON.
         knows, informed, oracle: whether the attack counts as adaptive, whether the threat model says that it knows the
@@ -129,7 +131,7 @@ GRID: Final = tuple(name for name in ROW if name != "value")
 SERIES: Final = tuple(name for name in NAMES if name != "value")
 """Cells that differ in the control value alone: the CAP of one attack is a mean over them."""
 FREE: Final = ("seed", "version")
-"""What `compare` compares: several seeds of two versions of a defense."""
+"""What `compare` compares: several seeds of two versions of a defense, or of the code of what others brought."""
 MODEL: Final = tuple(name for name in (*TRAINED, *AUDIT) if name not in FREE)
 """A trained model, whatever its seed and the defense's version."""
 POINT: Final = tuple(name for name in SETTING if name not in FREE)
@@ -160,10 +162,10 @@ def key_of(config: CellConfig) -> Key:
         train=data.train,
         test=data.test,
         public=data.public,
-        architecture=json.dumps(config.model.model_dump(), sort_keys=True),
+        architecture=json.dumps(config.model.model_copy(update={"code": ""}).model_dump(), sort_keys=True),
         federation=config.federation.model_dump_json(),
         defense=defense.id,
-        version=defense.version,
+        version=config.edition,
         parameters=json.dumps(rest, sort_keys=True),
         control="" if control is None else control.name,
         value=None if control is None else control.value,

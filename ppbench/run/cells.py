@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,8 @@ from ppbench.adversary.victims import asked_units
 from ppbench.federation.view import THREATS, acts, colludes
 from ppbench.metrics.perceptual import identity, measurable
 from ppbench.questions.base import question_of
-from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Control, DefenseInfo, Scalar, ThreatModel
+from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatModel
+from ppbench.records.sources import code_of
 from ppbench.records.store import Store
 from ppbench.run.choice import threats_of
 from ppbench.run.config import Stage
@@ -130,18 +130,13 @@ def cells(experiment: Experiment, group: Group) -> list[Cell]:
 def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: Attack | None) -> CellConfig:
     config, point = experiment.config, experiment.points[group.point]
     data, model, federation = experiment.facts
-    defense, records, audited = point.defense, group.records, group.stage == "audit"
-    knows = attack.knows(defense.name)
+    records, audited = group.records, group.stage == "audit"
+    knows = attack.knows(point.defense.name)
     return CellConfig(
         suite=config.suite,
         suite_digest=config.suite_digest,
         threat_model=ThreatModel(id=group.threat, sees=THREATS[group.threat], knows_defense=knows),
-        defense=DefenseInfo(
-            id=defense.name,
-            version=defense.version,
-            parameters=dataclasses.asdict(defense),
-            control=None if defense.control is None else Control(name=defense.control, value=point.value or 0.0),
-        ),
+        defense=point.info,
         attack=AttackInfo(
             id=attack.name,
             version=attack.version,
@@ -149,6 +144,9 @@ def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: 
             parameters=_parameters(attack, follows),
             adaptive=knows,
             follows=None if follows is None else follows.name,
+            code=code_of(
+                ("attacks", attack.name), ("questions", attack.kind), ("attacks", follows.name if follows else "")
+            ),
         ),
         federation=federation,
         data=data,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -11,12 +14,14 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from ppbench.adversary.attack import Attack
-from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import load, load_all, plugins
+from ppbench.base.declared import SCALARS, is_scalar
+from ppbench.base.errors import PluginError, UsageError, one_line, unknown
+from ppbench.base.registry import KINDS, guard, load, load_all, plugins, stranger
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import acts
 from ppbench.questions.base import question_of
-from ppbench.records.schema import Scalar
+from ppbench.records.schema import Control, DefenseInfo, Scalar
+from ppbench.records.sources import code_of
 from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig
 
@@ -39,6 +44,14 @@ class Point:
         return None if name is None else float(getattr(self.defense, name))
 
     @property
+    def info(self) -> DefenseInfo:
+        """What records hold of it."""
+        own, value = self.defense, self.value
+        control = None if own.control is None else Control(name=own.control, value=value or 0.0)
+        code, told = code_of(("defenses", own.name)), dataclasses.asdict(own)
+        return DefenseInfo(id=own.name, version=own.version, parameters=told, control=control, code=code)
+
+    @property
     def label(self) -> str:
         """For people: "spn alpha2=0.1"."""
         return self.defense.name if self.value is None else f"{self.defense.name} {self.defense.control}={self.value:g}"
@@ -50,23 +63,33 @@ def _adapter(factory: type) -> TypeAdapter[Any]:
     return TypeAdapter(factory)
 
 
+def _made(factory: type, parameters: Mapping[str, Scalar]) -> tuple[Any, ValidationError | None]:
+    """Return an instance, or why the types of its fields refuse `parameters`: these are the user's."""
+    try:
+        return _adapter(factory).validate_python(dict(parameters)), None
+    except ValidationError as refusal:
+        return None, refusal
+
+
 def _instance(group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, Scalar]) -> T:
-    kind, factory = group[:-1], load(group, name)
-    if not (isinstance(factory, type) and dataclasses.is_dataclass(factory)):
-        raise UsageError(f"The {kind} {name!r} is no dataclass of its parameters; make it one.")
+    kind, factory = KINDS[group], load(group, name)
     known = [field.name for field in dataclasses.fields(factory)]
     for key in parameters:
         if key not in known:
             raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
-    try:
-        made = _adapter(factory).validate_python(dict(parameters))
-    except ValidationError as error:
-        first = error.errors()[0]
+    with guard(group, name):
+        made, refusal = _made(factory, parameters)
+        held = {} if refusal else {key: getattr(made, key) for key in known}
+    if refusal is not None:
+        first = refusal.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].lower()
-        raise UsageError(f"The {kind} {name!r} refuses {where}={first['input']!r}: {message}.") from error
+        what = f"{where}={first['input']!r}" if where else "its parameters"
+        raise UsageError(f"The {kind} {name!r} refuses {what}: {one_line(first['msg']).lower()}.") from refusal
     if not isinstance(made, base):
-        raise UsageError(f"The plugin {name!r} is no {base.__name__}; subclass ppbench.{base.__name__}.")
+        raise PluginError(f"{plugins(group)[name].words} makes a {type(made).__name__}, no {base.__name__}.")
+    if odd := [key for key, value in held.items() if not is_scalar(value)]:
+        told = one_line(repr(held[odd[0]]), 60)
+        raise PluginError(f"{plugins(group)[name].words} has the parameter {odd[0]}={told}; {SCALARS}.")
     return made
 
 
@@ -78,9 +101,8 @@ def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> D
 def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> Attack:
     """Return the attack called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
     attack = _instance("attacks", Attack, name, parameters or {})
-    if attack.kind not in plugins("questions"):
-        raise unknown(f"question of attack {name!r}", attack.kind, plugins("questions"))
-    attack.check()
+    with guard("attacks", name):
+        attack.check()
     return attack
 
 
@@ -118,8 +140,12 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
     meant = [name for name, factory in load_all("attacks").items() if _meant(config, factory)] if whole else []
     chosen = []
     for name in dict.fromkeys([*meant, *named]):
-        attack = _attack(config, name)
-        obstacle = _obstacle(config, attack)
+        with unless_unasked(name, name in named) as asked:
+            attack = _attack(config, name)
+            with guard("attacks", name):
+                obstacle = _obstacle(config, attack)
+        if not asked:
+            continue
         if obstacle and name in named:
             raise UsageError(f"Attack {name!r} {obstacle}")
         if not obstacle:
@@ -128,6 +154,22 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
     chosen = [attack for attack in chosen if attack.name in named or attack.name not in known]
     _check_sources(chosen)
     return chosen
+
+
+@contextmanager
+def unless_unasked(attack: str, named: bool) -> Iterator[list[str]]:
+    """Give a list of one thing, which is empty where a stranger's attack that nobody named cannot be used: it is left
+    out with a warning. What was named is refused (UsageError)."""
+    going = [attack]
+    try:
+        yield going
+    except UsageError as error:
+        if named or not stranger("attacks", attack):
+            raise
+        going.clear()
+        if multiprocessing.parent_process() is None:  # who started this worker has said so
+            warnings.warn(f"Attack {attack!r} of package {plugins('attacks')[attack].distribution!r} is left out: "
+                          f"{error}", stacklevel=3)  # fmt: skip
 
 
 def _obstacle(config: EvaluateConfig, attack: Attack) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, one_line, unknown
 from ppbench.base.registry import load
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import THREATS
@@ -145,6 +145,17 @@ def _check_finite(values: Mapping[str, Any]) -> None:
         for one in value if isinstance(value, tuple | list) else [value]:
             if isinstance(one, float) and not math.isfinite(one):
                 raise UsageError(f"Option {name}={one} cannot be used: it must be a finite number.")
+
+
+def setting_faults(plugin: type[Defense], name: str) -> Iterator[str]:
+    """Yield what a defense's `setting` asks for that no evaluation has."""
+    for preset, fields in plugin.setting.items():
+        try:
+            EvaluateConfig(**{"defense": name, **fields})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in (preset, *first["loc"]))
+            yield f"declares setting {where} = {one_line(repr(first['input']), 60)}; {one_line(first['msg']).lower()}"
 
 
 def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:

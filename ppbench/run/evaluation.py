@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ppbench.adversary.victims import choose_candidates
 from ppbench.base.bars import Bars
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError
+from ppbench.base.registry import guard, refuse, stranger
+from ppbench.federation.contract import Defense
+from ppbench.federation.declared import answer_faults
 from ppbench.metrics.perceptual import check_weights
 from ppbench.records.origin import save_origin
 from ppbench.records.schema import Record
@@ -94,9 +98,23 @@ def evaluate(
     progress: told how far the work is. command: as typed, for `origin.json`. Raises UsageError: something asked for
     cannot be used; nothing has been trained then.
     """
+    # Whatever a stranger's code raises outside of jobs, in cells' names or on the board: one sentence.
+    with guard():
+        return _evaluate(config, Path(out), workers, progress, command, preset, options)
+
+
+def _evaluate(
+    config: EvaluateConfig | None,
+    out: Path,
+    workers: int | None,
+    progress: Progress | None,
+    command: str,
+    preset: str,
+    options: Mapping[str, Any],
+) -> Evaluation:
     asked = config if config is not None else configure(preset, **options)
     check_workers(workers)
-    store, told = Store(Path(out)), progress or Bars(quiet=True)
+    store, told = Store(out), progress or Bars(quiet=True)
     experiment = resolve(asked)
     check(experiment)
     store.prepare()
@@ -114,6 +132,7 @@ def evaluate(
     return Evaluation(asked, records, found, answer, store.out, len(answered(todo, store)))
 
 
+@guard()
 def check(experiment: Experiment) -> None:
     """Raise UsageError at anything that is asked for and cannot be used: before anything is written."""
     config = experiment.config
@@ -127,15 +146,16 @@ def check(experiment: Experiment) -> None:
             "on a defense that perturbs the model need another --threat than client/1."
         )
     for point in experiment.points:
-        point.defense.check(task.plan)
-        point.defense.check_data(task.plan, [len(task.shards[c].x) for c in range(config.clients)])
+        with guard("defenses", point.defense.name):
+            _check_defense(point.defense, experiment)
     if task.dataset.data_range[0] == task.dataset.data_range[1]:
         raise UsageError(
             f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
         )
     held = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:
-        attack.check_held(held)
+        with guard("attacks", attack.name):
+            attack.check_held(held)
     if any(group.stage == "audit" for group in every):
         populate(experiment)
     drawn: dict[Hashable, Group] = {}
@@ -144,6 +164,15 @@ def check(experiment: Experiment) -> None:
         drawn.setdefault((replace(group, point=0, stage="init"), defense.sums, len(defense.roles)), group)
     for group in drawn.values():
         _check_victims(experiment, group)
+
+
+def _check_defense(defense: Defense, experiment: Experiment) -> None:
+    task, config = experiment.task, experiment.config
+    sizes = [len(task.shards[c].x) for c in range(config.clients)]
+    defense.check(task.plan)
+    defense.check_data(task.plan, sizes)
+    if stranger("defenses", defense.name):
+        refuse("defenses", defense.name, answer_faults(defense, task.plan, sizes, config.rounds))
 
 
 def _check_victims(experiment: Experiment, group: Group) -> None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from ppbench.adversary.attack import Attack
+from ppbench.adversary.declared import answer_faults
 from ppbench.base.errors import UsageError
+from ppbench.base.registry import guard, refuse, stranger
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
-from ppbench.run.choice import Point, attacks, points
+from ppbench.run.choice import Point, attacks, points, unless_unasked
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.task import Task, describe, task_key, task_of
 
@@ -47,15 +49,31 @@ class Experiment:
         """The attacks that suit the task's network and loss, and the probes (UsageError: a named one does not)."""
         config, found = self.config, []
         for attack in self.applicable:
-            if attack.suits(self.task.plan) and config.probe in attack.probes:
+            named = attack.name in config.attacks
+            with unless_unasked(attack.name, named) as asked:
+                suits = self._suits(attack)
+            if not asked:
+                continue
+            if suits and config.probe in attack.probes:
                 found.append(attack)
-            elif attack.name in config.attacks:
+            elif named:
                 probed = config.probe in attack.probes
                 why = f"model {config.model!r} with loss {config.loss!r}" if probed else f"--probe {config.probe}"
                 raise UsageError(f"Attack {attack.name!r} has no use for {why}; leave it out.")
         return tuple(found)
 
+    def _suits(self, attack: Attack) -> bool:
+        """Return whether an attack suits the task; a stranger's other answers are looked at first (PluginError)."""
+        plan = self.task.plan
+        with guard("attacks", attack.name):
+            if stranger("attacks", attack.name):
+                told = answer_faults(attack, plan, {point.defense.name for point in self.points})
+                refuse("attacks", attack.name, told)
+                attack.check_held({client: shard.x for client, shard in self.task.shards.items()})
+            return attack.suits(plan)
 
+
+@guard()
 def resolve(config: EvaluateConfig) -> Experiment:
     """Return the experiment of `config`, no data read (UsageError: an unknown name, an attack that cannot run)."""
     return Experiment(config, tuple(points(config)), tuple(attacks(config)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.device import device_name
-from ppbench.base.errors import Overflow
+from ppbench.base.errors import Overflow, PluginError, UsageError
+from ppbench.base.registry import guard
 from ppbench.base.version import __version__
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
@@ -35,6 +36,7 @@ from ppbench.run.cells import Cell, Group, cells, finished
 from ppbench.run.detection import detected
 from ppbench.run.experiment import Experiment
 from ppbench.run.noticing import noticed
+from ppbench.run.reading import check_evidence, readable
 from ppbench.run.train import Trained, federation, train, untrained
 from ppbench.run.tuning import rehearsal, tuned
 
@@ -143,13 +145,19 @@ class Bench:
         keep: bool = True,
     ) -> Answer:
         began = time.perf_counter() - spent
-        inquiry = ask()
-        guesses, scored, failure = self._attempt(cell, view, inquiry)
-        if keep:
-            scored = replace(scored, flags=(*scored.flags, *flags))
-            status: Status = "failed" if failure else "complete"
-            seconds = time.perf_counter() - began
-            self._keep(cell, scored, seconds, status, failure, choice, inquiry.digest)
+        try:
+            with guard("attacks", cell.attack.name):
+                inquiry = ask()
+                guesses, scored, failure = self._attempt(cell, view, inquiry)
+                if keep:
+                    scored = replace(scored, flags=(*scored.flags, *flags))
+                    status: Status = "failed" if failure else "complete"
+                    seconds = time.perf_counter() - began
+                    self._keep(cell, scored, seconds, status, failure, choice, inquiry.digest)
+        except PluginError as cause:  # a stranger's question, or scores that no record can hold
+            guesses, failure = [], str(cause)
+            if keep:
+                self.keep_without_figures([cell], "failed", failure)
         return Answer(guesses, failure)
 
     def _attempt(self, cell: Cell, view: View, inquiry: Inquiry) -> tuple[list[Guess], Scored, str | None]:
@@ -158,15 +166,28 @@ class Bench:
         label = attack.name, cell.follows or "", group.threat, group.stage, group.batch
         generator = self.experiment.task.seeds.generator("attack", *label)
         try:
-            if question_of(attack.kind).reads and not _readable(attack, view, inquiry.challenges):
-                # a blind guess must not pass for a defense that holds
-                return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {group.threat} {UNREAD}"
-            guesses = attack.run(view, inquiry.challenges, generator)
-            if len(guesses) != len(inquiry.challenges):
-                raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
-            return guesses, inquiry.score(guesses), None
+            with guard("attacks", attack.name):
+                return self._attacked(cell, view, inquiry, generator)
+        except PluginError as cause:
+            return [], Scored([]), str(cause)
         except Exception as cause:  # noqa: BLE001
             return [], Scored([]), f"attack {attack.name!r}: {type(cause).__name__}: {cause}"
+
+    def _attacked(
+        self, cell: Cell, view: View, inquiry: Inquiry, generator: torch.Generator
+    ) -> tuple[list[Guess], Scored, str | None]:
+        attack = cell.attack
+        if question_of(attack.kind).reads:
+            check_evidence(attack, view)
+            if not readable(attack, view, inquiry.challenges):
+                # a blind guess must not pass for a defense that holds
+                return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {view.threat} {UNREAD}"
+        guesses = attack.run(view, inquiry.challenges, generator)
+        if len(guesses) != len(inquiry.challenges):
+            raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
+        if odd := [guess for guess in guesses if not isinstance(guess, Guess)]:
+            raise TypeError(f"a {type(odd[0]).__name__} where a Guess is asked for")
+        return guesses, inquiry.score(guesses), None
 
     def _keep(
         self,
@@ -230,16 +251,6 @@ def _images(scored: Scored) -> dict[str, Tensor] | None:
     return seen if scored.blind is None else {**seen, "blind": scored.blind.unsqueeze(0)}
 
 
-def _readable(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
-    """Return whether an attack has anything to go by: its evidence, or the defense's where it may use that too."""
-    found = attack.evidence(view)
-    if not attack.reads_alone:
-        return bool(found or view.defense.evidence(view))
-    told = {slot for evidence in found for slot in evidence.unit if len(evidence.unit) == 1}
-    units = {frozenset(evidence.unit) for evidence in found}
-    return any(frozenset(c.unit) in units or told.issuperset(c.unit) for c in challenges)
-
-
 def _environment(device: str) -> Environment:
     return Environment(
         ppbench=__version__,
@@ -251,10 +262,12 @@ def _environment(device: str) -> Environment:
     )
 
 
-def run_group(experiment: Experiment, group: Group, out: Path, only: Container[str]) -> None:
+def run_group(experiment: Experiment, group: Group, out: Path, only: Collection[str]) -> None:
     """Run those cells of `group` whose names are in `only` and that `out` does not hold complete or diverged."""
-    store = Store(out)
-    missing = [c for c in cells(experiment, group) if c.id in only and not finished(store, c)]
+    store, every = Store(out), cells(experiment, group)
+    if lost := {*only} - {c.id for c in every}:
+        raise UsageError(f"The code of a plugin has changed since cell {min(lost)} was asked for; start the run again.")
+    missing = [c for c in every if c.id in only and not finished(store, c)]
     if not missing:
         return
     point = experiment.points[group.point]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ppbench.base.errors import Overflow, ProtocolError, Unwritable, UsageError
+from ppbench.base.errors import Overflow, PluginError, ProtocolError, Unwritable, UsageError
+from ppbench.base.registry import guard
 from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.cells import Group
 from ppbench.run.experiment import Experiment
@@ -47,17 +48,17 @@ class Job:
 def work(job: Job, tell: Tell | None = None) -> None:
     """Do a job; whatever of it lies finished in the folder is not done again.
 
-    Raises Refused: a defense refuses the audit; UsageError: the folder; whatever a defense's code raises in training.
+    Raises Refused: a defense refuses the audit; UsageError: the folder; PluginError: what a stranger's code raised.
     """
-    if job.group is not None:
-        run_group(job.experiment, job.group, job.out, job.cells)
-        return
     point, cache = job.experiment.points[job.point], job.out / "cache"
     after = None if tell is None else lambda _: tell(1)
-    if job.runs:
-        Audit.of(job.experiment, point, cache).run(job.runs, after)
-    else:
-        train(job.experiment, point, cache, after)
+    with guard("defenses", point.defense.name):
+        if job.group is not None:
+            run_group(job.experiment, job.group, job.out, job.cells)
+        elif job.runs:
+            Audit.of(job.experiment, point, cache).run(job.runs, after)
+        else:
+            train(job.experiment, point, cache, after)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Failure:
 
     def revived(self) -> Exception:
         """Return an exception of the same name and message, one of ppbench's own as itself."""
-        ours = {cls.__name__: cls for cls in (UsageError, Unwritable, Refused, ProtocolError, Overflow)}
+        ours = {cls.__name__: cls for cls in (UsageError, PluginError, Unwritable, Refused, ProtocolError, Overflow)}
         error: Exception = ours.get(self.name, type(self.name, (Exception,), {}))(self.text)
         error.__cause__ = Exception(f"\n{self.trace}")
         return error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from ppbench.base.errors import Unwritable, UsageError
+from ppbench.base.errors import PluginError, Unwritable, UsageError
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import TARGET, Audit, Refused
@@ -252,6 +252,9 @@ class Schedule:
     def _failed(self, strand: Strand, job: Job, error: Exception) -> None:
         if isinstance(error, Unwritable):
             raise error
+        if isinstance(error, PluginError):  # the sentence is in the records, and the others' cells go on
+            self._give_up(strand, job, error)
+            return
         if self.strict and isinstance(error, WorkerDied):
             raise UsageError(
                 "A worker process was killed, probably for lack of memory; use fewer --workers: the same command "
@@ -275,7 +278,7 @@ class Schedule:
 
     def _give_up(self, strand: Strand, job: Job, error: Exception) -> None:
         what = "its training" if job.group is None else "the cell"
-        reason = f"{what}: {type(error).__name__}: {error}"
+        reason = f"{what}: {error}" if isinstance(error, PluginError) else f"{what}: {type(error).__name__}: {error}"
         if strand.lost:
             return  # another job of the training failed before, and all cells with it
         strand.lost = job.group is None

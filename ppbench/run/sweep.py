@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, unknown
+from ppbench.base.registry import guard
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
@@ -78,6 +79,7 @@ class Planned:
     trainings: int
 
 
+@guard()
 def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
     """Return what a sweep would do; nothing is written. Raises UsageError: what cannot be used, or is not there."""
     for key in only:
@@ -140,6 +142,7 @@ def _meant(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
     return all(key in free or FILTERS[key](config) in values for key, values in only.items())
 
 
+@guard()
 def sweep(
     suite: Suite | str | Path,
     *,

@@ -18,6 +18,7 @@ from ppbench.metrics.perceptual import Network
 from ppbench.metrics.recognition import Gallery, gallery_of
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
+from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.task.dataset import Dataset, open_dataset
 from ppbench.task.partition import partition
@@ -151,7 +152,14 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
     dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
     public = 0 if task.public is None else len(task.public.x)
     members, frozen = sum(len(shard.x) for shard in task.shards.values()), plan.net.frozen
-    data = DataInfo(name=dataset.name, sha256=dataset.sha256(), train=members, test=len(dataset.test.y), public=public)
+    data = DataInfo(
+        name=dataset.name,
+        sha256=dataset.sha256(),
+        train=members,
+        test=len(dataset.test.y),
+        public=public,
+        code=code_of(("datasets", config.dataset.partition(":")[0])),
+    )
     model = ModelInfo(
         id=plan.spec.model,
         # A file by what it holds, not by where it lies.
@@ -160,6 +168,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         classes=plan.spec.classes,
         parameters=plan.net.parameter_count,
         loss=plan.loss,
+        code=code_of(("models", plan.spec.model)),
     )
     federation = FederationInfo(
         clients=plan.clients,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import publish_folder, write_atomic
+from ppbench.base.registry import refuse, stranger
 from ppbench.base.version import __version__
+from ppbench.federation.declared import guarantee_faults
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
@@ -46,8 +47,8 @@ def federation(experiment: Experiment, point: Point) -> Federation:
 
 def home_of(experiment: Experiment, point: Point, cache: Path) -> Path:
     """Return the folder of a training under `cache`: its name is the hash of everything that determines it."""
-    defense = point.defense
-    about = defense.name, defense.version, asdict(defense)
+    info = point.info
+    about = info.id, info.edition, info.parameters
     return cache / training_id(__version__, about, experiment.facts, experiment.config.seed)
 
 
@@ -149,6 +150,8 @@ def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
 ) -> Trained:
     """Return accuracy, bytes and guarantee of a training that has ended."""
+    if finished and stranger("defenses", fed.defense.name):
+        refuse("defenses", fed.defense.name, _output_faults(fed.outputs(task.test.x[:2]), task))
     n, reason = len(task.test.x), None if finished else f"the model was not finite after round {fed.round}"
     mse, low, high = mean_square(fed, task) if finished and task.plan.loss == "squared" else (None, None, None)
     if mse is not None and not math.isfinite(mse):  # large weights of many layers multiply
@@ -180,6 +183,15 @@ def figures_of(
     )
 
 
+def _output_faults(found: torch.Tensor, task: Task) -> Iterator[str]:
+    """Yield why what `predict` answers to the first two test examples is no model's outputs."""
+    classes = task.plan.spec.classes
+    if found.dim() < 2 or found.shape[:2] != (len(task.test.x[:2]), classes):
+        yield f"answers a tensor of shape {tuple(found.shape)} to predict(...); it must be [examples, {classes}]"
+    elif not found.isfinite().all():
+        yield "answers to predict(...) with numbers that are not finite, though its weights are"
+
+
 def _cost(fed: Federation, memory_peak: int | None) -> Cost:
     per = fed.plan.clients * max(1, fed.round)
     return Cost(
@@ -193,6 +205,9 @@ def _cost(fed: Federation, memory_peak: int | None) -> Cost:
 def _privacy(fed: Federation) -> Privacy:
     plan = fed.plan
     sizes = sorted({len(shard.x) for shard in fed.shards.values()})
+    if stranger("defenses", fed.defense.name):
+        for size in sizes:
+            refuse("defenses", fed.defense.name, guarantee_faults(fed.defense.guarantee(plan, size, fed.round)))
     guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan, size, fed.round)) is not None]
     guarantee = max(guarantees) if len(guarantees) == len(sizes) else None  # the client with the weakest
     return Privacy(

@@ -8,6 +8,7 @@ import warnings
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.errors import UsageError
+from ppbench.base.registry import guard
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
@@ -74,9 +75,10 @@ def _worth(attack: Attack, trial: Rehearsal, task: Task, label: tuple[str | int,
     if not victims.units:
         return question.worth([], task.plan)
     try:
-        inquiry = question.of_probe(Probe(attack, trial.view, victims, task.seeds, task.test))
-        guesses = attack.run(trial.view, inquiry.challenges, task.seeds.generator("tuning", *label))
-        return question.worth(inquiry.score(guesses).victims, task.plan)
+        with guard("attacks", attack.name):
+            inquiry = question.of_probe(Probe(attack, trial.view, victims, task.seeds, task.test))
+            guesses = attack.run(trial.view, inquiry.challenges, task.seeds.generator("tuning", *label))
+            return question.worth(inquiry.score(guesses).victims, task.plan)
     except Exception as cause:  # noqa: BLE001 - a stranger's variant may raise anything; it is not chosen
         about = f"attack {attack.name!r} failed on tuning victims: {type(cause).__name__}: {cause}"
         warnings.warn(f"A variant of {about}; the others are compared without it.", stacklevel=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import guard, load, refuse, stranger
 from ppbench.federation.plan import Columns, Data
 from ppbench.task.partition import mask_strata, strata
 
@@ -130,10 +130,26 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
     """
     name, _, argument = text.partition(":")
     loader: Loader = load("datasets", name)
-    dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
+    with guard("datasets", name):
+        dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
     if not isinstance(dataset, Dataset):
         raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
+    if stranger("datasets", name):
+        with guard("datasets", name):
+            refuse("datasets", name, _faults(dataset, name))
     return dataset
+
+
+def _faults(dataset: Dataset, name: str) -> Iterator[str]:
+    """Yield what a stranger's data set may not be: records tell it by its name, and its tensors are copied as such."""
+    if not isinstance(dataset.name, str) or dataset.name.partition(":")[0] != name:
+        yield f"returns a data set called {dataset.name!r}; call it {name!r}, or {name + ':'!r} and more"
+    for split in (dataset.train, dataset.test):
+        for tensor in (split.x, split.y, *([] if split.domain is None else [split.domain])):
+            if type(tensor) is not Tensor or tensor.requires_grad or tensor.device.type != "cpu" or tensor.is_sparse:
+                yield "returns tensors that are not plain ones on the CPU without gradients; detach and copy them"
+    if dataset.sha256() != Dataset.sha256(dataset):
+        yield "returns a data set with a digest of its own; return a Dataset"
 
 
 def no_argument(name: str, argument: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ppbench.adversary.attack import Attack
+from ppbench.adversary.declared import acting_faults
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load, plugins
 from ppbench.federation.contract import Defense
@@ -28,9 +29,8 @@ def declares_itself(duel: Duel) -> Iterator[str]:
     strange = sorted(set(attack.threats) - set(THREATS))
     if strange or not attack.threats:
         yield f"it can use views of {strange or 'nothing'}; known threat models are {', '.join(THREATS)}"
-    crafts = type(attack).crafted is not Attack.crafted
-    if any(acts(threat) is not crafts for threat in attack.threats):
-        yield "it acts under some of its threat models and not under others; define `crafted` where all of them act"
+    for fault in acting_faults(type(attack)):
+        yield f"it {fault}"
 
 
 UPLOADS: Asked = {

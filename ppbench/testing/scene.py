@@ -142,7 +142,7 @@ def installed(group: registry.Group, plugin: type) -> Iterator[None]:
     """Let the registry know a class by its name in the block: views on disk name their defense, installed or not."""
     name = str(getattr(plugin, "name", plugin.__name__))
     entry = cast(Any, SimpleNamespace(load=lambda: plugin))
-    shown = registry.Plugin(group, name, f"{plugin.__module__}:{plugin.__qualname__}", "(under test)", entry)
+    shown = registry.Plugin(group, name, f"{plugin.__module__}:{plugin.__qualname__}", registry.TESTED, entry)
     with patch.dict(registry.plugins(group), {name: shown}):
         yield
 

@@ -89,7 +89,7 @@ FACTS: Final = {
 """Fields of a cell's key that must be equal for two cells to be compared, and where they stand in its configuration."""
 NO_FACTS: Final = {
     "seed": "cells are compared seed by seed",
-    "version": "of the defense: what is compared",
+    "version": "of the defense, and the code of strangers' plugins: what is compared",
     "kind": "the kind of attack says it, too",
     "knows": "the threat model says it, too",
     "oracle": "oracles are left out",
@@ -179,7 +179,7 @@ def _rows(records: Sequence[Record], side: str) -> _Rows:
             continue
         seeds = rows[where_of(config), facts_of(config)]
         twin = seeds.setdefault(config.seed, record)
-        versions = twin.config.defense.version, config.defense.version
+        versions = twin.config.edition, config.edition
         if versions[0] != versions[1]:
             raise UsageError(
                 f"{side} holds {config.defense.id!r} in versions {versions[0]!r} and {versions[1]!r}; "

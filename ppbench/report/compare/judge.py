@@ -107,7 +107,7 @@ def printable(text: str) -> str:
 
 def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
     """Return a row that is still to be judged; without a change it is missing from NEW. The note names versions."""
-    one, two = pair.base[0].config.defense.version, pair.new[0].config.defense.version
+    one, two = pair.base[0].config.edition, pair.new[0].config.edition
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
     status: Status = "missing" if found is None else "ok"
     note = "; ".join(part for part in notes if part)

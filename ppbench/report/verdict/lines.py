@@ -114,7 +114,7 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
     seen: dict[tuple[str, str], set[object]] = {}
 
     def known(record: Record) -> dict[str, object]:
-        return {**record.config.defense.parameters, "version": record.config.defense.version}
+        return {**record.config.defense.parameters, "version": record.config.edition}
 
     for record in records:
         for name, parameter in known(record).items():

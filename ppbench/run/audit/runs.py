@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -72,9 +72,9 @@ class Audit:
     @staticmethod
     def of(experiment: Experiment, point: Point, cache: Path) -> Audit:
         """Return the audit of `point`, kept under `cache` by the hash of everything that determines it."""
-        defense, config = point.defense, experiment.config
+        info, config = point.info, experiment.config
         parts = [part.model_dump(mode="json") for part in experiment.facts]
-        about = [__version__, defense.name, defense.version, asdict(defense), *parts, config.seed]
+        about = [__version__, info.id, info.edition, info.parameters, *parts, config.seed]
         riders = [config.canary_clients] if config.canary_clients else []
         text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS, *riders], sort_keys=True)
         return Audit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")

@@ -1,0 +1,105 @@
+"""What of a process a stranger's module may not change by being imported, and what it raised, in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from ppbench.base.errors import one_line
+
+PACKAGE = "ppbench"
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep the folder, the filters of warnings and torch's defaults as they are; what is printed goes to stderr."""
+    folder, torch = os.getcwd(), sys.modules.get("torch")
+    dtype, grad = (None, None) if torch is None else (torch.get_default_dtype(), torch.is_grad_enabled())
+    try:
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # the folder is gone
+            os.chdir(folder)
+        if torch is not None:
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(grad)
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Give what tells whether the user interrupted meanwhile: a module may raise KeyboardInterrupt by itself."""
+    seen: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield lambda: True
+        return
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        if signal.getsignal(signal.SIGINT) is noted:
+            signal.signal(signal.SIGINT, before)
+
+
+def frames(error: BaseException) -> list[FrameType]:
+    """Return the frames in which an error came up, the innermost first, then those of its causes."""
+    found: list[FrameType] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < 20:
+        seen.add(id(current))
+        found += reversed(_frames(current.__traceback__))
+        current = current.__cause__ or current.__context__
+    return found
+
+
+def _frames(trace: TracebackType | None) -> list[FrameType]:
+    found = []
+    while trace is not None:
+        found.append(trace.tb_frame)
+        trace = trace.tb_next
+    return found
+
+
+def module_of(frame: FrameType) -> str:
+    """Return the name of the module whose code a frame runs, "" where it has none."""
+    name = frame.f_globals.get("__name__")
+    return name if isinstance(name, str) else ""
+
+
+def within(module: str, root: str) -> bool:
+    """Return whether a module is `root` or lies in the package `root`."""
+    return module == root or module.startswith(f"{root}.")
+
+
+def told(error: BaseException) -> str:
+    """Return an error as "ZeroDivisionError: division by zero"; of one that says nothing its class alone."""
+    name, words = one_line(type.__dict__["__name__"].__get__(type(error)), 80), one_line(error)
+    return f"{name}: {words}" if words else name
+
+
+def place(error: BaseException, root: str) -> str:
+    """Return "name.py, line 12" of the innermost line of package `root` that an error passed, "" where there is none.
+
+    Read from the traceback, not from its frames: these go on to other lines.
+    """
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        if within(module_of(trace.tb_frame), root):
+            found = f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,43 @@
+"""What a question must declare: asked of every question before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ppbench.base.declared import class_faults, word_faults
+from ppbench.base.registry import load, plugins
+from ppbench.questions.base import Question
+from ppbench.records.scores import Score, word_of
+
+
+def faults(plugin: Any, name: str) -> Iterator[str]:
+    """Yield what keeps a class from being the question called `name`: the first fault makes others meaningless."""
+    yield from class_faults(plugin, Question, name)
+    yield from word_faults(plugin, ("title", "source"))
+    if not (isinstance(plugin.score, type) and issubclass(plugin.score, Score)):
+        yield f"declares score = {plugin.score!r}; it must be a subclass of ppbench's Score"
+    yield from _word_faults(plugin, name)
+    for what in ("follows", "board"):
+        if (asked := getattr(plugin, what)) and asked not in plugins("questions"):
+            yield f"declares {what} = {asked!r}, which is no question that is installed"
+    if not plugin.figures and plugin.headline is Question.headline:
+        yield "declares no figures; name its metrics with their titles, the headline first"
+    if plugin.metrics is Question.metrics:
+        yield "has no metrics(scores, terms); define it"
+    if all(getattr(plugin, ask) is getattr(Question, ask) for ask in ("of_probe", "of_model", "of_audit")):
+        yield "asks nothing; define of_probe, of_model or of_audit"
+    plugin()  # without arguments: an instance has no state
+
+
+def _word_faults(plugin: type[Question], name: str) -> Iterator[str]:
+    """Yield why records could not tell its scores by their word."""
+    word = plugin.score.model_fields["kind"].default
+    if not isinstance(word, str) or not word:
+        yield "has scores without a word; set kind: Literal['word'] = 'word' in their class"
+    installed = plugins("questions")
+    for other, known in installed.items() if name in installed and not installed[name].ours else ():
+        if known.ours:
+            theirs = load("questions", other).score
+            if word_of(theirs) == word and theirs is not plugin.score:
+                yield f"has scores of kind {word!r}, which are those of {other!r}; take another word"
