@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import hypothesis
@@ -15,8 +16,14 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.view import THREATS
+from ppbench.metrics.image import image_figures
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.nets.net import initial, net_spec
+from ppbench.questions.flags import flags_of
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.images import blind_decibels, inexact
+from ppbench.questions.kept import RECOMPUTED
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost
@@ -172,7 +179,9 @@ def _victims(kind, share, error, n, alike, blind):
         elif kind == "tracing":
             own = dict(kind="trace", owner=i % 10, guess=i % 10 if i < share * n else -1)
         else:
-            own = dict(kind="image", probe=i, client=0, index=0, psnr=share + i % 3, rmse=error, rmse_raw=error)
+            own = dict(
+                kind="image", probe=i, client=0, index=0, psnr=min(share + i % 3, 100.0), rmse=error, rmse_raw=error
+            )
             own |= dict.fromkeys(("ssim", "label", "confidence", "at_truth")) | {"evaluations": 1}
             if blind is not None:
                 seen = own["psnr"] > blind + 2
@@ -193,14 +202,25 @@ def _config(
     network = dict(id=model, options=options or {}, shape=list(shape), classes=classes, parameters=250, loss=loss)
     return CellConfig.model_validate(
         dict(
-            suite="evaluate/1", threat_model=dict(id=threat, sees="", knows_defense=adaptive),
+            suite="evaluate/1", threat_model=dict(id=threat, sees=THREATS.get(threat, ""), knows_defense=adaptive),
             defense=dict(id=defense, version="1", parameters=given | (parameters or {}), control=axis),
             attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
             federation=FEDERATION | dict(clients=clients, upload=upload), model=network,
-            data=dict(name=dataset, sha256=sha256, train=1000, test=500),
+            data=dict(name=dataset, sha256=sha256, train=1000, test=1000),
             stage=stage or ("final" if of_records else "init"), batch_size=batch, victims=10, seed=seed,
         ) | more
     )  # fmt: skip
+
+
+def _flags(record):
+    """Return the flags that a record's scores of images raise, and its others."""
+    scores = record.victims
+    others = [flag for flag in record.flags if flag.code not in RECOMPUTED]
+    if not scores or type(scores[0]) is not ImageScore:
+        return others
+    measured = any(score.blind is not None for score in scores)
+    pictures = len(record.config.model.shape) == 3
+    return [*inexact(scores), *(flags_of(scores, [], (0.0, 1.0), pictures) if measured else ()), *others]
 
 
 METRICS = {}
@@ -230,7 +250,8 @@ def fabricate():
         config = _config(defense, value, attack, kind, **about)
         fates = _victims(kind, share, error, n or COUNT.get(kind, 12), alike, blind) if scores is None else scores
         ends = None if accuracy is None else clopper_pearson(round(accuracy * 1000), 1000)
-        utility = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, curve=[],
+        curve = [] if accuracy is None else [(20, accuracy)]
+        utility = dict(accuracy=accuracy, low=ends and ends.low, high=ends and ends.high, n=1000, curve=curve,
                        chance=1 / config.model.classes, reason=None if accuracy is not None else "none",
                        mse=mse, mse_low=mse and 0.95 * mse, mse_high=mse and 1.05 * mse)  # fmt: skip
         claim = (None, None, reason) if epsilon is None else (epsilon, 1e-5, None)
@@ -244,7 +265,8 @@ def fabricate():
                 status=status, reason=None if status == "complete" else "it broke",
             )
         )  # fmt: skip
-        return draft.model_copy(update={"metrics": _metrics(draft, None if scores is None else draft.privacy.delta)})
+        metrics = _metrics(draft, None if scores is None else draft.privacy.delta)
+        return draft.model_copy(update={"metrics": metrics, "flags": _flags(draft)})
 
     return make
 
@@ -254,8 +276,30 @@ def asked():
     """Return a maker of a record whose questions have a name, with `changes`, and with its metrics made again."""
 
     def make(record, **changes):
-        new = record.model_copy(update={"asked": "a1b2", **changes})
-        return new.model_copy(update={"metrics": _metrics(new, new.privacy.delta)})
+        new = record.model_copy(update=changes)
+        if "asked" not in changes:
+            new = new.model_copy(update={"asked": f"a1b2{len(new.victims)}"})
+        return new.model_copy(update={"metrics": _metrics(new, new.privacy.delta), "flags": _flags(new)})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pictured(asked):
+    """Return a maker of a record and the reconstructions that give its figures, near its own ones in decibels."""
+
+    def make(record):
+        count, shape = len(record.victims), record.config.model.shape
+        truth = (torch.arange(count * torch.Size(shape).numel()) % 2).float().reshape(count, *shape)
+        far = torch.tensor([10 ** (-score.decibels / 20) for score in record.victims]).clamp(max=1)
+        guess = (truth - far[:, None, None, None]).abs()
+        blind = torch.full((1, *shape), 0.5)
+        scores = [
+            score.model_copy(update=asdict(figures) | {"blind": blind_decibels(blind[0], t, (0, 1)), "oracle": 100.0})
+            for score, t, figures in zip(record.victims, truth, map(image_figures, guess, truth), strict=True)
+        ]
+        made = asked(record, victims=scores).model_copy(update={"asked": record.asked})
+        return made, {"guess": guess, "truth": truth, "blind": blind}
 
     return make
 
@@ -265,7 +309,10 @@ def gained(asked):
     """Return a maker of a record whose every victim gained decibels, each its own number."""
 
     def make(record, gain):
-        victims = [v.model_copy(update={"psnr": v.psnr + gain * (1 + i / 100)}) for i, v in enumerate(record.victims)]
+        victims = [
+            v.model_copy(update={"psnr": v.psnr + by, "oracle": v.psnr + by})
+            for v, by in ((v, gain * (1 + i / 100)) for i, v in enumerate(record.victims))
+        ]
         return asked(record, victims=victims)
 
     return make

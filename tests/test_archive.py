@@ -35,13 +35,12 @@ TIME = ClientTime(
 
 
 @pytest.fixture
-def store(tmp_path, fabricate):
+def store(tmp_path, fabricate, pictured):
     """Results with everything that a folder can hold, and things that do not travel."""
     made = Store(tmp_path / "out")
-    images = np.linspace(0, 1, 2 * 64, dtype=np.float32).reshape(2, 1, 8, 8)
     for name, value, db in (("none", None, 60.0), ("full_noise", None, 5.0), ("dp", 0.1, 12.0), ("dp", 0.2, 9.0)):
-        record = fabricate(name, value, "dlg", "reconstruction", db, control="sigma")
-        made.save(record, seconds=0.5, tensors={"guess": images, "truth": 1 - images})
+        record, images = pictured(fabricate(name, value, "dlg", "reconstruction", db, control="sigma"))
+        made.save(record, seconds=0.5, tensors=images)
     save_time(made.out, training_of(record), TIME)
     trial = Trial(model="lenet", attack="dlg", share=1.0)
     save_soundness(made.out, Soundness(ppbench="0.1.0", code="c0de", torch="2", python="3", trials=[trial]))

@@ -19,7 +19,7 @@ from ppbench.report.verify import verify
 
 
 @pytest.fixture
-def run(fabricate, tmp_path, monkeypatch):
+def run(fabricate, pictured, tmp_path, monkeypatch):
     """Return a maker of finished runs, with images, times and a cache; boards are tables alone, to be quick."""
 
     def board(store):
@@ -33,11 +33,11 @@ def run(fabricate, tmp_path, monkeypatch):
 
     def make(name, **dp):
         store = Store(tmp_path / name)
-        tensors = {"guess": [[[[0.0]]]] * 12, "truth": [[[[1.0]]]] * 12}
         points = [("none", None, 30.0), ("full_noise", None, 5.0), *(("dp", float(v[1:]), s) for v, s in dp.items())]
         for defense, value, share in points:
             record = fabricate(defense, value, "dlg", "reconstruction", share, control="sigma")
-            store.save(record.model_copy(update={"asked": "q"}), seconds=1.0, tensors=tensors)
+            record, tensors = pictured(record.model_copy(update={"asked": "q"}))
+            store.save(record, seconds=1.0, tensors=tensors)
         save_origin(store.out, "ppbench evaluate --defense dp")
         (store.out / "cache").mkdir()
         (store.out / "times").mkdir()
@@ -76,7 +76,7 @@ def test_an_edit_by_hand_is_found(run, tmp_path):
     path.write_text(json.dumps(json.loads(before)))
     assert verify(base) == [], "how a file is laid out says nothing"
     data = json.loads(before)
-    data["flags"] = [dict(code="x", severity="info", detail="x")]
+    data["flags"] += [dict(code="x", severity="info", detail="x")]
     path.write_text(json.dumps(data))
     assert any("digest" in problem and "baseline accept" in problem for problem in verify(base))
     with pytest.raises(UsageError, match=r"BASELINE: .*digest"):
@@ -122,13 +122,14 @@ def test_what_may_not_be_accepted(run, tmp_path):
     assert len(history(base)) == 1 and verify(base) == []
 
 
-def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(run, fabricate, tmp_path):
+def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(run, fabricate, pictured, tmp_path):
     base, new = tmp_path / "base", run("new", _1=10.0)
     Store(new).save(fabricate("dp", 2.0, "dlg", "reconstruction", 9.0, control="sigma", status="failed"))
     with pytest.raises(UsageError, match=r"1 of 4 cells in .* failed, such as dp under dlg"):
         accept(new, base, "a good reason")
     weak = run("weak", _1=10.0)
-    Store(weak).save(fabricate("none", None, "dlg", "reconstruction", 8.0, control="sigma"))
+    record, tensors = pictured(fabricate("none", None, "dlg", "reconstruction", 8.0, control="sigma"))
+    Store(weak).save(record.model_copy(update={"asked": "q"}), tensors=tensors)
     with pytest.raises(UsageError, match=r"control none: .*needs controls that hold"):
         accept(weak, base, "a good reason")
     assert not base.exists()
@@ -172,11 +173,11 @@ def test_a_failure_leaves_the_old_baseline_and_nothing_else(run, tmp_path, monke
     assert {p: p.read_bytes() for p in base.rglob("*") if p.is_file()} == before and verify(base) == []
 
 
-def test_the_board_of_a_baseline_is_made_without_images(fabricate, tmp_path):
+def test_the_board_of_a_baseline_is_made_without_images(fabricate, pictured, tmp_path):
     store = Store(tmp_path / "new")
     for defense, share in (("none", 30.0), ("full_noise", 5.0)):
-        record = fabricate(defense, None, "dlg", "reconstruction", share)
-        store.save(record, tensors={"guess": [[[[0.0] * 8] * 8]] * 12, "truth": [[[[1.0] * 8] * 8]] * 12})
+        record, tensors = pictured(fabricate(defense, None, "dlg", "reconstruction", share))
+        store.save(record, tensors=tensors)
     write_board(store)
     base = tmp_path / "base"
     accept(store.out, base, "first")

@@ -3,12 +3,15 @@
 import csv
 import io
 import json
+from dataclasses import asdict
 
-import numpy as np
 import pytest
+import torch
 
 from ppbench.base.errors import UsageError
+from ppbench.metrics.image import image_figures
 from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.images import blind_decibels
 from ppbench.questions.membership import MemberScore
 from ppbench.records.soundness import Soundness, Trial, save_soundness
 from ppbench.records.store import Store
@@ -17,6 +20,10 @@ from ppbench.report.page.table import no_claims, write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.verify import verify
 
+TRUTH = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+GUESS = (TRUTH + torch.linspace(-0.1, 0.3, 9)[:, None, None, None]).clamp(0, 1)
+BLIND = torch.full((1, 1, 8, 8), 0.4)
+
 
 @pytest.fixture
 def record(fabricate, asked):
@@ -24,10 +31,11 @@ def record(fabricate, asked):
 
     def make(sigma):
         scores = [
-            ImageScore(probe=i, client=0, index=0, psnr=10.0 + i / 3, rmse=0.5, rmse_raw=2.5, ssim=0.2,
-                       label=i % 2 == 0, confidence=0.1, at_truth=0.0, evaluations=10, mse=10 ** (-1 - i / 30),
-                       lpips=0.1 * i, feat_mse=1.0 + i, blind=9.0 + i, oracle=12.0 + i, path=[(5, 8.0)])
-            for i in range(9)
+            ImageScore(probe=i, client=0, index=0, **asdict(image_figures(guess, truth)),
+                       label=i % 2 == 0, confidence=0.1, at_truth=0.0, evaluations=10,
+                       lpips=0.1 * i, feat_mse=1.0 + i, blind=blind_decibels(BLIND[0], truth, (0, 1)), oracle=100.0,
+                       path=[(5, 8.0)])
+            for i, (guess, truth) in enumerate(zip(GUESS, TRUTH, strict=True))
         ]  # fmt: skip
         made = fabricate("dp", sigma, "dlg", "reconstruction", control="sigma", accuracy=0.71, seed=1)
         return asked(made, victims=scores)
@@ -38,7 +46,7 @@ def record(fabricate, asked):
 @pytest.fixture
 def store(record, tmp_path):
     made = Store(tmp_path / "out")
-    tensors = {"guess": np.ones((9, 1, 2, 2)), "truth": np.zeros((9, 1, 2, 2))}
+    tensors = {"guess": GUESS, "truth": TRUTH, "blind": BLIND}
     kept = [made.save(record(sigma), seconds=1.0, tensors=tensors) for sigma in (0.1, 0.2)]
     write_csv(kept, made.csv_path, claims=lambda _: "=CAP 0.6")
     return made
@@ -63,7 +71,7 @@ CHANGES = {
     "psnr_median.value": lambda d: d["metrics"][0].update(value=d["metrics"][0]["value"] - 1e-6),
     "psnr_median.low": lambda d: d["metrics"][0].update(low=0.0),
     "rmse_mean.n": lambda d: d["metrics"][3].update(n=1000),
-    "psnr_max.value": lambda d: d["victims"][8].update(psnr=1.0),
+    "psnr_max.value": lambda d: d["victims"][2].update(psnr=1.0),
     "label_accuracy.value": lambda d: d["victims"][0].update(label=False),
     "blind_median": lambda d: d["victims"][4].update(blind=None),
     "where the scores give": lambda d: [v.update(blind=None) for v in d["victims"]],
@@ -182,7 +190,8 @@ def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store, 
     made = record(0.3)
     defense = made.config.defense.model_copy(update={"id": "<img src=x onerror=alert(1)>\x1b[2J"})
     config = made.config.model_copy(update={"defense": defense})
-    kept = store.save(made.model_copy(update={"config": config, "cell_id": config.cell_id()}))
+    tensors = {"guess": GUESS, "truth": TRUTH, "blind": BLIND}
+    kept = store.save(made.model_copy(update={"config": config, "cell_id": config.cell_id()}), tensors=tensors)
     write_csv(store.load_all(), store.csv_path, claims=lambda _: "=CAP 0.6")
     found = verify(store.out, lambda _: "=CAP 0.6")
     assert len(found) == 1 and kept.cell_id in found[0] and "onerror" in found[0] and "\x1b" not in found[0]

@@ -129,5 +129,5 @@ def load(path: Path) -> Tree:
             structure = json.loads(file.metadata()["tree"])
         # Clones are aligned as fresh tensors are: kernels round differently off the 64-byte grid.
         return decode(structure, {name: value.clone() for name, value in load_file(path).items()})
-    except (SafetensorError, OSError, TypeError, KeyError, ValueError) as cause:
+    except (SafetensorError, OSError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as cause:
         raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause

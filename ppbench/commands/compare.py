@@ -91,7 +91,8 @@ def accept(
     given.
     """
     from ppbench.report.baseline import accept as run
+    from ppbench.run.recheck import recheck
 
-    line = run(new, folder, reason)
+    line = run(new, folder, reason, recheck)
     moved = line.moved
     typer.echo(f"{line.cells} cells: {moved.added} added, {moved.removed} removed, {moved.changed} changed; {folder}")

@@ -15,7 +15,7 @@ from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, load, moved, save
 from ppbench.federation.acting import Acting, acted
-from ppbench.federation.contract import Context, Defense
+from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.drive import Backend, Drive, Parties, Working, context, together
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
@@ -179,13 +179,27 @@ class Federation:
         for client, state in enumerate(self.parties.clients):
             save(state, folder / f"client{client}.safetensors")
 
-    def restore(self, folder: Path) -> None:
-        """Continue from the checkpoint in `folder`; instead of `start`."""
-        counters, server = load(folder / "server.safetensors")
-        self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down = map(int, counters)
+    def restore(self, folder: Path, params: Params | None = None) -> None:
+        """Continue from the checkpoint in `folder`; instead of `start`. UsageError: damaged, or not of this network.
+
+        params: what training began from; then the saved weights must have the names, shapes and types that it gives.
+        """
+        counters, server = self._saved(folder, params)
+        self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down = counters
         self.shards = {client: stored(shard, self.device) for client, shard in self.shards.items()}
         clients = [load(folder / f"client{c}.safetensors") for c in range(self.plan.clients)]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
+
+    def _saved(self, folder: Path, params: Params | None) -> tuple[list[int], Server]:
+        """Return the counters and the server's state in `folder`; UsageError: not such, or not of these `params`."""
+        path = folder / "server.safetensors"
+        match load(path):
+            case (Tensor() as counters, Server() as server) if counters.shape == (5,):
+                begun = self.context(self.session, 0, 0, SERVER, "init")
+                first = server if params is None else self.defense.init_server(begun, params)
+                if _forms(first.params) == _forms(server.params):
+                    return [int(number) for number in counters], server
+        raise UsageError(f"{path} is no state of this federation; delete its folder to have it made again.")
 
     def context(self, session: str, round_: int, step: int, party: int, purpose: str = "step") -> Context:
         """Return what `party` has at hand in one step under this federation's plan."""
@@ -197,6 +211,10 @@ class Federation:
         """Return what runs a coroutine of the defense under `plan`, on `data` by client; it moves `parties`."""
         own = (self.defense, plan, self.seeds, self.device, self.backend)
         return Drive(*own, session, probe, round_, wire, parties, data, self.canaries)
+
+
+def _forms(params: Params) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in params.items()}
 
 
 def run_many(federations: Sequence[Federation], last: int, after: Callable[[int], None] | None = None) -> list[bool]:

@@ -25,6 +25,7 @@ from ppbench.records.scores import OtherScore
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
+    from ppbench.records.store import Images
 
 Floats = NDArray[np.float64]
 
@@ -134,6 +135,15 @@ class Question:
             return 0.0
         first = self.metrics(scores, Terms(plan.spec.classes, 0))[0]
         return (first.value or 0.0) * (-1 if first.higher_is_safer else 1)
+
+    # -- checked again ------------------------------------------------------------------------------------------------
+    def flawed(self, record: Record) -> Iterator[str]:
+        """Yield what a record's scores and flags say of one another that does not fit, a clause each; none is known."""
+        return iter(())
+
+    def contradicted(self, record: Record, images: Images) -> Iterator[str]:
+        """Yield what a record's scores say that its kept images do not give, a clause each. Default: nothing."""
+        return iter(())
 
     # -- shown ---------------------------------------------------------------------------------------------------------
     def headline(self, config: CellConfig) -> str:

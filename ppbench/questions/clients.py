@@ -27,6 +27,11 @@ class ClientScore(Score):
     member: bool
     score: float
 
+    @property
+    def truth(self) -> tuple[int | str, ...]:
+        """Whether it took part."""
+        return (self.member,)
+
 
 class Clients(Question):
     """Which random directions were those of clients that took part? Answers give an estimate of a client's epsilon."""

@@ -13,6 +13,7 @@ from ppbench.questions.base import DistanceLaw, Question, Rule, rest
 from ppbench.questions.inquiry import Inquiry, Model, Scored
 from ppbench.records.figure import Terms, metric_of, seed_of
 from ppbench.records.schema import CellConfig, Metric, Score
+from ppbench.records.scores import Amount, Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +31,8 @@ class OutputScore(Score):
 
     kind: Literal["output"] = "output"
     agree: bool
-    error: float
-    decision: int | None = None
+    error: Amount
+    decision: Count | None = None
 
 
 class Extraction(Question):

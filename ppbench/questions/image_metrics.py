@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
 from ppbench.questions.labels import label_accuracy
 from ppbench.questions.recognition import LOOKED, Recognition, share_of_readers
 from ppbench.records.figure import metric_of, seed_of
 from ppbench.records.schema import Metric, without_defaults
-from ppbench.records.scores import ProbedScore
+from ppbench.records.scores import Amount, Count, ProbedScore, Share
 
 BROKEN_DB = 20.0
 """PSNR in dB of the share that papers report; it counts as rebuilt above it where no blind guess was measured."""
@@ -39,6 +40,10 @@ OLD = "scores of before it was measured"
 DETECTION = "detection_auc"
 GAIN = "gain_median"
 ACCURACY = "reconstruction_accuracy"
+_LAST = 1e-6  # by which rounding may lead out of a range
+Decibels = Annotated[float, Field(ge=-1000, le=PSNR_CAP)]
+"""PSNR in dB; of table rows, whose test part may lie outside the range of the training part, also below 0."""
+Relative = Annotated[float, Field(ge=0, le=RMSE_RAW_CAP)]
 
 
 class ImageScore(ProbedScore):
@@ -68,24 +73,24 @@ class ImageScore(ProbedScore):
     """
 
     kind: Literal["image"] = "image"
-    psnr: float | None
-    rmse: float | None
-    rmse_raw: float | None
-    ssim: float | None
+    psnr: Decibels | None
+    rmse: Relative | None
+    rmse_raw: Relative | None
+    ssim: Annotated[float, Field(ge=-1 - _LAST, le=1 + _LAST)] | None
     label: bool | None
     confidence: float | None
-    at_truth: float | None
-    evaluations: int
-    ratio: float | None = None
-    mse: float | None = None
-    lpips: float | None = None
-    feat_mse: float | None = None
-    blind: float | None = None
-    oracle: float | None = None
-    path: list[tuple[int, float]] = Field(default_factory=list)
-    detected: float | None = None
-    accuracy: float | None = None
-    blind_accuracy: float | None = None
+    at_truth: Annotated[float, Field(ge=-_LAST)] | None
+    evaluations: Count
+    ratio: Amount | None = None
+    mse: Amount | None = None
+    lpips: Annotated[float, Field(ge=-_LAST)] | None = None
+    feat_mse: Amount | None = None
+    blind: Decibels | None = None
+    oracle: Decibels | None = None
+    path: list[tuple[Count, Decibels]] = Field(default_factory=list)
+    detected: Share | None = None
+    accuracy: Share | None = None
+    blind_accuracy: Share | None = None
     recognition: Recognition | None = None
 
     @model_serializer(mode="wrap")

@@ -76,7 +76,7 @@ def score_images(
             scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
         pairs.append((found, truth.x))
     images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
-    flags = _inexact(scores)
+    flags = inexact(scores)
     if yardstick is not None:
         scores = perceived(scores, images, truths, data_range, yardstick.network)
         if yardstick.gallery is not None:
@@ -86,7 +86,8 @@ def score_images(
     return Scored(list(scores), flags, images, truths, mean)
 
 
-def _inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
+def inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
+    """Return the flag of evidence that the truth does not explain, or ()."""
     exact = {(s.probe, -1 if s.cohort else s.client): s.at_truth for s in scores if s.at_truth is not None}
     if not exact or (middle := median(exact.values())) <= INEXACT:
         return ()
@@ -161,7 +162,7 @@ def _unit_scores(
             "label": hits[index],
             "confidence": _finite(guess.confidence),
             "evaluations": guess.evaluations,
-            "blind": None if mean is None else _blind(mean, original, data_range),
+            "blind": None if mean is None else blind_decibels(mean, original, data_range),
             "oracle": None if mean is None else oracle[index],
             "path": [(mark, values[index]) for mark, values in paths],
         }
@@ -211,7 +212,7 @@ def _oracle(guess: Guess, found: Tensor, truth: Data, data_range: Range) -> list
     return max([mine, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
 
 
-def _blind(mean: Tensor, original: Tensor, data_range: Range) -> float:
+def blind_decibels(mean: Tensor, original: Tensor, data_range: Range) -> float:
     """Return the PSNR of the better of two guesses that see nothing: the mean image, and mid-grey."""
     grey = torch.full_like(original, sum(data_range) / 2)
     return max(psnr(blind, original, data_range) or 0.0 for blind in (mean.to(original.dtype), grey))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from ppbench.metrics.audit import DELTA, audited
 from ppbench.metrics.intervals import Estimate, refused
@@ -32,7 +33,7 @@ class MemberScore(Score):
     """
 
     kind: Literal["member"] = "member"
-    half: int
+    half: Annotated[int, Field(ge=0, le=1)]
     member: bool
     score: float
     decision: bool | None
@@ -42,6 +43,11 @@ class MemberScore(Score):
     def stratum(self) -> tuple[int, bool]:
         """Half and membership."""
         return self.half, self.member
+
+    @property
+    def truth(self) -> tuple[int | str, ...]:
+        """Half, membership and family."""
+        return self.half, self.member, self.family
 
     @property
     def canary(self) -> bool:

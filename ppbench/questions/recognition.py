@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from ppbench.metrics.intervals import proportion
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.figure import metric_of
 from ppbench.records.schema import Metric, Strict
+from ppbench.records.scores import Count, Share, Some
 
 
 class Recognition(Strict):
@@ -24,12 +26,18 @@ class Recognition(Strict):
         common: share of the commonest class, which who sees nothing gets right at best; null without classes.
     """
 
-    gallery: int
-    rank: int
+    gallery: Some
+    rank: Count
     read: bool | None = None
-    rank_features: int | None = None
+    rank_features: Count | None = None
     read_features: bool | None = None
-    common: float | None = None
+    common: Share | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recognition:
+        if max(self.rank, self.rank_features or 0) > self.gallery:
+            raise ValueError(f"no more than the {self.gallery} images of the gallery can be more like the original")
+        return self
 
 
 LOOKED: dict[str, Callable[[Recognition], float | None]] = {

@@ -7,16 +7,18 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ppbench.questions import kept
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, ImageScore, image_metrics, rebuilt
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import mislabelled
 from ppbench.records.figure import Terms
-from ppbench.records.schema import CellConfig, Metric
+from ppbench.records.schema import CellConfig, Metric, Record
 
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
+    from ppbench.records.store import Images
 
 FAILED = 1e6  # relative error that a failed reconstruction of a table row counts as, where settings are tuned
 
@@ -87,6 +89,16 @@ class Reconstruction(Question):
             return median([score.decibels for score in scores]) if scores else 0.0
         return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
 
+    def flawed(self, record: Record) -> Iterator[str]:
+        """Yield what images of one unit do not share, and flags that the scores do not raise, or that are missing."""
+        if record.victims:
+            yield from kept.flawed(images_of(record), len(record.config.model.shape) == 3, record.flags)
+
+    def contradicted(self, record: Record, images: Images) -> Iterator[str]:
+        """Yield the figures that the images do not give, and units that are not matched; none in an unknown range."""
+        if kept.in_range(images):
+            yield from kept.contradicted(images_of(record), record.config, images)
+
     def headline(self, config: CellConfig) -> str:
         """Return the PSNR of images, the relative error of table rows."""
         return "psnr_median" if len(config.model.shape) == 3 else "rmse_mean"
@@ -110,3 +122,8 @@ class Reconstruction(Question):
         """Return the rules in dB for images, in relative error for rows."""
         rows = self.headline(config) == "rmse_mean"
         return tuple(rule for rule in self.rules if (rule.metric == "rmse_mean") == rows)
+
+
+def images_of(record: Record) -> list[ImageScore]:
+    """Return the scores of a reconstruction cell."""
+    return [score for score in record.victims if isinstance(score, ImageScore)]

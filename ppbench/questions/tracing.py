@@ -10,6 +10,7 @@ from ppbench.questions.base import DistanceLaw, Question, Rule, rest
 from ppbench.questions.inquiry import Audit, Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, metric_of
 from ppbench.records.schema import CellConfig, Metric, Score
+from ppbench.records.scores import Count, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +22,13 @@ class TraceScore(Score):
     """One traced image: its owner, and the attack's answer."""
 
     kind: Literal["trace"] = "trace"
-    owner: int
-    guess: int
+    owner: Count
+    guess: Whole
+
+    @property
+    def truth(self) -> tuple[int | str, ...]:
+        """The owner."""
+        return (self.owner,)
 
 
 class Tracing(Question):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ppbench.records.scores import Scalar, Strict
+from pydantic import model_validator
+
+from ppbench.records.scores import Amount, Count, Scalar, Share, Strict
 
 
 class Utility(Strict):
@@ -14,19 +16,19 @@ class Utility(Strict):
     of pixels, n the number of images, chance the best constant mask's accuracy, and both intervals resample images.
     """
 
-    accuracy: float | None
-    low: float | None
-    high: float | None
-    n: int
-    chance: float
-    curve: list[tuple[int, float]]
+    accuracy: Share | None
+    low: Share | None
+    high: Share | None
+    n: Count
+    chance: Share
+    curve: list[tuple[Count, Amount]]
     reason: str | None = None
-    mse: float | None = None
-    mse_low: float | None = None
-    mse_high: float | None = None
-    dice: float | None = None
-    dice_low: float | None = None
-    dice_high: float | None = None
+    mse: Amount | None = None
+    mse_low: Amount | None = None
+    mse_high: Amount | None = None
+    dice: Share | None = None
+    dice_low: Share | None = None
+    dice_high: Share | None = None
 
     def figure(self, name: str) -> tuple[float | None, float | None, float | None]:
         """Return "accuracy", "dice" or "mse" with the ends of its interval."""
@@ -41,17 +43,17 @@ class Cost(Strict):
     (`ppbench.run.cost`); null in records of before it was measured, or where that round is out of range.
     """
 
-    bytes_up: float
-    bytes_down: float
-    bytes_setup: int
-    memory_peak: int | None = None
+    bytes_up: Amount
+    bytes_down: Amount
+    bytes_setup: Count
+    memory_peak: Count | None = None
 
 
 class Privacy(Strict):
     """The formal guarantee over the whole training, or null with the reason."""
 
-    epsilon: float | None
-    delta: float | None
+    epsilon: Amount | None
+    delta: Share | None
     reason: str | None = None
 
 
@@ -59,8 +61,14 @@ class Played(Strict):
     """How many rounds of training each client played each role: rounds[role][client], beside its number of examples."""
 
     roles: list[str]
-    rounds: list[list[int]]
-    examples: list[int]
+    rounds: list[list[Count]]
+    examples: list[Count]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Played:
+        if len(self.rounds) != len(self.roles) or any(len(row) != len(self.examples) for row in self.rounds):
+            raise ValueError("rounds must have a row a role, and in it a number a client of examples")
+        return self
 
 
 class Tuned(Strict):
@@ -68,4 +76,10 @@ class Tuned(Strict):
 
     variants: list[dict[str, Scalar]]
     scores: list[float]
-    chosen: int
+    chosen: Count
+
+    @model_validator(mode="after")
+    def _fits(self) -> Tuned:
+        if len(self.scores) != len(self.variants) or self.chosen >= len(self.variants):
+            raise ValueError("there must be a score a variant, and chosen must be the index of one")
+        return self

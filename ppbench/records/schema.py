@@ -8,15 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ppbench.base.registry import plugins
 from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
-from ppbench.records.scores import OtherScore, Scalar, Score, Strict, Victim
+from ppbench.records.scores import (
+    Amount,
+    Count,
+    OtherScore,
+    Scalar,
+    Score,
+    Share,
+    Some,
+    Strict,
+    Victim,
+    Whole,
+)
 
 SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
+MOST, MOST_ROUNDS = 10**6, 10**9
+"""Clients, classes, victims, examples of a batch; rounds. Draws and accountants are made again for so many."""
+Few = Annotated[int, Field(ge=1, le=MOST)]
 
 
 def without_defaults(dumped: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
@@ -85,21 +99,21 @@ class AttackInfo(Coded):
 class FederationInfo(Strict):
     """How the model was trained."""
 
-    clients: int
-    rounds: int
+    clients: Few
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
     schedule: str
     upload: str
-    local_epochs: int
-    batch: int
+    local_epochs: Some
+    batch: Some
     optimizer: str
-    lr: float
-    momentum: float
-    beta2: float = 0.999
-    decay_at: list[int]
-    decay: float
+    lr: Amount
+    momentum: Share
+    beta2: Share = 0.999
+    decay_at: list[Whole]
+    decay: Share
     partition: str
     server_optimizer: str
-    server_lr: float
+    server_lr: Amount
     backend: str
     device: str
     dtype: str
@@ -110,9 +124,9 @@ class DataInfo(Coded):
 
     name: str
     sha256: str
-    train: int
-    test: int
-    public: int = 0
+    train: Some
+    test: Some
+    public: Count = 0
 
 
 class ModelInfo(Coded):
@@ -120,18 +134,18 @@ class ModelInfo(Coded):
 
     id: str
     options: dict[str, Scalar]
-    shape: list[int]
-    classes: int
-    parameters: int
+    shape: Annotated[list[Some], Field(min_length=1)]
+    classes: Few
+    parameters: Count
     loss: str
 
 
 class AuditInfo(Strict):
     """An audit: how many reference runs were trained, how many canaries of each family it had, how many clients."""
 
-    references: int
-    canaries: int
-    canary_clients: int = 0
+    references: Count
+    canaries: Count
+    canary_clients: Count = 0
 
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -159,13 +173,13 @@ class CellConfig(Strict):
     data: DataInfo
     model: ModelInfo
     stage: Literal["init", "iterate", "final", "audit"]
-    batch_size: int
-    victims: int
-    seed: int
+    batch_size: Few
+    victims: Few
+    seed: Whole
     probe: Literal["gradient", "local"] = "gradient"
-    probe_rounds: int = 1
+    probe_rounds: Some = 1
     role: str = ""
-    tuning: int = 0
+    tuning: Count = 0
     perceptual: str = ""
     audit: AuditInfo | None = None
     suite_digest: str = ""
@@ -200,11 +214,11 @@ class Metric(Strict):
     low: float | None = None
     high: float | None = None
     method: str
-    n: int
+    n: Count
     higher_is_safer: bool
     reason: str | None = None
     chance: float | None = None
-    realized_fpr: float | None = None
+    realized_fpr: Share | None = None
 
 
 class Artifact(Strict):
@@ -212,7 +226,7 @@ class Artifact(Strict):
 
     path: str
     sha256: str
-    bytes: int
+    bytes: Count
     kind: Literal["reconstructions"]
 
 
@@ -231,7 +245,7 @@ class Environment(Strict):
     python: str
     torch: str
     device: str
-    threads: int
+    threads: Some
     dtype: str
 
 

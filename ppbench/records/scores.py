@@ -6,15 +6,24 @@ that is not installed here are kept as they are.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, field_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from ppbench.base.registry import load_all
 
-Scalar = str | int | float | bool | None
+MOST = 2**63 - 1
+"""Largest whole number on record: what 64 bits hold."""
+Whole = Annotated[int, Field(ge=-MOST, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Some = Annotated[int, Field(ge=1, le=MOST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0)]
+"""What numbers on record may be: whole, >= 0, >= 1, in [0, 1], >= 0; all of them finite."""
+Scalar = str | Whole | float | bool | None
 
 
 class Strict(BaseModel):
@@ -27,7 +36,7 @@ class Score(Strict):
     """One victim's score. kind: the word that names its class; index: its place in what was asked."""
 
     kind: str
-    index: int
+    index: Count
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -35,9 +44,19 @@ class Score(Strict):
         return (self.index,)
 
     @property
+    def truth(self) -> tuple[int | str, ...]:
+        """What it says of the victim whatever was answered: the same in all cells that asked about it."""
+        return ()
+
+    @property
     def unit(self) -> tuple[int, ...]:
         """What it was observed with: victims of one unit are not independent."""
         return (self.index,)
+
+    @property
+    def slot(self) -> tuple[int, int] | None:
+        """Probe and client that it was observed from; None where no client was probed for it alone."""
+        return None
 
     @property
     def stratum(self) -> tuple[int, bool]:
@@ -56,14 +75,19 @@ class ProbedScore(Score):
     cohort: whether one observation mixed all clients of the probe; then the probe is the independent unit.
     """
 
-    probe: int
-    client: int
+    probe: Count
+    client: Count
     cohort: bool = False
 
     @property
     def place(self) -> tuple[int, ...]:
         """Probe, client and place in the batch."""
         return self.probe, self.client, self.index
+
+    @property
+    def slot(self) -> tuple[int, int]:
+        """Probe and client."""
+        return self.probe, self.client
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -75,7 +99,7 @@ class OtherScore(Score):
     """The score of a question that is not installed here: its fields as they were written."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    index: int = -1
+    index: Whole = -1
 
     @field_validator("kind")
     @classmethod
@@ -83,6 +107,22 @@ class OtherScore(Score):
         if word in score_types():
             raise ValueError(f"a score of kind {word!r} has other fields")
         return word
+
+    @model_validator(mode="after")
+    def _finite(self) -> OtherScore:
+        for name, value in (self.model_extra or {}).items():
+            if not _in_range(value):
+                raise ValueError(f"{name} holds a number that is not finite, or a whole one beyond 64 bits")
+        return self
+
+
+def _in_range(value: Any) -> bool:
+    """Return whether all numbers in a JSON value are finite, and the whole ones no more than 64 bits hold."""
+    if isinstance(value, dict | list):
+        return all(map(_in_range, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or abs(value) <= MOST
 
 
 def word_of(score: type[Score]) -> str:

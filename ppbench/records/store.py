@@ -33,6 +33,7 @@ from ppbench.base.files import TEMPORARY, abandoned, unwritable, write_atomic
 from ppbench.base.version import __version__
 from ppbench.records.archive import files_of
 from ppbench.records.schema import SCHEMA, Artifact, Record, Strict, lean
+from ppbench.records.scores import Amount
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,7 @@ _VERSION = re.compile(r"\d[\w.+]{0,30}")
 class Timing(Strict):
     """How long a cell's attack took, in wall-clock seconds; kept beside the record, not in it."""
 
-    seconds: float
+    seconds: Amount
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Store:
         try:
             about = json.loads(self.files.read(MARKER))
             schema, left_out = about["schema"], about.get("without", [])
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as cause:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as cause:
             raise UsageError(f"{marker} is not ppbench's marker; give another folder.") from cause
         if schema != RESULTS_SCHEMA:
             raise UsageError(

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.base.files import unwritable, write_atomic
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
+from ppbench.records.scores import Amount, Count, Some
 from ppbench.records.store import TIMES, canonical
 
 
@@ -24,14 +25,14 @@ class ClientTime(Strict):
     GPU's name where one was used.
     """
 
-    ratio: float
-    low: float | None
-    high: float | None
-    pairs: int
-    seconds: float
-    undefended_seconds: float
+    ratio: Amount
+    low: Amount | None
+    high: Amount | None
+    pairs: Count
+    seconds: Amount
+    undefended_seconds: Amount
     machine: str
-    threads: int
+    threads: Some
 
 
 def training_id(

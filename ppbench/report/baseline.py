@@ -23,25 +23,25 @@ from ppbench.records.store import MARKER, Store, canonical, marker_bytes, result
 from ppbench.report.accepted import HISTORY, Accepted, Moved, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.page.board import claimed, write_board
-from ppbench.report.verify import verify
+from ppbench.report.verify import Further, verify
 
 KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # of a board, beside the records
 _OURS = {MARKER, HISTORY, SELFTEST, ORIGIN, "records", *KEPT}
 
 
-def accept(new: Path, baseline: Path, reason: str) -> Accepted:
+def accept(new: Path, baseline: Path, reason: str, further: Further | None = None) -> Accepted:
     """Make the results in `new`, a folder or an archive, the baseline; return the line that says so.
 
     Everything is written beside `baseline` and then takes its place: a failure leaves the old one. UsageError: no
     reason, problems, failed cells or controls in `new`, a `baseline` that is something else, the current folder, or a
-    full disk.
+    full disk. further: as of `verify`.
     """
     reason = " ".join(reason.split())
     if not reason:
         raise UsageError("A baseline moves for a reason; give it, as --reason 'clipping is per example now'.")
     _check_target(new, baseline)
     baseline = baseline.resolve()
-    if problems := verify(new, claimed):
+    if problems := verify(new, claimed, further):
         raise UsageError(f"{new} has problems: {first_of(problems)}; nothing was accepted.")
     store = Store(new)
     records, outcome = store.load_all(), soundness_of(store)

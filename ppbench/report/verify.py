@@ -6,52 +6,117 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
-from ppbench.metrics.intervals import clopper_pearson
+from ppbench.questions.base import question_for
 from ppbench.records.aggregate import aggregate
 from ppbench.records.archive import Files
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import MARKER, Store
 from ppbench.report.accepted import baseline_problems
+from ppbench.report.agree import Originals, disagreements
 from ppbench.report.columns import CELLS, WORST, Column
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import Claims, csv_text, no_claims
 from ppbench.report.page.worst import worst_csv
+from ppbench.report.plausible import implausible
 
 TABLE, WORST_CASE = "leaderboard.csv", "worst_case.csv"
-_CLOSE = 1e-9
 _NAME = re.compile(r"[\w .:+=(),/-]+")
 
 
-def verify(out: Path, claims: Claims | None = None) -> list[str]:
-    """Return what is wrong with the results in `out`, a folder or an archive, one sentence each; [] when all is right.
+@dataclass(frozen=True)
+class Findings:
+    """What is wrong with results, and what could not be checked and why, a sentence or clause each."""
 
-    Recomputed: names from configurations, metrics from per-victim scores (exactly), intervals of accuracy, digests,
-    and, where all records are sound, the tables. claims: for the column `claimed`, None: unchecked. UsageError: `out`
-    is no results folder of this ppbench.
+    problems: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+Further = Callable[[Store, Sequence[Record]], Findings]
+"""What else can be computed again, by who can read data and plugins (`ppbench.run.recheck`): of sound records."""
+
+
+def verify(out: Path, claims: Claims | None = None, further: Further | None = None) -> list[str]:
+    """Return what is wrong with the results in `out`, one sentence each; [] when all is right; see `examine`."""
+    return list(examine(out, claims, further).problems)
+
+
+def examine(out: Path, claims: Claims | None = None, further: Further | None = None) -> Findings:
+    """Return what is wrong with the results in `out`, a folder or an archive, and what was not checked.
+
+    Recomputed: names from configurations, metrics from per-victim scores (exactly), scores of images from the kept
+    reconstructions (to `questions.kept.CLOSE`), flags that scores raise, intervals of accuracy, what cells of one
+    training or question must say alike, digests, and, where all records are sound, the tables and what `further`
+    computes. claims: for the column `claimed`, None: unchecked. UsageError: `out` is no results folder of this ppbench.
     """
     store = Store(out)
     if not store.files.holds(MARKER):
         raise UsageError(f"{out} holds no ppbench results (no {MARKER} in it); give a finished run's folder.")
-    records, problems = store.readable()
-    for record in records:
-        problems += [f"{record.cell_id}.json: {problem}" for problem in record_problems(record)]
+    records, problems = sound_records(store)
     sound = not problems
-    for record in () if store.bare else records:
-        problems += [f"{record.cell_id}.json: {problem}" for problem in _artifact_problems(store, record)]
+    problems += [] if store.bare else _image_problems(store, records)
     problems += _strays(store)
     problems += baseline_problems(store, records)
+    more = Findings() if further is None or not sound else further(store, records)
+    problems += more.problems
+    unchecked = (*more.unchecked, *_unchecked(store, records))
     try:
         harness = check_harness(soundness_of(store))
     except UsageError as error:
-        return [*problems, str(error)]
-    return [*problems, *_table_problems(store.files, records, claims, harness.ok is not False)] if sound else problems
+        return Findings((*problems, str(error)), unchecked)
+    problems += _table_problems(store.files, records, claims, harness.ok is not False) if sound else ()
+    return Findings(tuple(problems), unchecked)
+
+
+def sound_records(store: Store) -> tuple[list[Record], list[str]]:
+    """Return the records that can be read, and what they alone show to be wrong: no image, table or data is read."""
+    records, problems = store.readable()
+    wrong = {record.cell_id: [*record_problems(record)] for record in records}
+    problems += [f"{cell}.json: {problem}" for cell, some in wrong.items() for problem in some]
+    return records, [*problems, *disagreements([record for record in records if not wrong[record.cell_id]])]
+
+
+def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield what nothing in these results can show, a clause each."""
+    scored = [record for record in records if record.victims]
+    images = sum(map(_pictured, scored))
+    if rows := sum(question_for(record).inputs for record in scored) - images:
+        yield f"scores of table rows in {rows} cells (the rows are not kept)"
+    if images and (store.bare or not any(record.artifacts for record in records)):
+        why = "an accepted baseline leaves the reconstructions out" if store.bare else "no reconstructions are here"
+        yield f"scores of images in {images} cells ({why})"
+    kinds = sorted({record.config.attack.kind for record in scored if not question_for(record).inputs})
+    if kinds:
+        yield f"answers of attacks on {', '.join(kinds)} (they are not kept; only running them again tells)"
+    yield "accuracy, bytes and times as measured (only training again tells)"
+
+
+def _image_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield what is wrong with reconstructions and other files of cells, and what scores say that they do not give."""
+    originals, kept = Originals(), any(record.artifacts for record in records)
+    for record in records:
+        problems = [*_artifact_problems(store, record)]
+        if len(record.artifacts) != (_pictured(record) and kept):
+            problems.append(
+                f"{len(record.artifacts)} files of reconstructions where other such cells have another number"
+            )
+        images = None
+        try:
+            images = None if problems else store.images(record)
+        except UsageError as error:
+            problems = [str(error)]
+        if images is not None:
+            problems = [*question_for(record).contradicted(record, images)]
+            originals.add(record, images)
+        yield from (f"{record.cell_id}.json: {problem}" for problem in problems)
+    yield from originals.disagreements()
 
 
 def _table_problems(files: Files, records: Sequence[Record], claims: Claims | None, sound: bool) -> Iterator[str]:
@@ -73,10 +138,7 @@ def record_problems(record: Record) -> Iterator[str]:
     for what, name in (("defense", config.defense.id), ("attack", config.attack.id)):
         if not _NAME.fullmatch(name):
             yield f"{what} {name!r} has a name that no plugin can have"
-    if (record.status == "complete") != (record.reason is None):
-        yield f"status {record.status!r} has reason {record.reason!r}; only what is not complete has one"
-    if record.status == "complete" and not record.victims:
-        yield "status 'complete' without any victim's score"
+    yield from implausible(record)
     try:
         expected = aggregate(record.victims, classes=config.model.classes, seed=config.seed, delta=record.privacy.delta)
     except (UsageError, ValueError) as error:
@@ -91,31 +153,11 @@ def record_problems(record: Record) -> Iterator[str]:
             field = next(k for k in type(metric).model_fields if getattr(metric, k) != getattr(other, k))
             right = getattr(metric, field)
             yield f"{metric.name}.{field} is {getattr(other, field)}, the scores give {right}"
-    yield from _utility_problems(record)
 
 
-def _utility_problems(record: Record) -> Iterator[str]:
-    utility = record.utility
-    if utility.accuracy is None:
-        if utility.reason is None:
-            yield "utility.accuracy is null without a reason"
-        return
-    if utility.dice is not None:  # masks: both intervals resample images, which a record does not keep
-        for name in ("accuracy", "dice"):
-            value, low, high = utility.figure(name)
-            told = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
-            if told != sorted(told):
-                yield f"utility.{name} and its interval {(low, value, high)} are not in order within [0, 1]"
-        return
-    hits = round(utility.accuracy * utility.n)
-    if utility.n < 1 or not 0 <= hits <= utility.n or abs(hits / utility.n - utility.accuracy) > _CLOSE:
-        yield f"utility.accuracy {utility.accuracy} is no share of {utility.n} test examples"
-        return
-    interval = clopper_pearson(hits, utility.n)
-    for name in ("low", "high"):
-        stated, expected = getattr(utility, name), getattr(interval, name)
-        if stated is None or expected is None or abs(stated - expected) > _CLOSE:
-            yield f"utility.{name} is {stated}, {hits} of {utility.n} give {expected}"
+def _pictured(record: Record) -> bool:
+    """Return whether a cell has reconstructions that are kept: of images, not of table rows."""
+    return bool(record.victims) and question_for(record).inputs and len(record.config.model.shape) == 3
 
 
 def _artifact_problems(store: Store, record: Record) -> Iterator[str]:

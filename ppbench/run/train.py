@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 import torch
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import publish_folder, write_atomic
+from ppbench.base.files import publish_folder
 from ppbench.base.registry import refuse, stranger
+from ppbench.base.seals import seal, unsealed
 from ppbench.base.version import __version__
 from ppbench.federation.declared import guarantee_faults
 from ppbench.federation.engine import Federation
@@ -24,6 +26,8 @@ from ppbench.run.cost import client_cost
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
+TRAINED = "trained.json"
+"""What a training gave, with the digests of it and of the states beside it."""
 PIXELS = 2**20
 """Predicted at a time where every pixel is classified: such networks keep maps of full size."""
 
@@ -61,7 +65,15 @@ def untrained(classes: int, count: int, reason: str) -> Trained:
 
 def is_trained(home: Path) -> bool:
     """Return whether the folder of a training holds it, finished."""
-    return (home / "trained.json").is_file()
+    return (home / TRAINED).is_file()
+
+
+def kept_of(home: Path) -> Trained:
+    """Return the figures in the folder of a training; UsageError: damaged, or a state beside them is."""
+    try:
+        return Trained.model_validate_json(json.dumps(unsealed(home / TRAINED)))
+    except ValueError as cause:
+        raise UsageError(f"{home / TRAINED} holds other fields than this ppbench's") from cause
 
 
 def train(
@@ -75,10 +87,11 @@ def train(
     fed = federation(experiment, point)
     if is_trained(home):
         try:
-            fed.restore(home)
-            return fed, Trained.model_validate_json((home / "trained.json").read_text())
+            kept = kept_of(home)
+            fed.restore(home, task.params)
+            return fed, kept
         except (UsageError, ValueError, OSError) as damage:
-            warnings.warn(f"The cached training {home} cannot be read ({damage}); it is done again.", stacklevel=2)
+            warnings.warn(f"The cached training {home} cannot be used ({damage}); it is done again.", stacklevel=2)
             fed = federation(experiment, point)
     fed.start(task.params)
     taken = client_cost(fed, task.params)
@@ -99,7 +112,7 @@ def train(
 
     def write(draft: Path) -> None:
         fed.save(draft)
-        write_atomic(draft / "trained.json", result.model_dump_json().encode())
+        seal(draft, TRAINED, result.model_dump(mode="json"))
 
     publish_folder(home, ".training-", write)
     return fed, result

@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ppbench.base.errors import Unwritable, UsageError
 from ppbench.base.files import write_atomic
+from ppbench.base.seals import packed, unpacked
 from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out
 
 _LABELS = ("label", "labels", "fine_label", "target", "class", "y")
-_CACHE_FORMAT = "1"  # part of the cache key; change it whenever decoding changes
+_CACHE_FORMAT = "2"  # part of the cache key; change it whenever decoding changes
 _SLOW = 1.0  # seconds of decoding from which a shard is worth caching
 
 
@@ -65,16 +64,16 @@ def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
     cache = root / "parquet" / f"{_cache_key(path)}.safetensors"
     if cache.exists():
         try:
-            kept = load_file(cache)
+            kept = unpacked(cache)
             return kept["x"], kept["y"]
-        except (SafetensorError, KeyError) as cause:
+        except (UsageError, KeyError) as cause:
             warnings.warn(f"{cache} is damaged ({cause}) and is made again", stacklevel=2)
     start = time.monotonic()
     x, y = _read(path)
     if time.monotonic() - start > _SLOW:
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(cache, save({"x": x, "y": y}))
+            write_atomic(cache, packed({"x": x, "y": y}))
         except (OSError, Unwritable) as cause:  # a full or read-only disk costs time, not the result
             warnings.warn(f"the decoded images of {path} cannot be kept in {cache.parent}: {cause}", stacklevel=2)
     return x, y

@@ -20,6 +20,7 @@ from ppbench.report.compare.judge import Row, judged, printable
 from ppbench.report.compare.rows import rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
+from ppbench.report.verify import sound_records
 
 OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
 UTILITY = ("accuracy", "dice", "mse", "cap")
@@ -144,7 +145,7 @@ def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
         store = results(folder)
     except UsageError as error:
         raise UsageError(f"{side}: {error}") from error
-    records, problems = store.readable()
+    records, problems = sound_records(store)  # what images, data and tables would show, `verify` looks for
     problems += baseline_problems(store, records)
     if problems:
         raise UsageError(f"{side}: {first_of(problems)}; `ppbench verify {folder}` names all.")

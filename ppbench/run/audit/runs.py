@@ -1,6 +1,6 @@
 """The trainings of an audit at one point, its target and its reference runs: done once, kept by content.
 
-    OUT/cache/audit-<hash>/target/                       checkpoint, trained.json, and rounds.safetensors: all its mail
+    OUT/cache/audit-<hash>/target/                       checkpoint, target.json, and rounds.safetensors: all its mail
     OUT/cache/audit-<hash>/references-1-8.safetensors    what the models of runs 1 to 8 answer
 
 Each appears whole or not at all, so that an evaluation that was killed goes on with the others.
@@ -11,20 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from ppbench.adversary.augment import augmentations
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.files import publish_folder, write_atomic
+from ppbench.base.seals import packed, seal, unpacked, unsealed
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, nbytes
 from ppbench.base.version import __version__
@@ -46,7 +45,7 @@ MEMORY = 2**30
 """Bytes that reference runs at once may take on a CPU, each process; on a GPU half of its memory."""
 MOST_AT_ONCE = {"cpu": 8, "cuda": 64}
 """Reference runs at once at most: so many are lost when a run is killed."""
-TARGET = range(1)
+TARGET, TARGET_FILE = range(1), "target.json"
 
 
 class Refused(UsageError):
@@ -105,8 +104,8 @@ class Audit:
     def target(self) -> Target | None:
         """What training the target gave, or None where that is still to be done."""
         try:
-            return Target.model_validate_json((self.target_folder / "target.json").read_text())
-        except (OSError, ValueError):
+            return Target.model_validate_json(json.dumps(unsealed(self.target_folder / TARGET_FILE, files=False)))
+        except (UsageError, ValueError):
             return None
 
     def federation(self, run: int) -> Federation:
@@ -153,10 +152,16 @@ class Audit:
             _train_target(self, after)
             return
         self.home.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path(part), to_bytes(_train_references(self, part, after)))
+        write_atomic(self.path(part), packed(_train_references(self, part, after)))
 
     def complete(self) -> Target:
         """Run all that is missing and return what the target gave. Raises Refused, or UsageError of a full disk."""
+        try:
+            if self.target is not None:
+                unsealed(self.target_folder / TARGET_FILE)
+        except UsageError as damage:
+            warnings.warn(f"The target of an audit cannot be used ({damage}); it is trained again.", stacklevel=2)
+            self.run(TARGET)
         while missing := self.missing():
             self.run(missing[0])
         target = self.target
@@ -166,7 +171,7 @@ class Audit:
     def restored(self) -> Federation:
         """Return the trained target. Raises UsageError where its checkpoint cannot be read."""
         fed = self.federation(0)
-        fed.restore(self.target_folder)
+        fed.restore(self.target_folder, self.experiment.task.params)
         return fed
 
     def answers(self) -> dict[str, Tensor]:
@@ -174,11 +179,12 @@ class Audit:
         found = []
         for part in self.parts():
             try:
-                found.append(load_file(self.path(part)))
-            except (SafetensorError, OSError):
-                self.path(part).unlink(missing_ok=True)  # a damaged one is done again
+                found.append(unpacked(self.path(part)))
+            except UsageError as damage:
+                warnings.warn(f"Reference runs cannot be used ({damage}); they are done again.", stacklevel=2)
+                self.path(part).unlink(missing_ok=True)
                 self.run(part)
-                found.append(load_file(self.path(part)))
+                found.append(unpacked(self.path(part)))
         return {name: torch.cat([one[name] for one in found]) for name in found[0]} if found else {}
 
 
@@ -201,7 +207,7 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
         fed.save(draft)
         if not target.trained.diverged:
             recorder.save(draft / "rounds.safetensors")
-        write_atomic(draft / "target.json", target.model_dump_json().encode())
+        seal(draft, TARGET_FILE, target.model_dump(mode="json"))
 
     publish_folder(audit.target_folder, ".target-", write)
 

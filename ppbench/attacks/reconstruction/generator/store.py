@@ -19,12 +19,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
+from ppbench.base import seals
 from ppbench.base.errors import UsageError
 from ppbench.base.files import unwritable, write_atomic
+from ppbench.base.seals import packed
 
 FORMAT: Literal["ppbench.generator/1"] = "ppbench.generator/1"
 """Part of every file's name: raise it when the files, or what training makes, change."""
@@ -105,8 +106,7 @@ def write(generator: Generator, path: Path) -> None:
     """Write the generator to `path`, whole or not at all (UsageError where the system does not let us)."""
     about = json.dumps(asdict(generator.about), sort_keys=True)
     tensors = {**generator.decoder.params, PRINTS: generator.prints}
-    data = save({name: value.contiguous() for name, value in sorted(tensors.items())}, {ENTRY: about})
-    write_atomic(path, data)
+    write_atomic(path, packed(tensors, {ENTRY: about}))
 
 
 def digest(path: Path) -> str:
@@ -123,11 +123,13 @@ def read(path: Path) -> Generator:
         raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
     try:
         with safe_open(path, framework="pt") as file:
-            entry = (file.metadata() or {}).get(ENTRY)
+            entry, stated = ((file.metadata() or {}).get(name) for name in (ENTRY, seals.ENTRY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as cause:
         raise UsageError(f"The generator file {path} is damaged ({cause}); train it again, or give another.") from cause
     about = _about(path, entry)
+    if stated not in (None, seals.digest_of(tensors)):  # files of before have none
+        raise UsageError(f"The generator file {path} is damaged (its digest differs); train it again, or give another.")
     _check(path, about, tensors)
     prints = tensors.pop(PRINTS)
     return Generator(Decoder(about.plan, tensors, *about.data_range), about, prints)

@@ -1,0 +1,96 @@
+"""Digests of what caches keep: a bit that flips on a disk must cost time, never become another result.
+
+A file of tensors carries the SHA-256 of its tensors; a folder of several files one JSON file with the SHA-256 of each,
+and of itself. They tell damage, not forgery: who can write a cache can also write its digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ppbench.base.errors import UsageError
+from ppbench.base.files import write_atomic
+
+ENTRY = "ppbench.sha256"
+_CHUNK = 1 << 20
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, in hex, of tensors on CPU by name: names, types, shapes and bytes."""
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return tensors on CPU as the bytes of a safetensors file with their digest, for `unpacked`."""
+    whole = {name: value.contiguous() for name, value in sorted(tensors.items())}
+    return save(whole, {**(metadata or {}), ENTRY: digest_of(whole)})
+
+
+def unpacked(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of `packed`. Raises UsageError: none, damaged, or of before there were digests."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            stated = (file.metadata() or {}).get(ENTRY)
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError, ValueError) as cause:
+        raise UsageError(f"{path} cannot be read ({cause}).") from cause
+    if stated != digest_of(found):
+        raise UsageError(f"{path} {'carries no digest' if stated is None else 'is damaged: its digest differs'}.")
+    return found
+
+
+def seal(folder: Path, name: str, about: Any) -> None:
+    """Write `about`, a JSON value, to the file `name` in `folder`, with the digests of the other files there."""
+    files = {path.name: _file_digest(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != name}
+    body = {"about": about, "files": files}
+    text = json.dumps({**body, "sha256": _body_digest(body)}, sort_keys=True)
+    write_atomic(folder / name, text.encode())
+
+
+def unsealed(path: Path, files: bool = True) -> Any:
+    """Return what `seal` wrote to `path`; files: whether those beside it are checked too.
+
+    Raises UsageError: the file is missing or damaged, another file is missing or is not the one that was there, or all
+    of it is of before there were digests.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        body = {"about": found["about"], "files": dict(found["files"])}
+        whole = found["sha256"] == _body_digest(body)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+        raise UsageError(f"{path} is damaged, or of before there were digests ({type(cause).__name__})") from cause
+    if not whole:
+        raise UsageError(f"{path} is damaged: its digest differs")
+    for name, stated in body["files"].items() if files else ():
+        try:
+            own = _file_digest(path.parent / Path(name).name)
+        except OSError as cause:
+            raise UsageError(f"{path.parent / Path(name).name} cannot be read ({cause.strerror})") from cause
+        if own != stated:
+            raise UsageError(f"{path.parent / Path(name).name} is damaged: its digest differs")
+    return body["about"]
+
+
+def _body_digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return found.hexdigest()

@@ -1,0 +1,92 @@
+"""What several cells of a folder say of one thing, and must say alike: a training, a question, an original image."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from ppbench.records.schema import Cost, Record
+from ppbench.records.store import Images
+from ppbench.records.times import training_of
+
+TRAINED = ("utility", "cost", "privacy", "played")
+"""What a training gave; every cell of it says it again."""
+
+
+def disagreements(records: Sequence[Record]) -> Iterator[str]:
+    """Yield, a sentence each, where cells of one training, or with one question, contradict one another."""
+    trainings = _groups((_training(r), r) for r in records if not _untrained(r))
+    for some in trainings:
+        for name in TRAINED:
+            for cell, others in _odd((r.cell_id, repr(getattr(r, name))) for r in some):
+                yield f"{cell}.json: {name} is not that of {others} of its training"
+    for some in _groups(((r.asked, r.config.attack.kind), r) for r in records if r.asked and r.victims):
+        told = ((r.cell_id, tuple((score.place, score.truth) for score in r.victims)) for r in some)
+        for cell, others in _odd(told):
+            yield f"{cell}.json: its victims are not those of {others} that asked the same"
+
+
+@dataclass
+class Originals:
+    """The original images that cells hold, by victim: those of one federation's data are drawn alike everywhere."""
+
+    _seen: dict[Hashable, dict[bytes, list[str]]] = field(default_factory=dict)
+
+    def add(self, record: Record, images: Images) -> None:
+        """Take over a cell's originals, and its blind guess."""
+        config, federation = record.config, record.config.federation
+        data = (config.data.model_dump_json(), config.seed)
+        if images.blind is not None:
+            self._note(("blind", *data), images.blind.tobytes(), record.cell_id)
+        dealt = (*data, federation.clients, federation.partition, config.batch_size)
+        for score, truth in zip(record.victims, images.truth, strict=False):
+            self._note((*dealt, score.place), truth.tobytes(), record.cell_id)
+
+    def _note(self, key: Hashable, data: bytes, cell: str) -> None:
+        self._seen.setdefault(key, defaultdict(list))[sha256(data).digest()].append(cell)
+
+    def disagreements(self) -> Iterator[str]:
+        """Yield a sentence for each cell whose originals are not those of the other cells."""
+        found = dict[str, list[str]]()
+        for versions in self._seen.values():
+            told = [(cell, content) for content, cells in versions.items() for cell in cells]
+            for cell, others in _odd(told) if len(versions) > 1 else ():
+                found.setdefault(cell, []).append(others)
+        for cell, some in sorted(found.items()):
+            yield f"{cell}.json: {len(some)} originals beside its scores are not those of {some[0]}"
+
+
+def _training(record: Record) -> Hashable:
+    """Return what names a record's training: an audit trains a model of its own, for its candidates."""
+    audit = record.config.audit
+    own = None if audit is None else (audit.canaries, audit.canary_clients, record.config.victims)
+    return training_of(record), record.config.stage == "audit", own
+
+
+def _untrained(record: Record) -> bool:
+    """Return whether a cell failed before there was a training: then it has no figure of one."""
+    utility = record.utility
+    empty = Cost(bytes_up=0, bytes_down=0, bytes_setup=0)
+    return record.status == "failed" and utility.accuracy is None and utility.mse is None and record.cost == empty
+
+
+def _groups(pairs: Iterable[tuple[Hashable, Record]]) -> Iterator[list[Record]]:
+    found: dict[Hashable, list[Record]] = {}
+    for key, record in pairs:
+        found.setdefault(key, []).append(record)
+    return (some for some in found.values() if len(some) > 1)
+
+
+def _odd(told: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str]]:
+    """Yield the cells whose content is not the commonest, of equals the first, with those that have it in words.
+
+    Where one of two is forged nobody can tell which: the words name the other.
+    """
+    pairs = list(told)
+    (content, count), *rest = Counter(content for _, content in pairs).most_common()
+    first = next(cell for cell, other in pairs if other == content)
+    for cell, other in pairs if rest else ():
+        if other != content:
+            yield cell, f"{count} other cells, such as {first}.json,"

@@ -1,0 +1,94 @@
+"""What a record says of itself that cannot all be true: no other file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ppbench.federation.view import THREATS
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.questions.base import question_for
+from ppbench.records.schema import Record, Utility
+
+CLOSE = 1e-9
+
+
+def implausible(record: Record) -> Iterator[str]:
+    """Yield what a record's parts say of one another that does not fit, metrics aside, a clause each."""
+    yield from _configuration(record)
+    yield from _outcome(record)
+    yield from _privacy(record)
+    yield from _utility(record.utility)
+    yield from _curve(record)
+    yield from question_for(record).flawed(record)
+
+
+def _configuration(record: Record) -> Iterator[str]:
+    config, axis = record.config, record.config.defense.control
+    threat, adaptive = config.threat_model, config.attack.adaptive
+    if threat.id in THREATS and threat.sees != THREATS[threat.id]:
+        yield f"threat model {threat.id} sees {threat.sees!r}, not {THREATS[threat.id]!r}"
+    if adaptive != threat.knows_defense:
+        yield f"its attack is {'' if adaptive else 'not '}adaptive where the threat model says the opposite"
+    stated = None if axis is None else config.defense.parameters.get(axis.name)
+    if axis is not None and (not isinstance(stated, int | float) or stated != axis.value):
+        yield f"its control {axis.name} is {axis.value}, its defense's parameter {stated}"
+    tuned = record.tuned
+    if tuned is not None and tuned.scores.index(max(tuned.scores)) != tuned.chosen:
+        yield f"tuned.chosen is {tuned.chosen}, variant {tuned.scores.index(max(tuned.scores))} gave most"
+
+
+def _outcome(record: Record) -> Iterator[str]:
+    if (record.status == "complete") != (record.reason is None):
+        yield f"status {record.status!r} has reason {record.reason!r}; only what is not complete has one"
+    if record.status == "complete" and not record.victims:
+        yield "status 'complete' without any victim's score"
+    if record.status != "complete" and (record.victims or record.artifacts):
+        yield f"status {record.status!r} with scores or reconstructions; only a complete cell has any"
+    places = [score.place for score in record.victims]
+    if len(set(places)) < len(places):
+        yield "a victim is scored twice"
+
+
+def _privacy(record: Record) -> Iterator[str]:
+    privacy = record.privacy
+    if len({part is None for part in (privacy.epsilon, privacy.delta)}) > 1:
+        yield f"privacy has epsilon {privacy.epsilon} with delta {privacy.delta}; it has both or none"
+    if (privacy.epsilon is None) == (privacy.reason is None):
+        yield f"privacy.epsilon is {privacy.epsilon} with reason {privacy.reason!r}; only a missing one has a reason"
+
+
+def _utility(utility: Utility) -> Iterator[str]:
+    if utility.accuracy is None:
+        if utility.reason is None:
+            yield "utility.accuracy is null without a reason"
+        return
+    if utility.dice is not None:  # masks: both intervals resample images, which a record does not keep
+        for name in ("accuracy", "dice"):
+            value, low, high = utility.figure(name)
+            told = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
+            if told != sorted(told):
+                yield f"utility.{name} and its interval {(low, value, high)} are not in order within [0, 1]"
+        return
+    hits = round(utility.accuracy * utility.n)
+    if utility.n < 1 or not 0 <= hits <= utility.n or abs(hits / utility.n - utility.accuracy) > CLOSE:
+        yield f"utility.accuracy {utility.accuracy} is no share of {utility.n} test examples"
+        return
+    interval = clopper_pearson(hits, utility.n)
+    for name in ("low", "high"):
+        stated, expected = getattr(utility, name), getattr(interval, name)
+        if stated is None or expected is None or abs(stated - expected) > CLOSE:
+            yield f"utility.{name} is {stated}, {hits} of {utility.n} give {expected}"
+
+
+def _curve(record: Record) -> Iterator[str]:
+    utility, config = record.utility, record.config
+    if utility.n != config.data.test:
+        yield f"utility.n is {utility.n}, the data set has {config.data.test} test examples"
+    if utility.dice is None and abs(utility.chance - 1 / config.model.classes) > CLOSE:
+        yield f"utility.chance is {utility.chance}, {config.model.classes} classes give {1 / config.model.classes}"
+    rounds = [number for number, _ in utility.curve]
+    if rounds != sorted(set(rounds)) or any(not 1 <= number <= config.federation.rounds for number in rounds):
+        yield f"utility.curve is at rounds {rounds}, which do not ascend from 1 to {config.federation.rounds}"
+    last = utility.curve[-1][1] if utility.curve else None
+    if utility.accuracy is not None and utility.dice is None and last != utility.accuracy:
+        yield f"utility.accuracy is {utility.accuracy}, its curve ends at {last}"

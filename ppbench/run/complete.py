@@ -1,0 +1,94 @@
+"""Whether a folder holds all cells of the shipped suites whose name and digest its records carry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+
+from ppbench.base.errors import UsageError
+from ppbench.records.schema import CellConfig, Record
+from ppbench.report.compare.join import where_of
+from ppbench.report.controls import CONTROLS
+from ppbench.run.cells import cells, groups
+from ppbench.run.suite import Suite, load_suite
+from ppbench.run.sweep import FILTERS
+from ppbench.suites import shipped
+from ppbench.task.dataset import default_root
+
+_FOLDERS = ("parquet", "imagefolder")
+
+
+def at_hand(name: str) -> str | None:
+    """Return what opens the data set that records call `name`, None where it cannot be known or is not there."""
+    kind, _, argument = name.partition(":")
+    if not argument:
+        return name if kind == "digits" else None
+    path = default_root() / argument
+    return f"{kind}:{path}" if kind in _FOLDERS and "/" not in argument and path.exists() else None
+
+
+def lacking(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
+    """Yield sentences on cells that a suite has and `records` do not, with whether that is a problem.
+
+    It is one where no `--only` leaves out just those: then a sweep was interrupted, or cells were taken away. What
+    cannot be told is no problem: another suite, another state of it, or data that are not at hand.
+    """
+    found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        config = record.config
+        found[config.suite, config.suite_digest, config.federation.device].append(record)
+    for (name, digest, device), some in sorted(found.items()):
+        suite = _suite(name, digest, device, at_hand(some[0].config.data.name))
+        if suite is None:
+            why = "no shipped suite of that name and digest, or no data at hand"
+            yield f"whether all cells are there that {name} asked for ({why})", False
+            continue
+        try:
+            whole = [cell.config for e in suite.places for group in groups(e) for cell in cells(e, group)]
+        except (UsageError, OSError) as cause:
+            yield f"whether all cells of {name} are there ({cause})", False
+            continue
+        expected = list({_key(config): config for config in whole}.values())  # controls are in each evaluation
+        yield from _compared(name, expected, [record.config for record in some])
+
+
+def _suite(name: str, digest: str, device: str, data: str | None) -> Suite | None:
+    """Return a shipped suite of this name and digest, None without one or its data: nothing is ever downloaded."""
+    word, _, _ = name.rpartition("/")
+    id_, _, preset = word.partition("@")
+    if id_ not in shipped() or not digest or data is None:
+        return None
+    try:
+        suite = load_suite(id_, preset, dataset=data, device=device)
+    except UsageError:
+        return None
+    known = suite.digest == digest and all(config.dataset == data for config in suite.configs)
+    return suite if known else None
+
+
+def _key(config: CellConfig) -> Hashable:
+    return where_of(config), config.seed
+
+
+def _free(config: CellConfig, key: str) -> bool:
+    """Return whether a filter leaves a cell alone: controls stay whatever defense is asked for."""
+    return config.defense.id in CONTROLS and key in ("defense", "control")
+
+
+def _compared(name: str, expected: Sequence[CellConfig], present: Sequence[CellConfig]) -> Iterator[tuple[str, bool]]:
+    have = {_key(config) for config in present}
+    known = [config for config in expected if _key(config) in have]
+    values = {k: {of(c) for c in known if not _free(c, k)} for k, of in FILTERS.items()}
+    gone = [config for config in expected if _key(config) not in have]
+    torn = [c for c in gone if all(_free(c, k) or of(c) in values[k] for k, of in FILTERS.items())]
+    if torn:
+        first = torn[0]
+        axis = "" if first.defense.control is None else f" {first.defense.control.name}={first.defense.control.value:g}"
+        yield (
+            f"{len(torn)} of the {len(expected)} cells of suite {name} are missing, such as {first.defense.id}{axis} "
+            f"under {first.attack.id} [{first.threat_model.id}, {first.stage}, batch {first.batch_size}, seed "
+            f"{first.seed}]; sweep into the folder again",
+            True,
+        )
+    if left := len(gone) - len(torn):
+        yield f"{left} of the {len(expected)} cells of suite {name} (they are not here, as with --only)", False

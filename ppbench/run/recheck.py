@@ -1,0 +1,267 @@
+"""What `ppbench verify` computes again with data and plugins at hand: victims, originals, guarantees, trainings.
+
+Networks of records are not built, whoever wrote them: a small one stands in where data are dealt out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from math import isclose
+from typing import Any, cast
+
+import torch
+
+from ppbench.adversary.attack import Challenge, Guess
+from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.federation.contract import Defense
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.view import Transcript, acts
+from ppbench.nets.net import net_spec
+from ppbench.questions.base import question_for
+from ppbench.questions.inquiry import Inquiry, Model, Probe
+from ppbench.records.schema import CellConfig, Record
+from ppbench.records.store import Store
+from ppbench.records.times import training_of
+from ppbench.report.agree import TRAINED
+from ppbench.report.verify import Findings
+from ppbench.run.choice import make_defense
+from ppbench.run.complete import at_hand, lacking
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.task import Task, make_task
+from ppbench.run.train import is_trained, kept_of
+from ppbench.task.dataset import open_dataset
+
+CLOSE = 1e-6
+"""Relative difference beyond which an epsilon is not the mechanism's: accountants optimize over orders."""
+
+
+@dataclass
+class _Notes:
+    """What was found: problems, and how often what could not be checked."""
+
+    problems: list[str] = field(default_factory=list)
+    unchecked: Counter[str] = field(default_factory=Counter)
+
+    def wrong(self, record: Record, clause: str) -> None:
+        self.problems.append(f"{record.cell_id}.json: {clause}")
+
+
+def recheck(store: Store, records: Sequence[Record]) -> Findings:
+    """Return what data sets and plugins that are installed here show to be wrong in sound records, and what not."""
+    notes = _Notes()
+    for record in records:
+        task = _task_of(record.config, notes)
+        defense = _defense_of(record, notes)
+        if defense is not None:
+            _guarantee(record, defense, task, notes)
+        if defense is not None and task is not None and record.victims:
+            _victims(store, record, defense, task, notes)
+    _trainings(store, records, notes)
+    for sentence, problem in lacking(records):
+        if problem:
+            notes.problems.append(sentence)
+        else:
+            notes.unchecked[sentence] += 1
+    told = [what if n == 1 else f"{what} in {n} cells" for what, n in notes.unchecked.items()]
+    return Findings(tuple(notes.problems), tuple(told))
+
+
+# -- what is at hand ---------------------------------------------------------------------------------------------------
+def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
+    """Return the data of a record as they were dealt out, None where they are not at hand."""
+    about = config.federation, config.data
+    try:
+        text = at_hand(config.data.name)
+        return (
+            None
+            if text is None
+            else _dealt(text, config.model.loss, config.seed, *(p.model_dump_json() for p in about))
+        )
+    except (UsageError, ValueError, OSError) as cause:
+        notes.problems += [f"{config.cell_id()}.json: {config.data.name} gives no such federation ({cause})"]
+        return None
+    finally:
+        if at_hand(config.data.name) is None:
+            notes.unchecked[f"victims, originals and recognition ({config.data.name} is not at hand)"] += 1
+
+
+@lru_cache(maxsize=4)
+def _dealt(text: str, loss: str, seed: int, federation: str, data: str) -> Task:
+    from ppbench.records.schema import DataInfo, FederationInfo
+
+    dealt, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
+    dataset = open_dataset(text, seed=Seeds(seed).seed("data"))
+    if dataset.sha256() != about.sha256:
+        raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
+    config = EvaluateConfig(
+        defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
+        train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
+        clients=dealt.clients, partition=dealt.partition,
+    )  # fmt: skip
+    return make_task(config)
+
+
+def _defense_of(record: Record, notes: _Notes) -> Defense | None:
+    about = record.config.defense
+    try:
+        found = make_defense(about.id, about.parameters)
+    except UsageError:
+        notes.unchecked[
+            f"epsilon and victims (defense {about.id} is not installed here, or not with such parameters)"
+        ] += 1
+        return None
+    if found.version == about.version and type(found).__module__.startswith("ppbench."):
+        return found
+    notes.unchecked[f"epsilon and victims (defense {about.id} is another package's, or another version)"] += 1
+    return None
+
+
+# -- the guarantee -----------------------------------------------------------------------------------------------------
+def _guarantee(record: Record, defense: Defense, task: Task | None, notes: _Notes) -> None:
+    config, stated = record.config, record.privacy
+    if record.status == "failed" or record.utility.curve == [] or config.audit is not None:
+        return  # a training that did not end, or on other shards
+    fed = config.federation
+    sizes = {len(shard.x) for shard in task.shards.values()} if task is not None else {config.data.train // fed.clients}
+    try:
+        found = [_epsilon(defense, _plan(config), max(1, size), fed.rounds) for size in sorted(sizes)]
+    except Exception as cause:  # noqa: BLE001 - parameters of a record may be anything
+        notes.wrong(record, f"its mechanism's guarantee cannot be computed ({type(cause).__name__}: {cause})")
+        return
+    weakest = None if None in found else max(pair for pair in found if pair is not None)
+    if weakest is not None and task is None and weakest != (0.0, 0.0):
+        notes.unchecked["epsilon (it depends on the sizes of shards)"] += 1
+        return
+    pairs = zip((stated.epsilon, stated.delta), weakest or (None, None), strict=True)
+    if not all(a is b if a is None or b is None else isclose(a, b, rel_tol=CLOSE) for a, b in pairs):
+        told = "none" if weakest is None else f"({weakest[0]:.6g}, {weakest[1]:.6g})"
+        notes.wrong(record, f"privacy is ({stated.epsilon}, {stated.delta}), its mechanism's guarantee {told}")
+
+
+@lru_cache(maxsize=256)
+def _epsilon(defense: Defense, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
+    return defense.guarantee(plan, examples, rounds)
+
+
+def _plan(config: CellConfig) -> Plan:
+    fed, model = config.federation, config.model
+    opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
+    local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)
+    spec = net_spec("mlp", tuple(model.shape), model.classes)
+    return Plan(spec, fed.clients, local, loss=cast(Any, model.loss), schedule=cast(Any, fed.schedule))
+
+
+# -- victims -----------------------------------------------------------------------------------------------------------
+def _victims(store: Store, record: Record, defense: Defense, task: Task, notes: _Notes) -> None:
+    config, question = record.config, question_for(record)
+    if config.audit is not None or (config.role and record.victims[0].slot is None):
+        notes.unchecked["which candidates or victims were asked about (of audits and roles)"] += 1
+        return
+    try:
+        victims = _drawn(record, defense, task) if question.source == "probe" else None
+        inquiry = _inquiry(record, defense, task, victims)
+        expected = [(score.place, score.truth) for score in inquiry.score(_silence(inquiry, config)).victims]
+    except Exception as cause:  # noqa: BLE001 - a question may be a stranger's
+        notes.unchecked[f"victims of {question.name} ({type(cause).__name__})"] += 1
+        return
+    where = f"seed {config.seed} draws from {config.data.name}"
+    if [(score.place, score.truth) for score in record.victims] != expected:
+        notes.wrong(record, f"its victims, or what its scores say of the truth, are not those that {where}")
+    if record.asked is not None and record.asked != inquiry.digest:
+        notes.wrong(record, f"asked is {record.asked}, what {where} has the digest {inquiry.digest}")
+    if victims is not None and question.inputs:
+        _images(store, record, victims, task, notes)
+
+
+def _drawn(record: Record, defense: Defense, task: Task) -> Victims:
+    config, threat = record.config, record.config.threat_model.id
+    roles = len(defense.roles) if config.role or acts(threat) else 1
+    count, seeds = config.victims, task.seeds
+    found = choose_victims(task.shards, threat, config.batch_size, count, seeds, sums=defense.sums, roles=roles)
+    if not config.role:
+        return found
+    mine = {score.slot for score in record.victims}
+    return replace(found, units=tuple(u for u in found.units if {(s.probe, s.client) for s in u} <= mine))
+
+
+def _inquiry(record: Record, defense: Defense, task: Task, victims: Victims | None) -> Inquiry:
+    config, question = record.config, question_for(record)
+    if victims is None:
+        draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds)
+        outputs = partial(_zeros, config.model.classes)
+        return question.of_model(Model(task.test, config.victims, outputs, draw))
+    view = Transcript(task.plan, defense, (), ()).view(config.threat_model.id, own=victims.own)
+    nobody = cast(Any, None)  # no attack is run
+    return question.of_probe(Probe(nobody, view, victims, task.seeds, task.test))
+
+
+def _zeros(classes: int, x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(x), classes, dtype=torch.float64)
+
+
+def _silence(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
+    """Return answers that say nothing, of which only what scores say of the truth is used."""
+
+    def one(challenge: Challenge) -> Guess:
+        count = 0 if challenge.x is None else len(challenge.x)
+        none = torch.zeros(count)
+        return Guess(score=none, decision=none.bool(), outputs=torch.zeros(count, config.model.classes).double())
+
+    return [one(challenge) for challenge in inquiry.challenges]
+
+
+def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _Notes) -> None:
+    from ppbench.questions.images import recognized
+    from ppbench.questions.reconstruction import images_of
+
+    try:
+        images = store.images(record)
+    except UsageError:  # which `ppbench.report.verify` has named
+        return
+    if images is None:
+        return
+    truth = Data(*(torch.cat([getattr(victims.truth(u), part) for u in victims.units]) for part in ("x", "y")))
+    own, guess = torch.from_numpy(images.truth), torch.from_numpy(images.guess)
+    if own.shape != truth.x.shape or not torch.equal(own, truth.x):
+        notes.wrong(record, f"the originals beside its scores are not the victims' images in {record.config.data.name}")
+        return
+    mean = (task.test if task.public is None else task.public).x.mean(0)
+    if images.blind is not None and not torch.allclose(torch.from_numpy(images.blind[0]), mean, atol=CLOSE):
+        notes.wrong(record, "its blind guess is not the mean of the examples that all may see")
+    gallery, scores = task.gallery(), images_of(record)
+    if gallery is None or any(score.recognition is None for score in scores):
+        return
+    for score, found in zip(scores, recognized(scores, guess, own, truth.y, gallery), strict=True):
+        one, other = score.recognition, found.recognition
+        if one is not None and other is not None and _seen(one) != _seen(other):
+            notes.wrong(record, f"recognition of victim {score.place} is {_seen(one)}, its image gives {_seen(other)}")
+            return
+    if record.config.perceptual:
+        notes.unchecked["lpips, feat_mse and recognition by features (they need the weights)"] += 1
+
+
+def _seen(found: Any) -> tuple[object, ...]:
+    return found.gallery, found.rank, found.read, found.common
+
+
+# -- trainings ---------------------------------------------------------------------------------------------------------
+def _trainings(store: Store, records: Sequence[Record], notes: _Notes) -> None:
+    """Compare with the cache what a training gave, where it still lies there whole."""
+    for record in records:
+        home = store.out / "cache" / training_of(record)
+        if record.config.audit is not None or record.status == "failed" or not is_trained(home):
+            continue
+        try:
+            kept = kept_of(home)
+        except UsageError:
+            notes.unchecked["what a training gave (its states in the cache are damaged or without digests)"] += 1
+            continue
+        for name in TRAINED:
+            if getattr(kept, name) != getattr(record, name):
+                notes.wrong(record, f"{name} is not what the training in cache/{home.name} gave")
