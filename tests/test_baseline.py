@@ -16,6 +16,7 @@ from ppbench.report.baseline import accept
 from ppbench.report.compare.outcome import compare
 from ppbench.report.page.board import claimed, write_board
 from ppbench.report.verify import verify
+from ppbench.run import recheck
 
 
 @pytest.fixture
@@ -164,7 +165,9 @@ def test_a_failure_leaves_the_old_baseline_and_nothing_else(run, tmp_path, monke
     with monkeypatch.context() as patch:
         if place == "rename":
             whole = Path.rename
-            patch.setattr(Path, "rename", lambda self, to: broken() if ".new" in self.name else whole(self, to))
+            patch.setattr(
+                Path, "rename", lambda self, to: whole(self, to) if self == base or ".old~" in self.name else broken()
+            )
         else:
             patch.setattr(module, "write_atomic" if place == "records" else "write_board", broken)
         with pytest.raises(UsageError, match="No space is left"):
@@ -189,9 +192,11 @@ def test_the_board_of_a_baseline_is_made_without_images(fabricate, pictured, tmp
     assert "data:image/png" not in page and "Reconstructions were left out of this baseline." in page
 
 
-def test_the_command_asks_for_a_reason(run, tmp_path):
+def test_the_command_asks_for_a_reason(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(recheck, "recheck", lambda *_: recheck.Findings((), ()))  # these records are of no data
     new, base = run("new", _1=10.0), tmp_path / "base"
     without = CliRunner().invoke(command, ["accept", str(new), str(base)])
     assert without.exit_code == 2 and not base.exists()
     done = CliRunner().invoke(command, ["accept", str(new), str(base), "--reason", "first"])
-    assert done.exit_code == 0 and "3 cells: 3 added, 0 removed, 0 changed" in done.output
+    assert done.exit_code == 0, done.exception
+    assert "3 cells: 3 added, 0 removed, 0 changed" in done.output

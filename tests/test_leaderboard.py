@@ -12,6 +12,7 @@ from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.board import claimed, up_to_date, write_board
 from ppbench.report.page.boards import boards
+from ppbench.report.page.drawings import LISTED
 from ppbench.report.page.entries import badges_of
 from ppbench.report.page.evaluations import about, checks_of, judged, said, verdict_of
 from ppbench.report.page.table import csv_text, no_claims, text
@@ -196,10 +197,11 @@ def test_figures_of_boards_that_are_gone_leave_and_a_board_is_up_to_date_while_b
     store.save(fabricate("none", None, "dlg", "reconstruction", 35.0))
     folder = store.out / "figures"
     folder.mkdir()
-    for name in ("ppc-old.svg", "ppc-old.png", "notes.txt"):
+    for name in ("ppc-old.svg", "ppc-old.png", "notes.txt", "holiday.png"):
         (folder / name).write_text("x")
-    written = write_board(store)
-    assert {path.name for path in folder.iterdir()} == {p.name for p in written if p.parent == folder} | {"notes.txt"}
+    (folder / LISTED).write_text('["ppc-old.svg", "ppc-old.png"]')
+    drawn = {path.name for path in write_board(store) if path.parent == folder}
+    assert {path.name for path in folder.iterdir()} == drawn | {"notes.txt", "holiday.png", LISTED}
     assert up_to_date(store)
     worst = store.out / "worst_case.csv"
     worst.write_text(worst.read_text().replace("35", "36"))

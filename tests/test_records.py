@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(store):
     store.out.mkdir()
     store = Store(store.out)
     store.folder.write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="is a file, where results have a folder; move it away"):
         store.prepare()
 
 
@@ -163,15 +163,16 @@ def test_leftovers_of_killed_runs_are_ignored_and_swept_only_if_ours(store, reco
     dead.wait()
     store.out.mkdir()
     host = files._host()
-    (store.out / f"{MARKER}~{host}.{dead.pid}.tmp").write_text("{")
+    (store.out / f"{MARKER}~{host}.{dead.pid}-1.tmp").write_text("{")
     store = Store(store.out)  # killed while it wrote the marker: still an empty folder of ours
     kept, name = store.save(record()), f"{'0' * 32}.json"
-    owners = f"~{host}.{os.getpid()}", f"~other-host.{dead.pid}", f"~{host}.{dead.pid}"
+    me = f"{os.getpid()}-{files._beginning(os.getpid())}"
+    owners = f"~{host}.{me}", f"~other-host.{dead.pid}-1", f"~{host}.{dead.pid}-1"
     *others, mine = [store.folder / name for name in ("notes.tmp", *(f"{name}{owner}.tmp" for owner in owners))]
     for path in (*others, mine):
         path.write_text("{")
     assert store.load_all() == [kept]
-    store.prepare()
+    store.sweep()
     assert not mine.exists() and all(path.exists() for path in others)
     assert not list(store.out.glob(f"{MARKER}~*"))
 
@@ -190,7 +191,7 @@ def test_the_first_of_two_writers_stays(tmp_path, monkeypatch):
             (home / "figures").write_text("first")
 
     monkeypatch.setattr(shutil, "rmtree", late)
-    publish_folder(home, ".draft-", fill)
+    publish_folder(home, fill)
     assert (home / "figures").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
@@ -199,14 +200,14 @@ def test_a_damaged_one_is_replaced_and_a_failure_leaves_nothing(tmp_path):
     home = tmp_path / "deep" / "made"
     home.mkdir(parents=True)
     (home / "half").touch()
-    publish_folder(home, ".draft-", fill)
+    publish_folder(home, fill)
     assert [path.name for path in home.iterdir()] == ["figures"]
 
     def full(draft):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(Unwritable, match="No space is left"):
-        publish_folder(tmp_path / "other", ".draft-", full)
+        publish_folder(tmp_path / "other", full)
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 

@@ -1,4 +1,9 @@
-"""Files that are written whole or not at all, and what killed processes leave of them."""
+"""The one place where results and outputs touch the file system.
+
+Whatever the system answers to a path that somebody named comes out as one sentence. What lies inside results is written
+whole or not at all, and never through a link or over anything but a regular file; a file that a user named is written
+where it leads. Half-made files and folders have one scheme of names, by which the next run knows whose maker is gone.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +12,173 @@ import os
 import re
 import shutil
 import socket
-import tempfile
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from safetensors import SafetensorError
 
-from ppbench.base.errors import Unwritable
+from ppbench.base.errors import Unwritable, UsageError
 
-TEMPORARY = r"~([\w-]+)\.(\d+)\.tmp"
-"""How the name of a temporary file goes on after that of the file it is for: the machine and the process."""
+Kind = Literal["file", "folder", "link", "special"]
+
+TEMPORARY = r"~([\w-]+)\.(\d+)-(\d+)\.tmp"
+"""How the name of a temporary file or folder goes on after that of what it is for: machine, process, its beginning."""
+_TEMPORARY = re.compile(rf".*{TEMPORARY}", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NAME = 160  # characters of a name that its temporary name keeps: file systems take 255
+_THROUGH = ("/dev/", "/proc/")  # names of what is open already: it is written on, never replaced
 
 
-def _host() -> str:
-    return re.sub(r"[^\w-]", "-", socket.gethostname()) or "host"
+# -- looking ---------------------------------------------------------------------------------------------------------
+def kind_of(path: Path, *, follow: bool = True) -> Kind | None:
+    """Return what lies at `path`, None for nothing. follow: of a link, what it leads to, else "link".
 
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, sees the old file or the new one (or Unwritable)."""
-    temporary = path.with_name(f"{path.name}~{_host()}.{os.getpid()}.tmp")
+    "special" is whatever is neither file, folder nor link: a device, a pipe, a socket. UsageError where it cannot be
+    told: no right to look, a name too long, links in a circle.
+    """
     try:
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        mode = (path.stat() if follow else path.lstat()).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as cause:
+        raise unusable(path, cause) from cause
+    if stat.S_ISLNK(mode):
+        return "link"
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "special"
+
+
+def listing(folder: Path) -> list[Path]:
+    """Return what lies in a folder, sorted; UsageError where it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except (OSError, ValueError) as cause:
+        raise unusable(folder, cause) from cause
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the bytes of a file inside results: a regular one and no link, so that nothing waits and nothing strays.
+
+    Raises OSError, also for what is no regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return file.read()
+
+
+def unusable(path: Path, cause: OSError | ValueError) -> UsageError:
+    """Return the sentence for a path that the system does not take, or does not let us look at."""
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return UsageError(f"{path} cannot be used ({reason}); give another path.")
+
+
+def unwritable(path: Path, size: int, cause: OSError | ValueError) -> Unwritable:
+    """Return the sentence for a file of `size` bytes that the system would not let us write."""
+    if isinstance(cause, OSError) and cause.errno in _FULL:
+        return Unwritable(
+            f"No space is left to write {path.name} ({size} bytes) in {path.parent}; "
+            "free some and run the same command again: finished cells are kept."
+        )
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return Unwritable(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file of results, so that a reader, or a crash, sees the old file or the new one.
+
+    Unwritable: no space or right; there is a link, a folder or a special file in its place, which stays.
+    """
+    if (found := kind_of(path, follow=False)) not in (None, "file"):
+        raise Unwritable(f"{path} is a {_WORDS[found]}, and results are not written over one; move it away.")
+    try:
+        _replace(path, data)
     except OSError as cause:
         raise unwritable(path, len(data), cause) from cause
 
 
-def publish_folder(home: Path, prefix: str, write: Callable[[Path], None]) -> None:
-    """Make the folder `home` with what `write` puts into it: whole or not at all; drafts beside it begin with `prefix`.
+_WORDS: dict[Kind | None, str] = {"folder": "folder", "link": "link", "special": "device, pipe or socket"}
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that a user named: whole or not at all, and where the name leads.
+
+    Through a link goes what it leads to, which keeps its rights; into a device, a pipe or what is open already
+    (/dev/stdout) the bytes go as they are. Unwritable: a folder, a pipe that nobody reads, no space or right.
+    """
+    found = kind_of(path)
+    if found == "folder":
+        raise Unwritable(f"{path} is a folder; name a file in it.")
+    try:
+        if found == "special" or str(path.absolute()).startswith(_THROUGH):
+            _write_through(path, data)
+        else:
+            _replace(Path(os.path.realpath(path)), data)
+    except (OSError, ValueError) as cause:
+        raise unwritable(path, len(data), cause) from cause
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NONBLOCK", 0))  # a pipe without reader: ENXIO
+    os.set_blocking(handle, True)
+    with open(handle, "wb", buffering=0) as file:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = temporary_of(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            _take_rights(path, temporary)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _take_rights(path: Path, temporary: Path) -> None:
+    """Give `temporary` the rights of the file whose place it takes, and its owner where one may."""
+    old = path.stat()
+    temporary.chmod(stat.S_IMODE(old.st_mode))
+    if hasattr(os, "chown") and os.geteuid() == 0:
+        os.chown(temporary, old.st_uid, old.st_gid)
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder of results and return it; UsageError where a link or something else lies there, or none can be."""
+    if (found := kind_of(path, follow=False)) not in (None, "folder"):
+        raise UsageError(f"{path} is a {_WORDS.get(found, 'file')}, where results have a folder; move it away.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise unwritable(path, 0, cause) from cause
+    return path
+
+
+def publish_folder(home: Path, write: Callable[[Path], None]) -> None:
+    """Make the folder `home` with what `write` puts into it: whole or not at all.
 
     Of two processes that make the same at once, the first one's stays. What lies at `home` before is taken for damaged,
     or it would have been used, and goes. Unwritable: no space is left, or no right; no draft stays behind.
     """
+    make_folder(home.parent)
+    draft = temporary_of(home)
     try:
-        home.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=prefix, dir=home.parent))
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
         try:
             write(draft)
+            if home.is_symlink():
+                home.unlink()
             shutil.rmtree(home, ignore_errors=True)
             draft.rename(home)
         finally:
@@ -75,19 +202,34 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def unwritable(path: Path, size: int, cause: OSError) -> Unwritable:
-    """Return the sentence for a file of `size` bytes that the system would not let us write."""
-    if cause.errno in _FULL:
-        return Unwritable(
-            f"No space is left to write {path.name} ({size} bytes) in {path.parent}; "
-            "free some and run the same command again: finished cells are kept."
-        )
-    reason = cause.strerror or type(cause).__name__
-    return Unwritable(f"{path} cannot be written ({reason}); choose an output folder that you may write to.")
+# -- what killed processes leave -------------------------------------------------------------------------------------
+def temporary_of(path: Path, role: str = "") -> Path:
+    """Return where this process makes what is to lie at `path`, beside it; role: a word that tells two apart."""
+    process = os.getpid()
+    return path.with_name(f"{path.name[:_NAME]}{role}~{_host()}.{process}-{_beginning(process) or 0}.tmp")
 
 
-def abandoned(host: str, process: str) -> bool:
-    """Return whether a temporary file's name tells of a process of this machine that no longer runs."""
+def sweep_abandoned(folder: Path, name: str = "") -> None:
+    """Remove temporary files and folders in `folder` whose process is gone; name: only those for what is called so.
+
+    A folder that cannot be read is left as it is: whoever writes there will say so.
+    """
+    if kind_of(folder) != "folder":
+        return
+    for path in listing(folder):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found and path.name.startswith(name[:_NAME]) and abandoned(*found.groups()):
+            if kind_of(path, follow=False) == "folder":
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def abandoned(host: str, process: str, beginning: str) -> bool:
+    """Return whether a temporary file's name tells of a process of this machine that no longer runs.
+
+    A process number is given again, in a container from the start: so the name tells when its process began, too.
+    """
     if os.name != "posix" or host != _host():
         return False
     try:
@@ -96,4 +238,18 @@ def abandoned(host: str, process: str) -> bool:
         return True
     except (PermissionError, OverflowError):
         pass
-    return False
+    now = _beginning(int(process))
+    return now is not None and now != int(beginning)
+
+
+def _host() -> str:
+    return re.sub(r"[^\w-]", "-", socket.gethostname()) or "host"
+
+
+def _beginning(process: int) -> int | None:
+    """Return when a process began, in ticks since the machine did; None where the system does not tell."""
+    try:
+        told = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(told[told.rindex(b")") + 2 :].split()[19])

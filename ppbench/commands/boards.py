@@ -22,11 +22,12 @@ def leaderboard(
 
     Exit code 0: all records are on the board; 1: some could not be read, which the page and stderr name; 2: none could.
     """
+    from ppbench.base.files import kind_of
     from ppbench.records.archive import unpack
     from ppbench.records.store import results
     from ppbench.report.page.board import rebuild
 
-    if folder.is_file() != (out is not None):
+    if (kind_of(folder) == "file") != (out is not None):
         raise UsageError(f"{folder}: --out FOLDER is where an archive is unpacked and drawn, and for archives alone.")
     damaged = unpack(folder, out) if out is not None else []
     written = rebuild(results(out or folder))
@@ -47,10 +48,11 @@ def pack(
     Records, times, reconstructions and tables go along byte for byte; the page and its figures, which are drawn from
     the records, and caches do not.
     """
+    from ppbench.base.files import kind_of
     from ppbench.records.archive import pack as run
     from ppbench.records.store import results
 
-    if folder.is_file() or not results(folder).ids():
+    if kind_of(folder) == "file" or not results(folder).ids():
         raise UsageError(f"{folder} holds no records; give the --out of an evaluation.")
     target = archive or folder.with_name(f"{folder.resolve().name}.zip")
     left_out = run(folder, target)
@@ -87,14 +89,14 @@ def claims(
     figures: Annotated[list[Path] | None, typer.Option(help="JSON of benchmark figures. Repeatable.")] = None,
 ) -> None:
     """Set what papers claim about their defenses beside the records in FOLDERS, as a table in Markdown."""
-    from ppbench.base.files import write_atomic
+    from ppbench.base.files import kind_of, write_output
     from ppbench.report.claims.page import write_claims
 
     text = write_claims(folders, figures or [])
     if to is None:
         typer.echo(text, nl=False)
         return
-    if not to.parent.is_dir():
+    if kind_of(to.parent) != "folder":
         raise UsageError(f"There is no folder {to.parent} for the table; make it, or give another --to.")
-    write_atomic(to, text.encode())
+    write_output(to, text.encode())
     typer.echo(str(to))

@@ -33,20 +33,20 @@ def compare(
     rows cannot be compared, or nothing could have been found (too few victims, no row judged); 4: rows of BASELINE are
     missing.
     """
-    from ppbench.base.files import write_atomic
+    from ppbench.base.files import kind_of, write_output
     from ppbench.report.compare import machine, report
     from ppbench.report.compare.outcome import compare as run
 
     if github and json_:
         raise UsageError("Options --github and --json both write to standard output; give one of them.")
     for option, path in (("--markdown", markdown), ("--junit", junit)):
-        if path is not None and not path.parent.is_dir():
+        if path is not None and kind_of(path.parent) != "folder":
             raise UsageError(f"There is no folder {path.parent} for {option}; make it, or give another file.")
     result = run(baseline, new)
     if markdown is not None:
-        write_atomic(markdown, report.markdown(result).encode())
+        write_output(markdown, report.markdown(result).encode())
     if junit is not None:
-        write_atomic(junit, machine.junit(result))
+        write_output(junit, machine.junit(result))
     if json_:
         typer.echo(machine.as_json(result))
     else:

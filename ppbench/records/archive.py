@@ -17,7 +17,7 @@ import zlib
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import unwritable, write_atomic
+from ppbench.base.files import kind_of, listing, read_regular, unwritable, write_output
 
 MEMBER = re.compile(
     r"(?:ppbench|selftest|sources|origin)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
@@ -41,17 +41,19 @@ class Folder:
         self.path = path
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of the files in a folder of it, sorted."""
+        """Return the names in a folder of it that are no folders', sorted: who reads what is no file is told."""
         inner = self.path / folder
-        return sorted(path.name for path in inner.iterdir() if path.is_file()) if inner.is_dir() else []
+        if kind_of(inner) != "folder":
+            return []
+        return [path.name for path in listing(inner) if kind_of(path, follow=False) != "folder"]
 
     def holds(self, name: str) -> bool:
-        """Return whether there is such a file."""
-        return (self.path / name).is_file()
+        """Return whether something is called so, and is no folder."""
+        return kind_of(self.path / name, follow=False) not in (None, "folder")
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError, or another OSError where it cannot be read."""
-        return (self.path / name).read_bytes()
+        return read_regular(self.path / name)
 
 
 class Archive:
@@ -141,12 +143,12 @@ def _unfolded(packed: bytes, member: zipfile.ZipInfo) -> bytes:
 
 def files_of(path: Path) -> Files:
     """Return the files of a folder, which need not exist, or of an archive. Raises UsageError, see `Archive`."""
-    return Archive(path) if path.is_file() else Folder(path)
+    return Archive(path) if kind_of(path) == "file" else Folder(path)
 
 
 def pack(folder: Path, target: Path) -> list[str]:
     """Write a folder's archive to `target`, whole or not at all (UsageError); return the names of what was left out."""
-    if target.exists():
+    if kind_of(target, follow=False) is not None:
         raise UsageError(f"{target} is there already; give another name for the archive.")
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
@@ -158,17 +160,17 @@ def pack(folder: Path, target: Path) -> list[str]:
                 member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16
                 floats = name.endswith(".safetensors")
                 member.compress_type = zipfile.ZIP_DEFLATED if floats else zipfile.ZIP_LZMA
-                made.writestr(member, (folder / name).read_bytes())
+                made.writestr(member, read_regular(folder / name))
     except OSError as cause:
         raise UsageError(f"{folder} cannot be packed ({cause}).") from cause
-    write_atomic(target, out.getvalue())
+    write_output(target, out.getvalue())
     return sorted({f"{name.partition('/')[0]}/" if "/" in name else name for name in names - {*kept}})
 
 
 def unpack(archive: Path, folder: Path) -> list[str]:
     """Unpack into a new or empty folder (else UsageError); return a sentence for each file that is damaged."""
     files = Archive(archive)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if kind_of(folder) is not None and (kind_of(folder) != "folder" or listing(folder)):
         raise UsageError(f"{folder} is not empty; give a new or an empty folder for what {archive.name} holds.")
     problems = []
     for inner in ("", "times", "records"):

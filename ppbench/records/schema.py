@@ -14,18 +14,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 
 from ppbench.base.registry import plugins
 from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
-from ppbench.records.scores import (
-    Amount,
-    Count,
-    OtherScore,
-    Scalar,
-    Score,
-    Share,
-    Some,
-    Strict,
-    Victim,
-    Whole,
-)
+from ppbench.records.scores import Amount, Count, OtherScore, Scalar, Score, Share, Some, Strict, Victim, Whole
 
 SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
 MOST, MOST_ROUNDS = 10**6, 10**9

@@ -8,6 +8,7 @@
     OUT/selftest.json                   what vouches for the harness, see `soundness.py`
     OUT/origin.json                     command, day and commit, see `origin.py`
 
+OUT may be a link to a folder; inside it nothing is a link, a device or a pipe: such are neither read nor written.
 Equal records give equal bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions
 were left out: then nothing misses them, and nothing but `ppbench baseline accept` writes there.
 """
@@ -29,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safe
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import TEMPORARY, abandoned, unwritable, write_atomic
+from ppbench.base.files import TEMPORARY, kind_of, listing, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.version import __version__
 from ppbench.records.archive import files_of
 from ppbench.records.schema import SCHEMA, Artifact, Record, Strict, lean
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 MARKER = "ppbench.json"
 TIMES = "times"
+FOLDERS = ("records", TIMES, "figures", "cache")
+"""Folders of results."""
 RESULTS_SCHEMA = "ppbench.results/1"
 LEFT_OUT = "reconstructions"
 _CELL = re.compile(r"[0-9a-f]{32}")
@@ -96,12 +99,14 @@ class Store:
         self._check()
 
     def _check(self) -> None:
-        if not self.out.exists():
+        if (kind := kind_of(self.out)) is None:
             return
+        if kind == "special":
+            raise UsageError(f"{self.out} is a device, pipe or socket; give a folder or an archive of results.")
         marker = self.out / MARKER
         if not self.files.holds(MARKER):
-            found = self.out.iterdir() if self.out.is_dir() else [self.out]
-            foreign = sorted(p.name for p in found if not _TEMPORARY.fullmatch(p.name))
+            found = listing(self.out) if kind == "folder" else [self.out]
+            foreign = [path.name for path in found if not _TEMPORARY.fullmatch(path.name)]
             if foreign:
                 raise UsageError(
                     f"{self.out} holds files that are not ppbench's (such as {foreign[0]!r}) and no {MARKER}; "
@@ -119,26 +124,30 @@ class Store:
                 f"{_newer(schema, RESULTS_SCHEMA, about.get('version')) or 'give another folder.'}"
             )
         self.bare = left_out == [LEFT_OUT]
+        for name in FOLDERS if kind == "folder" else ():
+            if (kind_of(self.out / name, follow=False) or "folder") != "folder":
+                raise UsageError(f"{self.out / name} is no folder of its own, as results have it there; move it away.")
 
     def prepare(self) -> None:
-        """Make folder and marker, and sweep what killed runs of this machine left; UsageError where one must not."""
-        if self.out.is_file():
+        """Make folder and marker; UsageError where one must not."""
+        if kind_of(self.out) == "file":
             raise UsageError(f"{self.out} is an archive, which can only be read; give another --out.")
         if self.bare:
             raise UsageError(
                 f"{self.out} is an accepted baseline, which `ppbench baseline accept` alone moves; give another --out."
             )
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            if not (self.out / MARKER).is_file():  # first: a run killed here leaves a folder that is known as ours
-                write_atomic(self.out / MARKER, marker_bytes())
-            self.folder.mkdir(exist_ok=True)
-        except OSError as cause:
-            raise unwritable(self.folder, 0, cause) from cause
-        for folder in (self.out, self.folder, self.out / TIMES):
-            for path in folder.iterdir() if folder.is_dir() else ():
-                if (found := _TEMPORARY.fullmatch(path.name)) and abandoned(*found.groups()):
-                    path.unlink(missing_ok=True)
+        if kind_of(self.out) is None:
+            make_folder(self.out)
+        if not self.files.holds(MARKER):  # first: a run killed here leaves a folder that is known as ours
+            write_atomic(self.out / MARKER, marker_bytes())
+        make_folder(self.folder)
+
+    def sweep(self) -> None:
+        """Remove what killed runs of this machine left half-made."""
+        cache = self.out / "cache"
+        trainings = [path for path in listing(cache) if path.is_dir()] if kind_of(cache) == "folder" else []
+        for folder in (self.out, *(self.out / name for name in FOLDERS), *trainings):
+            sweep_abandoned(folder)
 
     def has(self, cell_id: str) -> bool:
         """Return whether the cell is finished."""
@@ -254,7 +263,7 @@ def _artifact(name: str, data: bytes) -> Artifact:
 
 def results(path: Path) -> Store:
     """Return the store of a folder or an archive; raises UsageError where none is there, or none of ppbench's."""
-    if not path.exists():
+    if kind_of(path) is None:
         raise UsageError(f"{path} is no folder and no archive of results; give the --out of an evaluation.")
     return Store(path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import unwritable, write_atomic
+from ppbench.base.files import make_folder, write_atomic
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
 from ppbench.records.scores import Amount, Count, Some
 from ppbench.records.store import TIMES, canonical
@@ -57,11 +57,7 @@ def training_of(record: Record) -> str:
 
 def save_time(out: Path, training: str, found: ClientTime) -> None:
     """Keep what was measured in a training, whole or not at all. Raises UsageError where it cannot be written."""
-    try:
-        (out / TIMES).mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise unwritable(out / TIMES, 0, cause) from cause
-    write_atomic(out / TIMES / f"{training}.json", canonical(found))
+    write_atomic(make_folder(out / TIMES) / f"{training}.json", canonical(found))
 
 
 def time_of(out: Path, record: Record) -> ClientTime | None:

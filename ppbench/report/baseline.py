@@ -6,7 +6,6 @@ and accepted.jsonl, which keeps every move; neither images, caches nor times: it
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ppbench.base.errors import UsageError, first_of
-from ppbench.base.files import unwritable, write_atomic
+from ppbench.base.files import kind_of, listing, sweep_abandoned, temporary_of, unwritable, write_atomic
+from ppbench.base.locks import locked
 from ppbench.base.version import __version__
 from ppbench.records.origin import ORIGIN, Origin, origin_of
 from ppbench.records.schema import Record
@@ -25,6 +25,7 @@ from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.page.board import claimed, write_board
 from ppbench.report.verify import Further, verify
 
+_OLD = ".old"
 KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # of a board, beside the records
 _OURS = {MARKER, HISTORY, SELFTEST, ORIGIN, "records", *KEPT}
 
@@ -39,8 +40,16 @@ def accept(new: Path, baseline: Path, reason: str, further: Further | None = Non
     reason = " ".join(reason.split())
     if not reason:
         raise UsageError("A baseline moves for a reason; give it, as --reason 'clipping is per example now'.")
-    _check_target(new, baseline)
+    _check_place(new, baseline)
     baseline = baseline.resolve()
+    with locked(baseline.parent, "moving a baseline in it"):
+        _recover(baseline)
+        return _moved(new, baseline, reason, further)
+
+
+def _moved(new: Path, baseline: Path, reason: str, further: Further | None) -> Accepted:
+    """Move a baseline; whoever calls holds the lock."""
+    _check_target(baseline)
     if problems := verify(new, claimed, further):
         raise UsageError(f"{new} has problems: {first_of(problems)}; nothing was accepted.")
     store = Store(new)
@@ -66,27 +75,31 @@ def accept(new: Path, baseline: Path, reason: str, further: Further | None = Non
     return line
 
 
-def _check_target(new: Path, baseline: Path) -> None:
-    """Refuse a target that holds anything but a baseline: it is about to be replaced (UsageError)."""
+def _check_place(new: Path, baseline: Path) -> None:
+    """Refuse a place where no baseline may be, whatever it holds (UsageError)."""
     results(new)
-    if baseline.exists() and new.resolve() == baseline.resolve():
+    if kind_of(baseline) is not None and new.resolve() == baseline.resolve():
         raise UsageError(f"NEW and BASELINE are one folder, {new}; give two.")
-    if not baseline.parent.is_dir():
+    if kind_of(baseline.parent) != "folder":
         raise UsageError(f"There is no folder {baseline.parent} for the baseline; make it first.")
-    if baseline.is_symlink():
+    if kind_of(baseline, follow=False) == "link":
         raise UsageError(f"{baseline} is a link; give the folder that it leads to.")
     if Path.cwd().is_relative_to(baseline.resolve()):
         raise UsageError(
             f"{baseline} is the current folder or holds it, and a baseline is replaced as a whole; go to another "
             "folder and name it from there."
         )
-    store = Store(baseline)
-    if baseline.is_file():
+
+
+def _check_target(baseline: Path) -> None:
+    """Refuse a target that holds anything but a baseline: it is about to be replaced (UsageError)."""
+    store, kind = Store(baseline), kind_of(baseline)
+    if kind == "file":
         raise UsageError(f"{baseline} is an archive; a baseline that moves is a folder.")
-    if (baseline / MARKER).is_file() and not (store.bare and (baseline / HISTORY).is_file()):
+    if store.files.holds(MARKER) and not (store.bare and store.files.holds(HISTORY)):
         what = "results, not an accepted baseline; give another folder, they would be lost"
         raise UsageError(f"{baseline} holds {what}.")
-    foreign = sorted(p.name for p in baseline.iterdir() if p.name not in _OURS) if baseline.is_dir() else []
+    foreign = [path.name for path in listing(baseline) if path.name not in _OURS] if kind == "folder" else []
     if foreign:
         what = f"files that are no part of a baseline, such as {foreign[0]!r}; move them out"
         raise UsageError(f"{baseline} holds {what}.")
@@ -120,20 +133,29 @@ def _fill(
     if origin != Origin():
         write_atomic(folder / ORIGIN, canonical(origin))
     write_board(Store(folder))
-    for path in folder.iterdir():
+    for path in listing(folder):
         if path.name not in _OURS:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if kind_of(path) == "folder" else path.unlink()
+
+
+def _recover(target: Path) -> None:
+    """Put back a baseline whose move was killed between its two renames, and remove what else killed moves left."""
+    former = [path for path in listing(target.parent) if path.name.startswith(f"{target.name}{_OLD}~")]
+    if former and kind_of(target, follow=False) is None:  # the lock is ours: nobody else is between his renames
+        former[0].rename(target)
+    sweep_abandoned(target.parent, f"{target.name}~")
+    sweep_abandoned(target.parent, f"{target.name}{_OLD}~")
 
 
 @contextmanager
 def _replaced(target: Path) -> Iterator[Path]:
     """Give an empty folder beside `target` that takes its place in the end, whole or not at all (or UsageError)."""
-    fresh, old = (target.with_name(f".{target.name}~{os.getpid()}.{end}") for end in ("new", "old"))
+    fresh, old = temporary_of(target), temporary_of(target, _OLD)
     try:
         fresh.mkdir()
         try:
             yield fresh
-            if target.exists():  # between the two renames the old folder lies beside, under the name ending in .old
+            if target.exists():  # between the two renames the old folder lies beside, see `_recover`
                 target.rename(old)
             try:
                 fresh.rename(target)

@@ -118,6 +118,7 @@ def _evaluate(
     experiment = resolve(asked)
     check(experiment)
     store.prepare()
+    store.sweep()
     plan = wanted([experiment])
     todo = missing(plan, store)
     count = workers or default_workers(asked.device)  # a single worker is this process

@@ -175,6 +175,7 @@ def sweep(
     executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
+    planned.store.sweep()
     store = planned.store
     computed = compute(planned.asked, planned.todo, store, executor, told, strict=False, command=command)
     records = tuple(store.load(cell) for cell in answered(planned.asked, store))

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import publish_folder
+from ppbench.base.files import kind_of, publish_folder
 from ppbench.base.registry import refuse, stranger
 from ppbench.base.seals import seal, unsealed
 from ppbench.base.version import __version__
@@ -65,7 +65,7 @@ def untrained(classes: int, count: int, reason: str) -> Trained:
 
 def is_trained(home: Path) -> bool:
     """Return whether the folder of a training holds it, finished."""
-    return (home / TRAINED).is_file()
+    return kind_of(home / TRAINED, follow=False) == "file"
 
 
 def kept_of(home: Path) -> Trained:
@@ -114,7 +114,7 @@ def train(
         fed.save(draft)
         seal(draft, TRAINED, result.model_dump(mode="json"))
 
-    publish_folder(home, ".training-", write)
+    publish_folder(home, write)
     return fed, result
 
 

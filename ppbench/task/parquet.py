@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import Unwritable, UsageError
-from ppbench.base.files import write_atomic
+from ppbench.base.errors import UsageError
+from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.seals import packed, unpacked
 from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
@@ -62,7 +62,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 
 def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
     cache = root / "parquet" / f"{_cache_key(path)}.safetensors"
-    if cache.exists():
+    if kind_of(cache) == "file":
         try:
             kept = unpacked(cache)
             return kept["x"], kept["y"]
@@ -72,9 +72,9 @@ def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
     x, y = _read(path)
     if time.monotonic() - start > _SLOW:
         try:
-            cache.parent.mkdir(parents=True, exist_ok=True)
+            sweep_abandoned(make_folder(cache.parent))
             write_atomic(cache, packed({"x": x, "y": y}))
-        except (OSError, Unwritable) as cause:  # a full or read-only disk costs time, not the result
+        except UsageError as cause:  # a full or read-only disk costs time, not the result
             warnings.warn(f"the decoded images of {path} cannot be kept in {cache.parent}: {cause}", stacklevel=2)
     return x, y
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import write_atomic
+from ppbench.base.locks import locked
 from ppbench.base.registry import load
 from ppbench.federation.contract import Claim, Defense
 from ppbench.questions.base import missing
@@ -120,11 +121,12 @@ def rebuild(store: Store) -> Written:
 
     What cannot be read costs nothing but itself; UsageError where no record can be read, or nothing written.
     """
-    with loaded(store) as (records, problems):
+    with locked(store.out, "writing its board"), loaded(store) as (records, problems):
         if not records and problems:
             raise UsageError(f"{store.out} holds no record that can be read: {problems[0]}")
         if not records:
             raise UsageError(f"{store.out} holds no records; run ppbench evaluate --out {store.out} first.")
+        store.sweep()
         return _write(store, records, problems)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
 
-from ppbench.base.files import write_atomic
+from ppbench.base.files import kind_of, make_folder, read_regular, write_atomic
 from ppbench.report.cap import Cap
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.curves import curves
@@ -22,6 +24,9 @@ from ppbench.report.page.tradeoff import tradeoff_of
 
 BUDGET = 8_000_000
 """Characters of figures that a page carries at most; what is beyond is named, and lies in figures/."""
+LISTED = "figures.json"
+"""Names of the figures that a board wrote: a later one removes these and nothing else."""
+_FIGURE = re.compile(r"[a-z0-9-]+\.(?:svg|png)")
 HEAD = 400
 """Bytes at the head of a PNG in which its label stands."""
 
@@ -40,23 +45,52 @@ class Drawings:
 
 
 def write_figures(folder: Path, found: Sequence[Board], known: Knowledge) -> list[Path]:
-    """Write all boards' figures as SVG, and as PNG those whose label there differs; remove drawings of none."""
-    folder.mkdir(exist_ok=True)
-    written: list[Path] = []
-    uses: Counter[str] = Counter()
-    for words, plot in (named for board in found for named in _named(board, known)):
-        name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-        uses[name] += 1  # boards may differ in what the words leave out
-        name = name if uses[name] == 1 else f"{name}-{uses[name]}"
+    """Write all boards' figures as SVG, and as PNG those whose label there differs; remove those of earlier boards.
+
+    Only what `LISTED` names is removed, and no folder or link that lies in its place: other pictures are somebody's.
+    """
+    make_folder(folder)
+    plots = _by_name([named for board in found for named in _named(board, known)])
+    names = [f"{name}{end}" for name in plots for end in (".svg", ".png")]
+    before = _listed(folder)
+    _list(folder, {*before, *names})  # first: what a kill leaves of this board is known as ours
+    for name, plot in plots.items():
         vector, dots, picture = folder / f"{name}.svg", folder / f"{name}.png", Picture(plot)
         write_atomic(vector, svg_of(plot).encode())
-        if not (dots.is_file() and picture.label.encode() in dots.read_bytes()[:HEAD]):
+        if kind_of(dots, follow=False) != "file" or picture.label.encode() not in read_regular(dots)[:HEAD]:
             write_atomic(dots, picture.png())
-        written += [vector, dots]
-    for path in folder.iterdir():
-        if path.suffix in (".svg", ".png") and path not in written:
-            path.unlink()
-    return written
+    for name in before.difference(names):
+        if kind_of(folder / name, follow=False) == "file":
+            (folder / name).unlink()
+    _list(folder, {*names})
+    return [folder / name for name in names]
+
+
+def _by_name(found: Sequence[tuple[str, Plot]]) -> dict[str, Plot]:
+    """Return figures by the names of their files, from the words that name them."""
+    uses: Counter[str] = Counter()
+    plots = {}
+    for words, plot in found:
+        name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+        uses[name] += 1  # boards may differ in what the words leave out
+        plots[name if uses[name] == 1 else f"{name}-{uses[name]}"] = plot
+    return plots
+
+
+def _listed(folder: Path) -> set[str]:
+    """Return the names of the figures that an earlier board wrote; none where that is not known."""
+    try:
+        told = json.loads(read_regular(folder / LISTED))
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, RecursionError) as cause:
+        warnings.warn(f"{folder / LISTED} cannot be read ({cause}), so figures of earlier boards stay.", stacklevel=2)
+        return set()
+    return {name for name in told if isinstance(name, str) and _FIGURE.fullmatch(name)}
+
+
+def _list(folder: Path, names: set[str]) -> None:
+    write_atomic(folder / LISTED, (json.dumps(sorted(names), indent=1) + "\n").encode())
 
 
 def _named(board: Board, known: Knowledge) -> Iterator[tuple[str, Plot]]:

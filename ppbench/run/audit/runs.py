@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ppbench.adversary.augment import augmentations
 from ppbench.base.errors import Overflow, UsageError
-from ppbench.base.files import publish_folder, write_atomic
+from ppbench.base.files import make_folder, publish_folder, write_atomic
 from ppbench.base.seals import packed, seal, unpacked, unsealed
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, nbytes
@@ -151,7 +151,7 @@ class Audit:
         if part == TARGET:
             _train_target(self, after)
             return
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_folder(self.home)
         write_atomic(self.path(part), packed(_train_references(self, part, after)))
 
     def complete(self) -> Target:
@@ -209,7 +209,7 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
             recorder.save(draft / "rounds.safetensors")
         seal(draft, TARGET_FILE, target.model_dump(mode="json"))
 
-    publish_folder(audit.target_folder, ".target-", write)
+    publish_folder(audit.target_folder, write)
 
 
 def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:

@@ -6,12 +6,12 @@ metadata entry "ppbench.generator" with the JSON of `About`.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -25,6 +25,7 @@ from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
 from ppbench.base import seals
 from ppbench.base.errors import UsageError
 from ppbench.base.files import unwritable, write_atomic
+from ppbench.base.locks import locked
 from ppbench.base.seals import packed
 
 FORMAT: Literal["ppbench.generator/1"] = "ppbench.generator/1"
@@ -185,7 +186,9 @@ def cached(path: Path, train: Callable[[], Generator]) -> Generator:
     """Return the generator in `path`; one process trains it where missing or damaged (UsageError: not writable)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        held = path.with_suffix(".lock")
+        held.touch()
+        with locked(held, "training a generator", math.inf):  # it takes minutes, and is waited for
             if path.is_file():
                 try:
                     return read(path)
@@ -195,16 +198,3 @@ def cached(path: Path, train: Callable[[], Generator]) -> Generator:
             return read(path)
     except OSError as cause:
         raise unwritable(path, 0, cause) from cause
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock `path`; the system releases it when a process ends, however it ends."""
-    if os.name != "posix":  # without such locks two processes may both train; the file is the same
-        yield
-        return
-    import fcntl
-
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

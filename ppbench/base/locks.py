@@ -1,0 +1,74 @@
+"""Locks between processes: on a folder itself, so that no file stays behind, and released when their holder dies.
+
+`filelock`, which does this by a file, empties that file whenever somebody waits for it: who holds it could not be said.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.base.files import unusable
+
+PATIENCE = 60.0
+"""Seconds that one waits for another process."""
+_PAUSE = 0.05
+_NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # network file systems
+
+
+@contextmanager
+def locked(folder: Path, what: str, patience: float | None = None) -> Iterator[None]:
+    """Hold the lock of a folder that exists, while the body runs; what: what is done, "moving the baseline".
+
+    UsageError: another process still holds it after `patience` seconds, by default `PATIENCE`; the sentence names it.
+    Where the file system knows no locks, a warning says so and the body runs without.
+    """
+    if os.name != "posix":
+        yield
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as cause:
+        raise unusable(folder, cause) from cause
+    try:
+        end = time.monotonic() + (PATIENCE if patience is None else patience)
+        while not _taken(handle, folder):
+            if time.monotonic() > end:
+                raise UsageError(f"{folder} is in use by {_holder(handle)}; wait until it has ended before {what}.")
+            time.sleep(_PAUSE)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _taken(handle: int, folder: Path) -> bool:
+    from fcntl import LOCK_EX, LOCK_NB, flock
+
+    try:
+        flock(handle, LOCK_EX | LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as cause:
+        if cause.errno not in _NO_LOCKS:
+            raise unusable(folder, cause) from cause
+        warnings.warn(f"{folder} lies where there are no locks: run one command at a time in it.", stacklevel=3)
+    return True
+
+
+def _holder(handle: int) -> str:
+    """Return who holds the lock of an open folder, in words, as far as the system tells."""
+    about = os.fstat(handle)
+    place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+        process = next(words[4] for line in lines if "->" not in (words := line.split()) and place in words)
+        command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (OSError, StopIteration, IndexError):
+        return "another process"
+    return f"process {process} ({command})"
