@@ -15,6 +15,7 @@ from ppbench.commands.boards import claims, leaderboard, pack, verify
 from ppbench.commands.compare import baseline, compare
 from ppbench.commands.evaluate import evaluate
 from ppbench.commands.sweep import sweep
+from ppbench.commands.words import check_words
 
 app = typer.Typer(
     add_completion=False,
@@ -84,6 +85,7 @@ def main() -> None:
     """Run the command line; bad input is one sentence on stderr and exit code 2."""
     warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
     try:
+        check_words(sys.argv[1:])
         code = app(standalone_mode=False)
     except (UsageError, ProtocolError) as error:
         typer.echo(f"ppbench: {error}", err=True)

@@ -90,7 +90,7 @@ def test_evaluate_says_what_was_found_in_words_and_in_json_alone(monkeypatch, ca
         (["evaluate", "--defense", "spn", "--stage", "middle"], "stage"),
         (["evaluate", "--defense", "spn", "--device", "tpu"], "device"),
         (["evaluate", "--defense", "spn", "--attack", "dlg", "--set", "idlg.bar=3"], "'bar'"),
-        (["evaluate", "--defense", "spn", "--attack", ""], "No attack was named"),
+        (["evaluate", "--defense", "spn", "--attack", ""], "after '--attack' is empty"),
         (["evaluate", "--defense", "spn", "--attack", "mia_loss", "--stage", "init"], "nothing to evaluate"),
         (["evaluate", "--defense", "spn", "--workers", "0"], "workers=0"),
         (["leaderboard", "/no/such/folder"], "/no/such/folder"),

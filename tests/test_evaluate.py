@@ -193,7 +193,7 @@ def test_a_single_test_example_has_an_error_and_no_interval():
         ({"grid": (-1.0,)}, "alpha2=-1.0 cannot be used; it must be"),
         ({"grid": (float("nan"),)}, "grid=nan cannot be used: it must be a finite number"),
         ({"settings": {"alpha2": float("inf")}}, "alpha2=inf cannot be used: it must be a finite number"),
-        ({"defense": "pbpfl", "grid": (0.0,)}, "kappa=0.0 cannot be used; it must be a finite number > 0"),
+        ({"defense": "pbpfl", "grid": (0.0,)}, "kappa=0.0 cannot be used; it must be from 1e-06 to 1e+30"),
         ({"defense": "mpdp", "grid": (3.0,), "settings": {"graph": "n_out", "n": 3}}, "n=3 cannot be used; it must be"),
         ({"defense": "mpdp", "grid": (3.0,), "partition": "dirichlet:0.1"}, "equal weights 1/K"),
         ({"clients": 0}, "clients=0 cannot be used"),

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 from ppbench.base.registry import load
 from ppbench.base.tree import moved, node
 from ppbench.federation.acting import Before, Sent
@@ -152,7 +152,9 @@ class Attack:
         for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
             if not bound.holds(value):
-                raise UsageError(f"Attack {self.name!r}: {name}={value!r} cannot be used; it must be {bound.right}.")
+                raise UsageError(
+                    f"Attack {self.name!r}: {name}={shown(value)} cannot be used; it must be {bound.right}."
+                )
 
     def parameters(self) -> dict[str, Scalar]:
         """Return what determines the answers, for records: the fields; a file is named by what it holds, not where."""

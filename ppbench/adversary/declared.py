@@ -7,7 +7,7 @@ from typing import Any
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.declared import SCALARS, class_faults, field_faults, is_scalar, word_faults
-from ppbench.base.errors import one_line
+from ppbench.base.errors import shown
 from ppbench.base.registry import plugins
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import THREATS, acts
@@ -27,7 +27,7 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
         yield "declares targets without any; name the defenses it is built for, or set None for all"
     for what, known_words in (("threats", tuple(THREATS)), ("probes", PROBES)):
         if strange := [word for word in getattr(plugin, what) if word not in known_words]:
-            yield f"declares {what} with {one_line(repr(strange[0]), 60)}; known are {', '.join(known_words)}"
+            yield f"declares {what} with {shown(strange[0], 60)}; known are {', '.join(known_words)}"
     yield from acting_faults(plugin)
 
 
@@ -46,10 +46,10 @@ def answer_faults(attack: Attack, plan: Plan, defenses: Iterable[str]) -> Iterat
         *((f"knows({name!r})", attack.knows(name)) for name in defenses),
     ):
         if not isinstance(found, bool):
-            yield f"answers {one_line(repr(found), 60)} to {what}; it must be True or False"
+            yield f"answers {shown(found, 60)} to {what}; it must be True or False"
     told = attack.parameters()
     if not isinstance(told, Mapping) or not all(isinstance(n, str) and is_scalar(v) for n, v in told.items()):
-        yield f"answers {one_line(repr(told), 60)} to parameters(); names and values are asked for, and {SCALARS}"
+        yield f"answers {shown(told, 60)} to parameters(); names and values are asked for, and {SCALARS}"
     variants = attack.variants()
     if not isinstance(variants, Sequence) or not variants or any(type(one) is not type(attack) for one in variants):
-        yield f"answers {one_line(repr(variants), 60)} to variants(); it must be one or more {type(attack).__name__}"
+        yield f"answers {shown(variants, 60)} to variants(); it must be one or more {type(attack).__name__}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ppbench.base.errors import one_line
+from ppbench.base.errors import one_line, shown
 
 _MISSING = object()
 
@@ -44,7 +44,7 @@ def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
     if own is _MISSING:
         yield f"has no name of its own (a base class's is that one's); set name = {name!r} in the class"
     elif type(own) is not str or own != name:
-        yield f"has the name {one_line(repr(own), 60)}, its entry point {name!r}; give both the same"
+        yield f"has the name {shown(own, 60)}, its entry point {name!r}; give both the same"
     for attribute, adapter in _declarations(base).items():
         value = getattr(plugin, attribute, _MISSING)
         if value is _MISSING:
@@ -55,7 +55,7 @@ def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in (attribute, *first["loc"]))
-            yield f"declares {where} = {one_line(repr(first['input']), 60)}; {one_line(first['msg']).lower()}"
+            yield f"declares {where} = {shown(first['input'], 60)}; {one_line(first['msg']).lower()}"
 
 
 def field_faults(plugin: type) -> Iterator[str]:
@@ -70,7 +70,7 @@ def field_faults(plugin: type) -> Iterator[str]:
         made = field.default_factory
         value = field.default if made is dataclasses.MISSING else made()
         if value is not dataclasses.MISSING and not is_scalar(value):
-            yield f"has a parameter {field.name} that is {one_line(repr(value), 60)}; {SCALARS}"
+            yield f"has a parameter {field.name} that is {shown(value, 60)}; {SCALARS}"
 
 
 SCALARS = "records hold str, int, float (finite), bool or None"
@@ -89,10 +89,10 @@ def word_faults(plugin: Any, names: tuple[str, ...]) -> Iterator[str]:
         value = getattr(plugin, name)
         words = [value][: len(value)] if isinstance(value, str) else list(value)
         if not words or len(set(words)) < len(words):
-            yield f"declares {name} = {one_line(repr(value), 60)}; it must name something, and nothing twice"
+            yield f"declares {name} = {shown(value, 60)}; it must name something, and nothing twice"
         for word in words:
             if len(word) > 64 or not word.isprintable():
-                yield f"declares {name} with {one_line(repr(word), 60)}; give up to 64 printable characters"
+                yield f"declares {name} with {shown(word, 60)}; give up to 64 printable characters"
 
 
 def call_faults(plugin: Any, *arguments: Any, **named: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ import platform
 
 import torch
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 
 
 def check_device(word: str) -> None:
@@ -21,7 +21,7 @@ def check_device(word: str) -> None:
         torch.ones(1, device=word).item()
     except (RuntimeError, AssertionError) as cause:  # the second: a torch that was built without the backend
         why = str(cause).partition("\n")[0].rstrip(".")
-        raise UsageError(f"Device {word!r} cannot be used ({why}); use --device cpu or auto.") from cause
+        raise UsageError(f"Device {shown(word)} cannot be used ({why}); use --device cpu or auto.") from cause
 
 
 def device_name(word: str | torch.device) -> str:

@@ -22,7 +22,7 @@ from ppbench.base.declared import call_faults
 from ppbench.base.entries import FORMER as FORMER
 from ppbench.base.entries import OWN as OWN
 from ppbench.base.entries import entries
-from ppbench.base.errors import PluginError, ProtocolError, UsageError, one_line, unknown
+from ppbench.base.errors import PluginError, ProtocolError, UsageError, one_line, shown, unknown
 from ppbench.base.guard import PACKAGE, frames, interrupts, kept, module_of, place, told, within
 
 Group = Literal["defenses", "attacks", "datasets", "models", "questions"]
@@ -67,8 +67,8 @@ class Plugin:
     @property
     def words(self) -> str:
         """For sentences: "The defense 'x' of package 'y' (module:Class)"."""
-        name, target = one_line(repr(self.name), 80), one_line(self.target, 120) or "no target"
-        return f"The {KINDS[self.group]} {name} of package {one_line(repr(self.distribution), 80)} ({target})"
+        name, target = shown(self.name, 80), one_line(self.target, 120) or "no target"
+        return f"The {KINDS[self.group]} {name} of package {shown(self.distribution, 80)} ({target})"
 
     @property
     def module(self) -> str:

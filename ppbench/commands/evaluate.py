@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +96,8 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     from ppbench.run.options import assignments, names, numbers, resolve_device, sizes
 
     parse: dict[str, Callable[[Any], Any]] = {
-        **dict.fromkeys(FIELDS, names), "grid": numbers, "attack_batch": sizes, "device": resolve_device,
+        **{name: partial(names, option=f"--{name}") for name in FIELDS},
+        "grid": numbers, "attack_batch": sizes, "device": resolve_device,
     }  # fmt: skip
     settings, model_options = assignments(options.pop("set") or [])
     given = {"settings": settings or None, "model_options": model_options or None}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 
 Suite = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
 Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
@@ -87,6 +87,6 @@ def _filters(words: list[str]) -> dict[str, tuple[str, ...]]:
         key, equals, values = word.partition("=")
         told = tuple(value.strip() for value in values.split(",") if value.strip())
         if not equals or not key.strip() or not told:
-            raise UsageError(f"Option --only {word!r} cannot be used; give key=value, as defense=spn,dp.")
+            raise UsageError(f"Option --only {shown(word)} cannot be used; give key=value, as defense=spn,dp.")
         found[key.strip()] = (*found.get(key.strip(), ()), *told)
     return found

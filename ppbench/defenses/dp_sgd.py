@@ -6,14 +6,14 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from ppbench.base.tree import Params, Tree
-from ppbench.federation.bounds import NonNegative, Positive
+from ppbench.federation.bounds import LARGE, Positive, between
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Data, Noise, Plan, poisson
 
@@ -22,7 +22,7 @@ from ppbench.federation.plan import Batch, Data, Noise, Plan, poisson
 class DPSGD(Defense):
     """DP-SGD on each client's own examples (Abadi et al. 2016): gradients clipped to `clip`, noise in units of it."""
 
-    noise_multiplier: NonNegative = 0.5
+    noise_multiplier: Annotated[float, between(1e-12, LARGE, zero=True)] = 0.5
     clip: Positive = 1.0
 
     name: ClassVar[str] = "dp_sgd"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
-from ppbench.federation.bounds import Bound, NonNegative
+from ppbench.federation.bounds import Fraction, NonNegative
 from ppbench.federation.contract import Claim, Context, Defense
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan
@@ -51,7 +51,7 @@ def unpack_bits(bits: Tensor, count: int) -> Tensor:
 class PPDL(Defense):
     """Uploads the round(theta P) largest entries (paper: theta .05 and .30), with Gaussian noise `sigma` on them."""
 
-    theta: Annotated[float, Bound(lambda value: 0 < value <= 1, "in (0, 1]")] = 0.3
+    theta: Fraction = 0.3
     sigma: NonNegative = 0.0
 
     name: ClassVar[str] = "ppdl"

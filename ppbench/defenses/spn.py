@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
-from ppbench.federation.bounds import Count, NonNegative, Positive
+from ppbench.federation.bounds import Held, NonNegative, Positive
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout
@@ -41,7 +41,7 @@ class SPN(Defense):
     """
 
     alpha2: NonNegative = 0.1
-    bits: Count = 64
+    bits: Held = 64
     head_scale: Positive = 0.3
     phi_tap: Literal["head", "conv_flat"] = "head"
 

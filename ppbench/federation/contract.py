@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.autodiff import gradient
-from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
 from ppbench.federation.claim import Claim as Claim
@@ -99,7 +99,7 @@ class Defense:
         """Raise UsageError unless `condition`: `field` of this defense must be `right`."""
         if not condition:
             value = getattr(self, field)
-            raise UsageError(f"Defense {self.name!r}: {field}={value!r} cannot be used; it must be {right}.")
+            raise UsageError(f"Defense {self.name!r}: {field}={shown(value)} cannot be used; it must be {right}.")
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (epsilon, delta) of an example of a client with so many, over all rounds trained, or None."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ppbench.base.declared import class_faults, field_faults, word_faults
-from ppbench.base.errors import one_line
+from ppbench.base.errors import shown
 from ppbench.federation.contract import Defense
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
@@ -33,15 +33,15 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
 def answer_faults(defense: Defense, plan: Plan, sizes: Sequence[int], rounds: int) -> Iterator[str]:
     """Yield what of a defense's answers before training has another form than the contract asks for."""
     if not isinstance(defense.sums, bool):
-        yield f"answers {one_line(repr(defense.sums), 60)} to sums; it must be True or False"
+        yield f"answers {shown(defense.sums, 60)} to sums; it must be True or False"
     noise = defense.noise(plan)
     if noise is not None and not isinstance(noise, Noise):
-        yield f"answers {one_line(repr(noise), 60)} to noise(plan); it must be a Noise or None"
+        yield f"answers {shown(noise, 60)} to noise(plan); it must be a Noise or None"
     for size in sorted(set(sizes)):
         yield from guarantee_faults(defense.guarantee(plan, size, rounds))
     reason = defense.why_no_epsilon(plan, None, rounds)
     if not isinstance(reason, str):
-        yield f"answers {one_line(repr(reason), 60)} to why_no_epsilon(plan); it must be a text"
+        yield f"answers {shown(reason, 60)} to why_no_epsilon(plan); it must be a text"
 
 
 def guarantee_faults(found: object) -> Iterator[str]:
@@ -51,11 +51,11 @@ def guarantee_faults(found: object) -> Iterator[str]:
     pair = found if isinstance(found, tuple) and len(found) == 2 else ()
     numbers = [float(v) for v in pair if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < 2 or not (numbers[0] >= 0 and 0 <= numbers[1] <= 1 and math.isfinite(numbers[0])):
-        told = one_line(repr(found), 60)
+        told = shown(found, 60)
         yield f"answers {told} to guarantee(...); it must be None, or epsilon >= 0 and delta in [0, 1]"
 
 
 def evidence_faults(found: object) -> Iterator[str]:
     """Yield why an answer to `evidence` is none."""
     if not isinstance(found, list | tuple) or not all(isinstance(one, Evidence) for one in found):
-        yield f"answers {one_line(repr(found), 60)} to evidence(view); it must be a list of Evidence"
+        yield f"answers {shown(found, 60)} to evidence(view); it must be a list of Evidence"

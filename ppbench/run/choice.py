@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.declared import SCALARS, is_scalar
-from ppbench.base.errors import PluginError, UsageError, one_line, unknown
+from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknown
 from ppbench.base.registry import KINDS, guard, load, load_all, plugins, stranger
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import acts
@@ -88,7 +88,7 @@ def _instance(group: Literal["defenses", "attacks"], base: type[T], name: str, p
     if not isinstance(made, base):
         raise PluginError(f"{plugins(group)[name].words} makes a {type(made).__name__}, no {base.__name__}.")
     if odd := [key for key, value in held.items() if not is_scalar(value)]:
-        told = one_line(repr(held[odd[0]]), 60)
+        told = shown(held[odd[0]], 60)
         raise PluginError(f"{plugins(group)[name].words} has the parameter {odd[0]}={told}; {SCALARS}.")
     return made
 

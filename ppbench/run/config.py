@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, ValidationError
 
-from ppbench.base.errors import UsageError, one_line, unknown
+from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import load
+from ppbench.federation.bounds import MANY, SMALL
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import THREATS
 from ppbench.nets.losses import LossName
 from ppbench.records.schema import Scalar, Strict
 
 Stage = Literal["init", "iterate", "final", "audit"]
+FLOAT32 = 1e38
+"""The largest learning rate: training that diverges is a result, a rate that float32 cannot hold is none."""
+LISTED = 1000
+"""Values that a list may have: of a control parameter, of sizes of batches, of rounds."""
 
 
 class EvaluateConfig(Strict):
@@ -53,38 +58,40 @@ class EvaluateConfig(Strict):
     model: str = "dlnet"
     model_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     attacks: tuple[str, ...] = ("standard",)
-    grid: Literal["quick", "paper"] | tuple[float, ...] = "quick"
+    grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1, max_length=LISTED)] = "quick"
     settings: dict[str, Scalar] = Field(default_factory=dict)
-    train: int | None = Field(default=None, ge=1)
+    train: int | None = Field(default=None, ge=1, le=MANY)
     public: float = Field(default=0.0, ge=0, lt=1)
-    clients: int = Field(default=10, ge=1)
-    rounds: int = Field(default=40, ge=1)
-    local_epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    clients: int = Field(default=10, ge=1, le=100_000)
+    rounds: int = Field(default=40, ge=1, le=1_000_000)
+    local_epochs: int = Field(default=1, ge=1, le=10_000)
+    batch_size: int = Field(default=32, ge=1, le=MANY)
     schedule: Literal["round_robin", "parallel"] = "round_robin"
     loss: LossName = "cross_entropy"
     upload: Literal["delta", "gradient"] = "delta"
     optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = Field(default=5e-3, gt=0)
+    lr: float = Field(default=5e-3, ge=SMALL, le=FLOAT32)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     beta2: float = Field(default=0.999, gt=0, lt=1)
-    decay_at: tuple[int, ...] = (20, 32)
+    decay_at: tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...] = Field(default=(20, 32), max_length=LISTED)
     decay: float = Field(default=0.5, gt=0, le=1)
     partition: str = "iid"
-    attack_batch: tuple[PositiveInt, ...] = Field(default=(1, 8), min_length=1)
+    attack_batch: tuple[Annotated[int, Field(gt=0, le=100_000)], ...] = Field(
+        default=(1, 8), min_length=1, max_length=LISTED
+    )
     probe: Literal["gradient", "local"] = "gradient"
     probe_rounds: int = Field(default=1, ge=1, le=100)
-    victims: int = Field(default=20, ge=1)
-    candidates: int = Field(default=200, ge=4)
-    tuning: int = Field(default=4, ge=0)
-    budget: int | None = Field(default=None, ge=1)
-    references: int = Field(default=0, ge=0)
-    canaries: int = Field(default=80, ge=0)
-    canary_clients: int = Field(default=0, ge=0)
+    victims: int = Field(default=20, ge=1, le=MANY)
+    candidates: int = Field(default=200, ge=4, le=MANY)
+    tuning: int = Field(default=4, ge=0, le=100_000)
+    budget: int | None = Field(default=None, ge=1, le=MANY)
+    references: int = Field(default=0, ge=0, le=10_000)
+    canaries: int = Field(default=80, ge=0, le=MANY)
+    canary_clients: int = Field(default=0, ge=0, le=10_000)
     stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
-    threats: tuple[str, ...] = ("server/1",)
+    threats: tuple[str, ...] = Field(default=("server/1",), min_length=1)
     weights: str | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     device: str = "cpu"
     backend: Literal["auto", "loop", "vmap"] = "auto"
     suite: str = "evaluate/1"
@@ -126,12 +133,12 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         if isinstance(options.get(name), tuple | list):
             options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
     _check_finite({**settings, "grid": options.get("grid")})
+    asked = {**base, **options, "model_options": model, "settings": settings}
+    _check_text(asked)
     try:
-        config = EvaluateConfig(**{**base, **options, "model_options": model, "settings": settings})
+        config = EvaluateConfig(**asked)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][:1])
-        raise UsageError(f"Option {where}={first['input']!r} cannot be used: {first['msg'].lower()}.") from error
+        raise UsageError(_refused(error)) from error
     for threat in config.threats:
         if threat not in THREATS:
             raise unknown("threat model", threat, THREATS)
@@ -140,11 +147,34 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     return config
 
 
+def _refused(error: ValidationError) -> str:
+    """Return what is wrong with an option, of a choice between words and numbers what is with the numbers."""
+    listed = (e for e in error.errors() if any("tuple" in str(part) for part in e["loc"]) and e["type"] != "tuple_type")
+    first = next(listed, error.errors()[0])
+    where = ".".join(str(part) for part in first["loc"][:1])
+    if first["type"] == "extra_forbidden":
+        return str(unknown("option", where, EvaluateConfig.model_fields))
+    return f"Option {where}={shown(first['input'])} cannot be used: {first['msg'].lower()}."
+
+
+def _check_text(value: Any, name: str = "") -> None:
+    """Refuse text that no file can hold (UsageError): zero bytes, and halves of characters (bytes of no UTF-8)."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            _check_text(key, name)
+            _check_text(one, name or str(key))
+    elif isinstance(value, tuple | list):
+        for one in value:
+            _check_text(one, name)
+    elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+        raise UsageError(f"Option {name or 'of unknown name'}={shown(value)} cannot be used: it is no text in UTF-8.")
+
+
 def _check_finite(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         for one in value if isinstance(value, tuple | list) else [value]:
             if isinstance(one, float) and not math.isfinite(one):
-                raise UsageError(f"Option {name}={one} cannot be used: it must be a finite number.")
+                raise UsageError(f"Option {name}={shown(one)} cannot be used: it must be a finite number.")
 
 
 def setting_faults(plugin: type[Defense], name: str) -> Iterator[str]:
@@ -155,7 +185,7 @@ def setting_faults(plugin: type[Defense], name: str) -> Iterator[str]:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in (preset, *first["loc"]))
-            yield f"declares setting {where} = {one_line(repr(first['input']), 60)}; {one_line(first['msg']).lower()}"
+            yield f"declares setting {where} = {shown(first['input'], 60)}; {one_line(first['msg']).lower()}"
 
 
 def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:

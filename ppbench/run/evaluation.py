@@ -14,7 +14,7 @@ from typing import Any
 from ppbench.adversary.victims import choose_candidates
 from ppbench.base.bars import Bars
 from ppbench.base.device import check_device
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 from ppbench.base.registry import guard, refuse, stranger
 from ppbench.federation.contract import Defense
 from ppbench.federation.declared import answer_faults
@@ -151,7 +151,7 @@ def check(experiment: Experiment) -> None:
             _check_defense(point.defense, experiment)
     if task.dataset.data_range[0] == task.dataset.data_range[1]:
         raise UsageError(
-            f"Data set {config.dataset!r} holds one and the same value everywhere; there is nothing to find."
+            f"Data set {shown(config.dataset)} holds one and the same value everywhere; there is nothing to find."
         )
     held = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:

@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 from ppbench.records.schema import Scalar
 
-
-def names(text: str | None) -> tuple[str, ...] | None:
-    """Return "a, b" as ("a", "b"); None for None."""
-    return None if text is None else tuple(word.strip() for word in text.split(",") if word.strip())
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 
 
-def sizes(text: str | None) -> tuple[int, ...] | None:
-    """Return "1,4" as (1, 4). Raises UsageError: a word is no whole number."""
-    try:
-        return None if text is None else tuple(map(int, names(text) or ()))
-    except ValueError as cause:
-        raise UsageError(f"Option --attack-batch {text!r} cannot be used; give whole numbers, as 1,8.") from cause
+def names(text: str | None, option: str = "") -> tuple[str, ...] | None:
+    """Return "a, b" as ("a", "b"); None for None. Raises UsageError, with the `option`, where nothing is named."""
+    if text is None:
+        return None
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise UsageError(
+            f"Option {option} {shown(text)} names nothing; give names with commas between, or leave it out."
+        )
+    return found
 
 
-def numbers(text: str | None) -> str | tuple[float, ...] | None:
+def sizes(text: str | None, option: str = "--attack-batch") -> tuple[int, ...] | None:
+    """Return "1,4" as (1, 4). Raises UsageError: a word is no whole number, or there is none."""
+    words = names(text, option)
+    if words is None:
+        return None
+    found = [value for value in map(scalar, words) if isinstance(value, int) and not isinstance(value, bool)]
+    if len(found) < len(words):
+        raise UsageError(f"Option {option} {shown(text)} cannot be used; give whole numbers, as 1,8.")
+    return tuple(found)
+
+
+def numbers(text: str | None, option: str = "--grid") -> str | tuple[float, ...] | None:
     """Return "0.1,1" as (0.1, 1.0), "quick" and "paper" as they are. Raises UsageError: neither grid nor numbers."""
-    try:
-        return text if text in (None, "quick", "paper") else tuple(map(float, names(text) or ()))
-    except ValueError as cause:
+    if text is None or text in ("quick", "paper"):
+        return text
+    words = names(text, option) or ()
+    found = [value for value in map(scalar, words) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(found) < len(words):
         why = "give quick, paper or numbers, as 0.01,0.1."
-        raise UsageError(f"Option --grid {text!r} cannot be used; {why}") from cause
+        raise UsageError(f"Option {option} {shown(text)} cannot be used; {why}")
+    return tuple(float(value) for value in found)
 
 
 def scalar(text: str) -> Scalar:
-    """Return a word as bool, int, float or, failing these, as it is."""
+    """Return a word as bool, int, float or, failing these, as it is; digits are those of ASCII, without underscores."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    if re.fullmatch(r"[+-]?\d{1,300}", text, re.ASCII):  # more digits than a float holds are no number of ours
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def assignments(words: Sequence[str]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
@@ -48,10 +61,11 @@ def assignments(words: Sequence[str]) -> tuple[dict[str, Scalar], dict[str, Scal
     model: dict[str, Scalar] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"Option --set {word!r} cannot be used; give name=value, as theta=0.05.")
-        target = model if name.strip().startswith("model.") else settings
-        target[name.strip().removeprefix("model.")] = scalar(value.strip())
+        key = name.strip()
+        if not equals or not key.removeprefix("model."):
+            raise UsageError(f"Option --set {shown(word)} cannot be used; give name=value, as theta=0.05.")
+        target = model if key.startswith("model.") else settings
+        target[key.removeprefix("model.")] = scalar(value.strip())
     return settings, model
 
 

@@ -20,16 +20,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, because, shown, unknown
 from ppbench.base.toml_lines import Loc, Source
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.choice import WHOLE, built_for, make_attack
-from ppbench.run.config import EvaluateConfig, configure
+from ppbench.run.config import LISTED, EvaluateConfig, configure
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.suites import shipped, tomllib
 from ppbench.task.dataset import default_root
 
 SCHEMA = "ppbench.run.suite/1"
+LARGEST = 1_000_000
+"""Bytes of a suite file: a larger one is something else."""
+Grid = Annotated[tuple[float, ...], Field(min_length=1, max_length=LISTED)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 def _section(name: str, *fields: str) -> type[BaseModel]:
@@ -70,16 +74,16 @@ class DefensePart(Parts):
     """A defense with its grid ("quick", "paper" or values), its parameters, and what it needs other than the rest."""
 
     id: str
-    grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1)] = "quick"
+    grid: Literal["quick", "paper"] | Grid = "quick"
     set: dict[str, Scalar] = Field(default_factory=dict)
 
 
 class PresetPart(Parts):
     """Changes to a suite. defenses: those that stay; grids: other values, by defense."""
 
-    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
+    seeds: tuple[Seed, ...] | None = Field(default=None, min_length=1, max_length=LISTED)
     defenses: tuple[str, ...] | None = Field(default=None, min_length=1)
-    grids: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    grids: dict[str, Grid] = Field(default_factory=dict)
     attack: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
 
 
@@ -87,11 +91,11 @@ class SuiteFile(Parts):
     """A suite as it is written."""
 
     schema_: Literal["ppbench.run.suite/1"] = Field(alias="schema")
-    id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
-    version: int = Field(ge=1)
-    title: str
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)
+    version: int = Field(ge=1, le=1_000_000)
+    title: str = Field(max_length=1000)
     base: Literal["quick", "portfolio", "paper"] = "quick"
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1, max_length=LISTED)
     attack: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
     defense: tuple[DefensePart, ...] = Field(min_length=1)
     preset: dict[str, PresetPart] = Field(default_factory=dict)
@@ -139,20 +143,30 @@ def load_suite(
         dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
         device, weights: as in `EvaluateConfig`.
     """
-    path = _path(suite)
-    try:
-        text = path.read_text(encoding="utf-8")
-        raw = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as cause:
-        raise UsageError(f"{path} cannot be read as a suite ({cause}).") from cause
-    except tomllib.TOMLDecodeError as cause:
-        raise UsageError(f"{path} is no TOML: {cause}.") from cause
-    source = Source(path, text, raw)
+    source = _source(_path(suite))
     file = _validated(source)
     if preset and preset not in file.preset:
         raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
     here = {"dataset": dataset, "weights": weights, "device": device}
     return _expanded(source, file, preset, add, {name: value for name, value in here.items() if value is not None})
+
+
+def _source(path: Path) -> Source:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{path} has more than {LARGEST:,} bytes, so it is no suite; give a TOML file of one.")
+        text = path.read_text(encoding="utf-8")
+        return Source(path, text, tomllib.loads(text))
+    except OSError as cause:
+        raise UsageError(
+            f"{path} cannot be read as a suite ({cause.strerror}); give a file that you may read."
+        ) from cause
+    except UnicodeDecodeError as cause:
+        raise UsageError(f"{path} cannot be read as a suite ({because(cause)}); it must be text in UTF-8.") from cause
+    except RecursionError as cause:
+        raise UsageError(f"{path} is nested too deep for a suite, whose tables nest three levels at most.") from cause
+    except ValueError as cause:  # a TOML error, or a number of more digits than Python reads
+        raise UsageError(f"{path} is no TOML: {because(cause)}.") from cause
 
 
 def _validated(source: Source) -> SuiteFile:
@@ -170,7 +184,7 @@ def _validated(source: Source) -> SuiteFile:
             holder = next((models[p] for p in reversed(loc[:-1]) if isinstance(p, str) and p in models), SuiteFile)
             known = [field.alias or name for name, field in holder.model_fields.items()]
             raise source.error(loc, str(unknown("key", str(loc[-1]), known))) from error
-        raise source.error(loc, f"{first['msg']}, not {first['input']!r}.") from error
+        raise source.error(loc, f"{first['msg']}, not {shown(first['input'])}.") from error
 
 
 def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:

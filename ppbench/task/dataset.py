@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 from ppbench.base.registry import guard, load, refuse, stranger
 from ppbench.federation.plan import Columns, Data
 from ppbench.task.partition import mask_strata, strata
@@ -155,7 +155,7 @@ def _faults(dataset: Dataset, name: str) -> Iterator[str]:
 def no_argument(name: str, argument: str) -> None:
     """Raise UsageError if the data set `name`, which takes no argument, was given one."""
     if argument:
-        raise UsageError(f"The data set {name!r} takes no argument, but got {argument!r}; write {name!r} alone.")
+        raise UsageError(f"The data set {name!r} takes no argument, but got {shown(argument)}; write {name!r} alone.")
 
 
 def existing(name: str, argument: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 from ppbench.task.dataset import Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out
@@ -29,7 +29,9 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """
     text, _, query = argument.partition("?")
     if query not in ("", "domains"):
-        raise UsageError(f"The imagefolder option {query!r} is unknown; write 'imagefolder:FOLDER?domains', or none.")
+        raise UsageError(
+            f"The imagefolder option {shown(query)} is unknown; write 'imagefolder:FOLDER?domains', or none."
+        )
     folder = existing("imagefolder", text)
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file; imagefolder takes a folder with one folder of images a class.")

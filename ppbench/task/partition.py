@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.seeds import Seeds
 
 KINDS = ("iid", "imbalanced", "dirichlet", "domains")
@@ -42,7 +42,7 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor
     if name not in KINDS:
         raise unknown("partition", name, KINDS)
     if argument and name != "dirichlet":
-        raise UsageError(f"The partition {kind!r} takes no argument; write {name!r}.")
+        raise UsageError(f"The partition {shown(kind)} takes no argument; write {name!r}.")
     if not 1 <= clients <= len(labels):
         raise UsageError(
             f"{len(labels)} training examples cannot be partitioned over {clients} clients; "

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, shown
 from ppbench.task.dataset import Dataset, Split, existing
 from ppbench.task.imagefolder import files
 from ppbench.task.images import decode, stack
@@ -30,7 +30,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
     for name in sorted(images.keys() ^ masks.keys()):
         lacking = "masks" if name in images else "images"
-        raise UsageError(f"The folder {folder / lacking} has no file for {name!r}; it must be {_FORM}.")
+        raise UsageError(f"The folder {folder / lacking} has no file for {shown(name)}; it must be {_FORM}.")
     paths = [images[name] for name in sorted(images)]
     x = stack([decode(path, str(path)) for path in paths], [str(path) for path in paths])
     y = torch.stack([_mask(masks[name], tuple(x.shape[2:])) for name in sorted(images)])

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.federation.plan import Columns
 from ppbench.task.dataset import Dataset, Split, TaskKind, existing
 from ppbench.task.partition import strata, three_way
@@ -85,7 +85,7 @@ def _options(query: str) -> Options:
     try:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as cause:
-        raise UsageError(f"The csv options {query!r} are malformed; write '{_FORM}'.") from cause
+        raise UsageError(f"The csv options {shown(query)} are malformed; write '{_FORM}'.") from cause
     for key in given:
         if key not in ("target", "sep", "split", "task"):
             raise unknown("csv option", key, ("target", "sep", "split", "task"))
@@ -93,7 +93,7 @@ def _options(query: str) -> Options:
     if sep is not None:
         sep = {"tab": "\t", "\\t": "\t"}.get(sep, sep)
         if len(sep) != 1:
-            raise UsageError(f"The csv option sep={sep!r} is not one character; write e.g. 'sep=;' or 'sep=tab'.")
+            raise UsageError(f"The csv option sep={shown(sep)} is not one character; write e.g. 'sep=;' or 'sep=tab'.")
     task = given.get("task", "classification")
     if task not in get_args(TaskKind):
         raise unknown("csv task", task, get_args(TaskKind))
@@ -107,8 +107,8 @@ def _shares(text: str | None) -> tuple[int, int, int]:
     train, validation, test = map(int, found.groups()) if found else (0, 0, 0)
     if train == 0 or test == 0:
         raise UsageError(
-            f"The csv option split={text!r} cannot be used; write shares of training, validation and test as whole "
-            "numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
+            f"The csv option split={shown(text)} cannot be used; write shares of training, validation and test "
+            "as whole numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
         )
     return train, validation, test
 
@@ -140,8 +140,8 @@ def _frame(path: Path, sep: str | None) -> pd.DataFrame:
         raise UsageError(f"{path} has rows with more fields than its header has names; give every column a name.")
     if len(frame.columns) < 2 or len(frame) == 0:
         raise UsageError(
-            f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {sep!r}; it needs rows, and "
-            "at least one feature beside the target (name another separator with 'sep=')."
+            f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {shown(sep)}; it "
+            "needs rows, and at least one feature beside the target (name another separator with 'sep=')."
         )
     return frame
 
@@ -152,8 +152,8 @@ def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
     values, inverse = np.unique(column.to_numpy(), return_inverse=True)
     if not 2 <= len(values) <= MAX_CATEGORIES:
         raise UsageError(
-            f"The target column {column.name!r} of {path} has {len(values)} distinct values; classes must number from "
-            f"2 to {MAX_CATEGORIES} (name another column with 'target=')."
+            f"The target column {shown(column.name)} of {path} has {len(values)} distinct values; classes must "
+            f"number from 2 to {MAX_CATEGORIES} (name another column with 'target=')."
         )
     return torch.from_numpy(inverse.astype(np.int64)), len(values)
 
@@ -166,21 +166,21 @@ def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
     if not is_numeric_dtype(column):
         text = next((value for value in column if isinstance(value, str)), column.iloc[0])
         raise UsageError(
-            f"The target column {column.name!r} of {path} holds text such as {text!r}; with task=regression it must "
-            "be numbers (leave the option out to take its values for classes)."
+            f"The target column {shown(column.name)} of {path} holds text such as {shown(text)}; with "
+            "task=regression it must be numbers (leave the option out to take its values for classes)."
         )
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is named below
         values = column.to_numpy(np.float64).astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise UsageError(
-            f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the target column {column.name!r}; targets must be "
-            "finite in single precision."
+            f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the target column {shown(column.name)}; "
+            "targets must be finite in single precision."
         )
     if values.min() == values.max():
         raise UsageError(
-            f"The target column {column.name!r} of {path} is {values[0]:g} in every row; there is nothing to fit (name "
-            "another column with 'target=')."
+            f"The target column {shown(column.name)} of {path} is {values[0]:g} in every row; there is nothing "
+            "to fit (name another column with 'target=')."
         )
     return torch.from_numpy(values)[:, None], 1
 
@@ -189,7 +189,7 @@ def _check_present(column: pd.Series, path: Path) -> None:
     missing = np.flatnonzero(column.isna().to_numpy())
     if len(missing):
         raise UsageError(
-            f"Row {missing[0]} of {path} has no value in the target column {column.name!r}; fill or drop it."
+            f"Row {missing[0]} of {path} has no value in the target column {shown(column.name)}; fill or drop it."
         )
 
 
@@ -201,13 +201,13 @@ def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
             bad = np.flatnonzero(~np.isfinite(column.to_numpy(np.float64)))
             if len(bad):
                 raise UsageError(
-                    f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the column {name!r}; numbers must be finite "
-                    "and none may be missing."
+                    f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the column {shown(name)}; numbers "
+                    "must be finite and none may be missing."
                 )
         elif column.nunique() > MAX_CATEGORIES:
             raise UsageError(
-                f"The text column {name!r} of {path} has {column.nunique()} distinct values; one-hot columns stop at "
-                f"{MAX_CATEGORIES}: drop it, or repair the entries that keep it from being numbers."
+                f"The text column {shown(name)} of {path} has {column.nunique()} distinct values; one-hot "
+                f"columns stop at {MAX_CATEGORIES}: drop it, or repair the entries that keep it from being numbers."
             )
 
 

@@ -15,6 +15,7 @@ from ppbench.attacks.adaptive.baffle_sketch import sketch_evidence, sketches
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label
+from ppbench.federation.bounds import NonNegative
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -39,8 +40,8 @@ class BaffleSketch(DLG):
     hopeless: float = 3e-4
     patience: int = 50
     progress: float = 0.02
-    smoothness: float = 1e-4
-    box: float = 1.0
+    smoothness: NonNegative = 1e-4
+    box: NonNegative = 1.0
 
     name: ClassVar[str] = "baffle_sketch"
     version: ClassVar[str] = "2"

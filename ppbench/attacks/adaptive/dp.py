@@ -17,6 +17,7 @@ from ppbench.attacks.reconstruction.search.lbfgs import Settings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
 from ppbench.defenses.dp_sgd import DPSGD
+from ppbench.federation.bounds import Count, NonNegative, Whole
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise
@@ -42,10 +43,10 @@ class AdaptiveDP(Attack):
         box: weight of leaving the data range, relative to the likelihood of one unit of noise.
     """
 
-    budget: int = 1800
-    restarts: int = 2
-    roughness: float = 0.3
-    box: float = 100.0
+    budget: Count = 1800
+    restarts: Whole = 2
+    roughness: NonNegative = 0.3
+    box: NonNegative = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
     version: ClassVar[str] = "3"

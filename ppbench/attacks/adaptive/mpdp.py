@@ -26,6 +26,7 @@ from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, exchanges, mask
+from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
@@ -56,7 +57,7 @@ class AdaptiveMPDP(Attack):
     cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken.
     """
 
-    budget: int = 1800
+    budget: Count = 1800
 
     name: ClassVar[str] = "adaptive_mpdp"
     version: ClassVar[str] = "2"

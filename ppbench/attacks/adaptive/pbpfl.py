@@ -23,6 +23,7 @@ from ppbench.defenses.evidence import Shared
 from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates, exchanges
 from ppbench.federation import secagg
+from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -37,7 +38,7 @@ class AdaptivePBPFLExt(Attack):
     Masks of independent families leave the mean gradient of the cohort, which is then inverted as it is.
     """
 
-    budget: int = 1800
+    budget: Count = 1800
 
     name: ClassVar[str] = "adaptive_pbpfl_ext"
     version: ClassVar[str] = "2"

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.membership.base import Asked, MembershipAttack, coins, log_probabilities
-from ppbench.federation.bounds import Bound, Count, NonNegative
+from ppbench.federation.bounds import Count, Held, NonNegative, whole
 from ppbench.federation.plan import Plan
 
 Floats = NDArray[np.float64]
-Seeds = Annotated[int, Bound(lambda value: value >= 3, "a whole number >= 3")]
+Seeds = Annotated[int, whole(3, 1000)]
 LARGE = 1e30
 """Features are clipped to this size: the square of a larger one, in their variance, might overflow."""
 FAR = 10.0
@@ -67,7 +67,7 @@ class OutputClassifier(MembershipAttack):
         "Baluta et al., Membership Inference Attacks and Generalization: A Causal Perspective, CCS 2022"
     )
 
-    hidden: Count = 64
+    hidden: Held = 64
     decay: NonNegative = 1e-2
     seeds: Seeds = 3
     steps: Count = 200

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.base import AuditAttack, asked_of, logit_gap, model_outputs
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
-from ppbench.federation.bounds import Bound
+from ppbench.federation.bounds import Fraction
 from ppbench.federation.view import View
 
 
@@ -55,7 +55,7 @@ class OneRunAudit(AuditAttack):
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023"
 
-    share: Annotated[float, Bound(lambda value: 0 < value <= 1, "above 0, at most 1")] = 0.5
+    share: Fraction = 0.5
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""

@@ -19,7 +19,7 @@ from ppbench.attacks.membership.base import FLOOR, Asked, AuditAttack
 from ppbench.attacks.membership.network import OutputClassifier, Seeds, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import Count, NonNegative
+from ppbench.federation.bounds import Count, Held, NonNegative
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -78,7 +78,7 @@ class WhiteBox(AuditAttack):
     reference: ClassVar[str] = "Nasr, Shokri and Houmansadr, Comprehensive Privacy Analysis of Deep Learning, S&P 2019"
 
     rounds: Count = 5
-    hidden: Count = 64
+    hidden: Held = 64
     decay: NonNegative = 0.1
     seeds: Seeds = 3
     steps: Count = 100

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, groups
-from ppbench.federation.bounds import Bound, Count, NonNegative, Positive, Whole
+from ppbench.federation.bounds import Count, Held, NonNegative, OpenShare, Positive, Whole
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
@@ -123,10 +123,10 @@ class DLG(ImageSearch):
     restarts: Whole = 2
     hopeless: NonNegative = 0.9
     patience: Whole = 100
-    progress: Annotated[float, Bound(lambda value: 0 <= value < 1, "in [0, 1)")] = 0.01
+    progress: OpenShare = 0.01
     dtype: Literal["float32", "float64"] = "float32"
-    history: Count = 150
-    slots: Count = 32
+    history: Held = 150
+    slots: Held = 32
 
     @property
     def settings(self) -> Settings:

@@ -28,6 +28,7 @@ from ppbench.attacks.reconstruction.features.images import (
 )
 from ppbench.attacks.reconstruction.search import starts
 from ppbench.base.tree import Params, tree_map
+from ppbench.federation.bounds import Count, Held, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -63,14 +64,14 @@ class FeatureInversion(Attack):
             it (noise, a pruned gradient) the image from the features alone is the guess.
     """
 
-    restarts: int = 30
-    inversion_budget: int = 400
-    inversion_tv: float = 0.003
-    joint_budget: int = 2500
-    joint_tv: float = 0.03
-    joint_stop: float = 1e-8
-    consistency: float = 10.0
-    accept: float = 0.1
+    restarts: Held = 30
+    inversion_budget: Count = 400
+    inversion_tv: NonNegative = 0.003
+    joint_budget: Count = 2500
+    joint_tv: NonNegative = 0.03
+    joint_stop: Positive = 1e-8
+    consistency: NonNegative = 10.0
+    accept: NonNegative = 0.1
 
     name: ClassVar[str] = "feature_inversion"
     kind: ClassVar[Kind] = "reconstruction"

@@ -27,7 +27,7 @@ from ppbench.attacks.reconstruction.search.problem import Problem, Space, Value
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import moved
-from ppbench.federation.bounds import Count, NonNegative, Positive, Share
+from ppbench.federation.bounds import Count, NonNegative, Positive, Seed, Share
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.records.scores import Scalar
@@ -61,7 +61,7 @@ class GIFD(IG):
     method: Method = "gifd"
     generator: str = ""
     steps: Count = 4000
-    seed: int = 0
+    seed: Seed = 0
     rho: NonNegative = 0.5
     lr: Positive = 0.01
     tv: NonNegative = 0.6

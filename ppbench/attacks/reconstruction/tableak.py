@@ -24,7 +24,7 @@ from ppbench.attacks.reconstruction.search.descent import Schedule, descend
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.problem import Problem, Pull, objective
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
-from ppbench.federation.bounds import Count, NonNegative, Positive, Share
+from ppbench.federation.bounds import Count, Held, NonNegative, Positive, Share
 from ppbench.federation.plan import Columns, Plan
 
 EXACT = 1e-10
@@ -118,10 +118,10 @@ class TabLeak(Inversion):
 
     start: Start = "normal"
     budget: Count = 6000
-    tries: Count = 8
+    tries: Held = 8
     lr: Positive = 0.06
     tv: NonNegative = 0.0
-    slots: Count = 32
+    slots: Held = 32
     settle: Share = 0.2
 
     def suits(self, plan: Plan) -> bool:

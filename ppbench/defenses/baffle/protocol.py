@@ -28,7 +28,7 @@ from ppbench.defenses.baffle.messages import (
 from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import cohort_evidence, cohorts
 from ppbench.federation import secagg
-from ppbench.federation.bounds import Bound, Count, Positive, Whole
+from ppbench.federation.bounds import OpenShare, Whole, between, whole
 from ppbench.federation.contract import Claim, Context, Job, Server, at
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model, Update
@@ -72,14 +72,14 @@ class Baffle(PairedDefense):
         ema: decay of the average of the weights that is delivered; 0 delivers the last ones. See `decay`.
     """
 
-    k: Count = 100
+    k: Annotated[int, whole(1, 1_000_000)] = 100
     level: Literal["batch", "epoch"] = "batch"
     scheme: Scheme = "central"
-    sigma: Positive = 1e-4
+    sigma: Annotated[float, between(1e-12, 1e3)] = 1e-4
     masks: Masks = "none"
     chunk: Whole = 0
     examples: Whole = 0
-    ema: Annotated[float, Bound(lambda value: 0 <= value < 1, "in [0, 1)")] = 0.995
+    ema: OpenShare = 0.995
 
     name: ClassVar[str] = "baffle"
     control: ClassVar[str] = "k"

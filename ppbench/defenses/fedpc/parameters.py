@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,13 +14,16 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.fedpc.messages import Ternary, Weights, masked_of, ternary_of, word, wrapped
 from ppbench.defenses.fedpc.ternary import Packing, decoded
-from ppbench.federation.bounds import Bound, NonNegative
+from ppbench.federation.bounds import LARGE, SMALL, NonNegative, OpenFraction, Share
 from ppbench.federation.contract import Server
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
 from ppbench.federation.secagg import PairedDefense
 
 MENUS = ("batch_sizes", "epochs", "rates")
+MENU_MOST: Mapping[str, float] = {"batch_sizes": 1_000_000, "epochs": 1000, "rates": LARGE}
+"""The largest choice of each menu."""
+CHOICES = 100
 QUICK: Mapping[str, Any] = {
     "model": "lenet",
     "clients": 5,
@@ -59,7 +62,7 @@ class Parameters(PairedDefense):
             deviation of Gaussian noise on each of its weights, in units of `pilot_clip`.
     """
 
-    beta: Annotated[float, Bound(lambda value: 0 < value < 1, "in (0, 1)")] = 0.2
+    beta: OpenFraction = 0.2
     ternary_sign: Literal["plus", "minus", "none"] = "plus"
     alpha0: NonNegative = 0.01
     batch_sizes: str | int | float = "128,64,32"
@@ -68,7 +71,7 @@ class Parameters(PairedDefense):
     packing: Packing = "two_bits"
     padded: bool = False
     masks: Literal["none", "ring"] = "none"
-    flip: Annotated[float, Bound(lambda value: 0 <= value <= 1, "in [0, 1]")] = 0.0
+    flip: Share = 0.0
     pilot_clip: NonNegative = 0.0
     pilot_sigma: NonNegative = 0.0
 
@@ -84,7 +87,8 @@ class Parameters(PairedDefense):
         super().check(plan)
         for field in MENUS:
             kind = "numbers" if field == "rates" else "whole numbers"
-            self.require(bool(self.menu(field)), field, f"{kind} > 0, separated by commas")
+            right = f"at most {CHOICES} {kind} > 0, at most {MENU_MOST[field]:,.0f}, separated by commas"
+            self.require(bool(self.menu(field)), field, right)
         self.require(not (self.paired and self.padded), "padded", "False where masks is 'ring'")
         self.require(self.pilot_clip > 0 or not self.pilot_sigma, "pilot_sigma", "0 where pilot_clip is 0")
         if plan.schedule != "parallel":
@@ -99,7 +103,8 @@ class Parameters(PairedDefense):
             values = [float(part) if field == "rates" else int(part) for part in str(getattr(self, field)).split(",")]
         except ValueError:
             return []
-        return values if all(0 < value < math.inf for value in values) else []
+        most = MENU_MOST[field]
+        return values if len(values) <= CHOICES and all(SMALL <= value <= most for value in values) else []
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee, whatever noise there is."""

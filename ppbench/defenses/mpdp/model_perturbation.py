@@ -22,7 +22,7 @@ from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
 from ppbench.defenses.pbpfl.perturbation import Surrogates, exchanges, whole_cohorts
 from ppbench.defenses.pbpfl.round import Perturbation
-from ppbench.federation.bounds import Bound, Positive
+from ppbench.federation.bounds import OpenFraction, between
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Simulate
 from ppbench.federation.optim import Layout
@@ -75,10 +75,10 @@ class ModelPerturbation(Perturbation):
             does not know, so it scales what it sends by 1 / bound; a larger one voids the guarantee, unnoticed.
     """
 
-    epsilon: Positive = 3.0
-    delta: Annotated[float, Bound(lambda value: 0 < value < 1, "a number between 0 and 1")] = 1e-5
+    epsilon: Annotated[float, between(1e-6, 1e6)] = 3.0
+    delta: OpenFraction = 1e-5
     gamma: Literal["vector", "scalar"] = "vector"
-    bound: Positive = 1.0
+    bound: Annotated[float, between(1e-12, 1e12)] = 1.0
 
     control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}

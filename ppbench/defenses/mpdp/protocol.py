@@ -28,6 +28,7 @@ from ppbench.defenses.mpdp.accounting import (
 from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, uniform_noise
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
 from ppbench.federation import secagg
+from ppbench.federation.bounds import Held
 from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.plan import Noise, Plan
 
@@ -47,7 +48,7 @@ class MPDP(ModelPerturbation):
     """
 
     graph: Graph = "complete"
-    n: int = 5
+    n: Held = 5
 
     name: ClassVar[str] = "mpdp"
     version: ClassVar[str] = "2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ppbench.defenses.pbpfl.perturbation import (
     surrogates,
     unscale,
 )
-from ppbench.federation.bounds import Positive
+from ppbench.federation.bounds import between
 from ppbench.federation.contract import Context, Job, Server, at
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.secagg import PairedDefense
@@ -42,7 +42,7 @@ class Perturbation(PairedDefense):
     falls with its square. precision: of the perturbed model, and so of what travels.
     """
 
-    kappa: Positive = 10.0
+    kappa: Annotated[float, between(1e-6, 1e30)] = 10.0
     precision: Literal["float64", "float32"] = "float64"
 
     masked: ClassVar[bool] = True

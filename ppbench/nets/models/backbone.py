@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ppbench.base.errors import shown
 from ppbench.base.vision import torchvision
 from ppbench.nets.models import checks
 from ppbench.nets.net import Classifier
@@ -60,7 +61,7 @@ def frozen_backbone(
     network = _network(backbone, checks.whole("backbone_seed", backbone_seed, 0))
     last = [(name, layer.in_features) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     if not last:
-        raise ValueError(f"backbone {backbone!r} does not end in a linear layer; take another")
+        raise ValueError(f"backbone {shown(backbone)} does not end in a linear layer; take another")
     name, width = last[0]
     network.set_submodule(name, nn.Identity())
     if weights:
@@ -74,7 +75,9 @@ def _network(backbone: str, seed: int) -> nn.Module:
     models = torchvision().models
     known = models.list_models(module=models)
     if backbone not in known:
-        raise ValueError(f"backbone {backbone!r} is none of torchvision.models, such as mobilenet_v3_small or resnet18")
+        raise ValueError(
+            f"backbone {shown(backbone)} is none of torchvision.models, such as mobilenet_v3_small or resnet18"
+        )
     with torch.random.fork_rng(devices=[]):  # the head's draws must not depend on what the backbone drew
         torch.default_generator.manual_seed(seed)
         made: nn.Module = models.get_model(backbone, weights=None)
@@ -108,6 +111,8 @@ def _check_shape(features: Frozen, backbone: str, shape: tuple[int, ...], width:
             made = features(torch.zeros(1, *shape)).shape
     except (RuntimeError, AssertionError, ValueError) as cause:
         reason = " ".join(str(cause).split()).rstrip(".")
-        raise ValueError(f"backbone {backbone!r} cannot take images of {shape[1]}x{shape[2]} ({reason})") from cause
+        raise ValueError(
+            f"backbone {shown(backbone)} cannot take images of {shape[1]}x{shape[2]} ({reason})"
+        ) from cause
     if made != (1, width):
-        raise ValueError(f"backbone {backbone!r} makes features of shape {tuple(made[1:])} instead of ({width},)")
+        raise ValueError(f"backbone {shown(backbone)} makes features of shape {tuple(made[1:])} instead of ({width},)")

@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 from torch import nn
 
+from ppbench.base.errors import shown
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
@@ -25,21 +27,21 @@ def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
 def flag(name: str, value: bool) -> bool:
     """Return `value`; raises ValueError unless it is true or false (any other word would count as true)."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, not {value!r}")
+        raise ValueError(f"{name} must be true or false, not {shown(value)}")
     return value
 
 
 def whole(name: str, value: int, least: int) -> int:
     """Return `value`; raises ValueError unless it is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
     return value
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
     """Return `value`; raises ValueError unless it is one of `known`."""
     if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {shown(value)}")
     return value
 
 
@@ -47,5 +49,5 @@ def widths(name: str, text: str | int) -> list[int]:
     """Return the comma-separated widths in `text`; raises ValueError unless all are whole numbers > 0."""
     words = str(text).split(",") if str(text).strip() else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"{name} must be widths > 0 such as '128,64', not {text!r}")
+        raise ValueError(f"{name} must be widths > 0 such as '128,64', not {shown(text)}")
     return [int(word) for word in words]

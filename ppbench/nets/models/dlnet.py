@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ppbench.base.errors import shown
 from ppbench.nets.models.checks import ACTIVATIONS, image, one_of, whole
 from ppbench.nets.net import Classifier
 
@@ -29,7 +30,7 @@ def dlnet(
     channels, height, width = image(shape)
     whole("nconv", nconv, 2)
     if not scale > 0:
-        raise ValueError(f"scale must be > 0, not {scale!r}")
+        raise ValueError(f"scale must be > 0, not {shown(scale)}")
     layers: list[nn.Module] = []
     for index in range(nconv):
         stride = 2 if index < 2 else 1

@@ -6,6 +6,7 @@ import math
 
 from torch import nn
 
+from ppbench.base.errors import shown
 from ppbench.nets.models.checks import ACTIVATIONS, flag, one_of, whole, widths
 from ppbench.nets.net import Classifier
 
@@ -44,5 +45,5 @@ def mlp(
 def _hidden(hidden: str | int, layers: int) -> list[int]:
     listed = widths("hidden", hidden)
     if layers and len(listed) != 1:
-        raise ValueError(f"hidden must be one width, such as 64, where layers={layers} is given, not {hidden!r}")
+        raise ValueError(f"hidden must be one width, such as 64, where layers={layers} is given, not {shown(hidden)}")
     return listed * (layers - 1) if layers else listed

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ppbench.base.errors import shown
 from ppbench.nets.models import checks
 from ppbench.nets.models.alexnet import kaiming_uniform
 from ppbench.nets.net import Classifier
@@ -132,7 +133,7 @@ def resnet(
     checks.one_of("shortcut", shortcut, SHORTCUTS)
     checks.flag("head_bias", head_bias)
     if checks.whole("groups", groups, 1) > WIDTHS[0] or WIDTHS[0] % groups:
-        raise ValueError(f"groups must divide {WIDTHS[0]}, not be {groups!r}")
+        raise ValueError(f"groups must divide {WIDTHS[0]}, not be {shown(groups)}")
     channels, _, _ = checks.image(shape)
     make = partial(_norm, norm, groups)
     fixup = norm == "fixup"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ppbench.base.errors import shown
 from ppbench.nets.models import checks
 from ppbench.nets.models.alexnet import kaiming_uniform
 from ppbench.nets.models.resnet import Shift, conv3x3
@@ -68,7 +69,7 @@ def resnet50_fixup(
     channels, _, _ = checks.image(shape)
     inside, counts = checks.whole("width", width, 1), checks.widths("blocks", blocks)
     if len(counts) != STAGES:
-        raise ValueError(f"blocks must name the bottlenecks of {STAGES} stages, such as '3,4,6,3', not {blocks!r}")
+        raise ValueError(f"blocks must name the bottlenecks of {STAGES} stages, such as '3,4,6,3', not {shown(blocks)}")
     layers: list[nn.Module] = [conv3x3(channels, inside), Shift(1), nn.ReLU()]
     for stage, count in enumerate(counts):
         for index in range(count):

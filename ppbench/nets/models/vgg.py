@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ppbench.base.errors import shown
 from ppbench.nets.models.alexnet import kaiming_uniform
 from ppbench.nets.models.checks import image
 from ppbench.nets.net import Classifier
@@ -26,9 +27,9 @@ def vgg16(shape: tuple[int, ...], classes: int, *, groups: int = 32, late_stride
     256 features; weights are Kaiming-uniform for ReLU, biases 0.
     """
     if late_stride not in (1, 2):
-        raise ValueError(f"late_stride must be 1 or 2, not {late_stride!r}")
+        raise ValueError(f"late_stride must be 1 or 2, not {shown(late_stride)}")
     if groups < 1 or 64 % groups:
-        raise ValueError(f"groups must divide 64, not be {groups!r}")
+        raise ValueError(f"groups must divide 64, not be {shown(groups)}")
     shrink = 32 if late_stride == 2 else 8
     channels, height, width = image(shape, shrink)
     layers: list[nn.Module] = []
