@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ppbench.base.exits import MEANINGS
+
 HEAD = "<!-- Made by docs/make_cli.py from the program; change the program, not this file. -->\n\n"
 
 
@@ -13,7 +15,13 @@ def reference() -> str:
     """Return the reference of the command line as Markdown, by typer's own tool."""
     command = [sys.executable, "-m", "typer", "ppbench.cli", "utils", "docs", "--name", "ppbench"]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
-    return HEAD + made.stdout.rstrip() + "\n"
+    return HEAD + made.stdout.rstrip() + "\n\n" + exits()
+
+
+def exits() -> str:
+    """Return the table of exit codes as Markdown."""
+    rows = [f"| {code.value} | {meaning} |" for code, meaning in sorted(MEANINGS.items())]
+    return "\n".join(["## Exit codes", "", "| code | meaning |", "| --- | --- |", *rows, ""])
 
 
 if __name__ == "__main__":

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shlex
 import sys
+import tempfile
+import traceback
 import warnings
 from enum import Enum
 from typing import Annotated
 
 import typer
 
-from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.errors import ProtocolError, UsageError, because, shown
+from ppbench.base.exits import Exit, stopping
 from ppbench.base.version import __version__
 from ppbench.commands.boards import claims, leaderboard, pack, verify
 from ppbench.commands.compare import baseline, compare
@@ -78,28 +85,102 @@ for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims):
 app.add_typer(baseline, name="baseline")
 
 
-INTERRUPTED = 130
-
-
 def main() -> None:
-    """Run the command line; bad input is one sentence on stderr and exit code 2."""
-    warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
+    """Run the command line and end the process: the codes are those of `ppbench.base.exits`."""
+    warnings.showwarning = lambda message, *_: _say(f"warning: {message}")
+    _any_text()
+    with stopping() as came:
+        try:
+            code = _run()
+        except (typer.Abort, KeyboardInterrupt):
+            code = Exit.INTERRUPTED
+        except BrokenPipeError:
+            code = Exit.PIPE
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise SystemExit: it never decides the code
+            code = _failed(error)
+        code = _flushed(code)
+    if code == Exit.INTERRUPTED or came:  # some versions of typer turn the interrupt into this code
+        code = 128 + came[0] if came else Exit.INTERRUPTED
+        word = {129: "hung up", 143: "terminated"}.get(code, "interrupted")
+        _say(f"ppbench: {word}; what is finished is kept, and the same command goes on from there.")
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
         check_words(sys.argv[1:])
         code = app(standalone_mode=False)
-    except (UsageError, ProtocolError) as error:
-        typer.echo(f"ppbench: {error}", err=True)
-        sys.exit(2)
-    except (typer.Abort, KeyboardInterrupt):
-        code = INTERRUPTED
+    except SystemExit as stop:  # what the parser makes of a pipe that nobody reads
+        raise stop.__context__ if isinstance(stop.__context__, BrokenPipeError) else stop from None
     except Exception as error:
         if not hasattr(error, "show"):  # the parser's own errors know how to show themselves
             raise
         error.show()
-        sys.exit(error.exit_code if hasattr(error, "exit_code") else 2)
-    if code == INTERRUPTED:  # some versions of typer turn the interrupt into this code
-        typer.echo("ppbench: interrupted; what is finished is kept, and the same command goes on from there.", err=True)
-    sys.exit(code if isinstance(code, int) else 0)
+        code = getattr(error, "exit_code", Exit.USAGE)
+    return code if isinstance(code, int) else Exit.OK
+
+
+def _failed(error: BaseException) -> int:
+    """Say in one sentence why a command ended, and return its exit code."""
+    from ppbench.base.registry import blame
+
+    if isinstance(error, UsageError | ProtocolError):
+        _say(f"ppbench: {error}")
+        return Exit.USAGE
+    if (plugin := blame(error)) is not None:
+        _say(f"ppbench: {plugin.words} raised {type(error).__name__} ({because(error)}); repair or uninstall it.")
+        return Exit.USAGE
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return _unprinted(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        _say(f"ppbench: {shown(str(error.filename), 200)} cannot be used ({error.strerror}); give another path.")
+        return Exit.USAGE
+    trace = "".join(traceback.format_exception(error))
+    text = f"ppbench {__version__}\n{shlex.join(['ppbench', *sys.argv[1:]])}\n\n{trace}"
+    try:
+        handle, name = tempfile.mkstemp(prefix="ppbench-error-", suffix=".txt")
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        where = f"the traceback is in {name}"
+    except OSError:
+        _say(text)
+        where = "the traceback stands above"
+    told = f"{type(error).__name__}: {because(error)}"
+    _say(f"ppbench: An error of ppbench's own ({told}); {where}: report it with the command.")
+    return Exit.INTERNAL
+
+
+def _any_text() -> None:
+    """Have both streams print any text, escaped where their encoding lacks it; a closed one takes what is printed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flushed(code: int) -> int:
+    """Write out what was printed; return the exit code, another one where nobody reads it or no space is left."""
+    try:
+        sys.stdout.flush()
+    except OSError as cause:
+        return _unprinted(cause)
+    return code
+
+
+def _unprinted(cause: OSError) -> int:
+    """Return the exit code where standard output takes no more; nobody has to hear of a reader who went away."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so again when it ends
+    if isinstance(cause, BrokenPipeError):
+        return Exit.PIPE
+    _say(f"ppbench: The output cannot be written ({cause.strerror}); print it to another place.")
+    return Exit.USAGE
+
+
+def _say(sentence: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody hears it
+        typer.echo(sentence, err=True)
 
 
 if __name__ == "__main__":

@@ -191,16 +191,21 @@ def test_where_nothing_can_be_written_all_ends(strict, tmp_path):
     assert found(tmp_path) == [] and len(executor._jobs) == 0
 
 
+def test_a_single_evaluation_ends_with_the_first_error_of_ppbenchs_own(tmp_path):
+    with pytest.raises(ValueError, match="planted"):
+        run(tmp_path, Watched(lambda job: ValueError("planted")), strict=True)
+
+
 @pytest.mark.parametrize(
-    ("error", "raised", "sentence"),
-    [
-        (ValueError("planted"), ValueError, "planted"),
-        (WorkerDied("killed"), UsageError, "A worker process was killed, probably for lack of memory"),
-    ],
+    "error", [WorkerDied("its worker process was killed"), MemoryError("planted"), OSError(24, "Too many open files")]
 )
-def test_a_single_evaluation_ends_with_the_first_error(error, raised, sentence, tmp_path):
-    with pytest.raises(raised, match=sentence):
-        run(tmp_path, Watched(lambda job: error), strict=True)
+def test_what_the_machine_has_no_more_of_fails_cells_with_the_cause_and_the_rest_goes_on(error, tmp_path):
+    lost = Watched(lambda job: error if trains(job) and job.point == 0 else None)
+    run(tmp_path, lost, strict=True)
+    told = Counter((record.config.defense.id, record.status) for record in found(tmp_path))
+    assert {status for (name, status) in told if name == "none"} == {"failed"}
+    assert {status for (name, status) in told if name != "none"} == {"complete"}
+    assert all(str(error) in record.reason for record in found(tmp_path) if record.status == "failed")
 
 
 # -- processes of this machine ---------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ppbench.base.entries import FORMER as FORMER
 from ppbench.base.entries import OWN as OWN
 from ppbench.base.entries import entries
 from ppbench.base.errors import PluginError, ProtocolError, UsageError, one_line, shown, unknown
+from ppbench.base.exits import Stopped
 from ppbench.base.guard import PACKAGE, frames, interrupts, kept, module_of, place, told, within
 
 Group = Literal["defenses", "attacks", "datasets", "models", "questions"]
@@ -89,7 +90,7 @@ class Plugin:
                     loaded = self.entry.load()
                     return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
             except BaseException as cause:
-                if isinstance(cause, KeyboardInterrupt) and interrupted():
+                if isinstance(cause, Stopped) or (isinstance(cause, KeyboardInterrupt) and interrupted()):
                     raise
                 where = place(cause, self.root)
                 return None, (

@@ -73,10 +73,12 @@ def evaluate(
 ) -> None:
     """Evaluate a defense: train, attack, score, record, and say what was found.
 
-    Exit code 0: the controls hold; 2: input that cannot be used; 3: a control failed or did not run, trust nothing.
+    Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of the defense is complete; 2:
+    input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.commands.live import Live
     from ppbench.commands.terminal import as_json, report, typed
+    from ppbench.report.completeness import exit_of
     from ppbench.run.config import configure
     from ppbench.run.evaluation import evaluate as run
 
@@ -87,8 +89,8 @@ def evaluate(
         typer.echo(json.dumps(as_json(result), indent=1))
     else:
         report(result, full)
-    if not result.reliable:
-        raise typer.Exit(3)
+    if code := exit_of(result.records, result.reliable):
+        raise typer.Exit(code)
 
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:

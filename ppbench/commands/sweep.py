@@ -47,11 +47,12 @@ def sweep(
 ) -> None:
     """Compute every cell of a suite that is not there yet, and write its leaderboard.
 
-    Exit code 0: all cells are there and the controls hold; 1: cells failed, each says why; 2: input that cannot be
-    used; 3: a control failed or did not run, trust nothing.
+    Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of a defense is complete; 2: input
+    that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.base.bars import Bars
     from ppbench.commands.terminal import planned_report, swept_report, typed
+    from ppbench.report.completeness import exit_of
     from ppbench.run.options import resolve_device
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import default_out, plan
@@ -76,8 +77,8 @@ def sweep(
             command=typed(),
         )
     swept_report(swept, full)
-    if swept.failed or not swept.reliable:
-        raise typer.Exit(1 if swept.reliable else 3)
+    if code := exit_of(swept.records, swept.reliable):
+        raise typer.Exit(code)
 
 
 def _filters(words: list[str]) -> dict[str, tuple[str, ...]]:

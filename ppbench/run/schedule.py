@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from ppbench.base.errors import PluginError, Unwritable, UsageError
+from ppbench.base.errors import PluginError, Unwritable
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import TARGET, Audit, Refused
@@ -255,12 +255,7 @@ class Schedule:
         if isinstance(error, PluginError):  # the sentence is in the records, and the others' cells go on
             self._give_up(strand, job, error)
             return
-        if self.strict and isinstance(error, WorkerDied):
-            raise UsageError(
-                "A worker process was killed, probably for lack of memory; use fewer --workers: the same command "
-                "goes on from what is finished."
-            ) from error
-        if self.strict:
+        if self.strict and not isinstance(error, WorkerDied) and not of_machine(error):
             raise error
         if isinstance(error, WorkerDied) and len(job.cells) > 1:
             # One of them did it. What was finished before stays, the others run one by one, so that only it fails.
@@ -289,6 +284,12 @@ class Schedule:
                 self.progress.cell("failed")
             self.progress.advance("attacking", len(gone))
             self._looked_at(cell.id for cell in gone)
+
+
+def of_machine(error: Exception) -> bool:
+    """Return whether a job raised for want of memory, open files or processes: its cells fail, and others may not."""
+    short = ("MemoryError", "OutOfMemoryError", "OSError", "BlockingIOError")
+    return type(error).__name__ in short or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def _words(config: CellConfig) -> str:

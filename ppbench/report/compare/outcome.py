@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppbench.base.errors import UsageError, first_of
+from ppbench.base.exits import Exit
 from ppbench.records.archive import files_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import Soundness, soundness_of
@@ -22,7 +23,6 @@ from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.verify import sound_records
 
-OK, REGRESSION, FAULT, MISSING = 0, 1, 3, 4
 UTILITY = ("accuracy", "dice", "mse", "cap")
 JUDGED = ("regression", "improved", "ok", "inconclusive", "missing", "incomparable")
 """Rows of these say something; the last two are no verdict, and have an exit code of their own."""
@@ -64,15 +64,15 @@ class Comparison:
         return [(word, line) for word, some in lines for line in some]
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> Exit:
         """3 for a fault, else 1 for a regression, 3 for incomparable rows or a doubt, 4 for missing ones, or 0."""
         if self.faults:
-            return FAULT
+            return Exit.CONTROLS
         if self.regressions:
-            return REGRESSION
+            return Exit.FOUND
         if self.of("incomparable") or self.doubts:
-            return FAULT
-        return MISSING if self.of("missing") else OK
+            return Exit.CONTROLS
+        return Exit.MISSING if self.of("missing") else Exit.OK
 
     @property
     def verdict(self) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.executors.ray import RayExecutor
 from ppbench.run.jobs import Executor, Tell
+
+MOST = 4096
+"""Workers: beyond it a number is a slip."""
 
 
 def make_executor(
@@ -43,6 +46,6 @@ def default_workers(device: str) -> int:
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuse fewer than one worker (UsageError)."""
-    if workers is not None and workers < 1:
-        raise UsageError(f"Option workers={workers} cannot be used; give 1 or more.")
+    """Refuse fewer than one worker, and more than a machine runs (UsageError)."""
+    if workers is not None and not 1 <= workers <= MOST:
+        raise UsageError(f"Option workers={shown(workers)} cannot be used; give 1 to {MOST:,}.")

@@ -9,34 +9,41 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as first_of
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
-from multiprocessing.synchronize import Event
 
 import torch
 
+from ppbench.base.errors import UsageError
+from ppbench.base.exits import held_back
 from ppbench.run.jobs import Done, Failure, Job, Tell, WorkerDied, attempt, work
 
 _rounds: SimpleQueue[int] | None = None
 PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its parent dies
 
 
-def _enter(queue: SimpleQueue[int], halt: Event, parent: int) -> None:
-    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone or says halt."""
+def _enter(queue: SimpleQueue[int], parent: int) -> None:
+    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone."""
     global _rounds
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP"):  # the terminal sends them to all: who started this process ends it
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # see `held_back`
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _rounds = queue
 
     def watch() -> None:
-        while os.getppid() == parent and not halt.is_set():
+        while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)  # nobody waits for this worker any more; what it has finished is on disk
 
@@ -88,8 +95,22 @@ class InlineExecutor:
         return Done(job)
 
 
+def _end_of(process: BaseProcess | None) -> str:
+    """Return how a worker ended, in words."""
+    end = time.monotonic() + 1
+    while process is not None and process.exitcode is None and time.monotonic() < end:
+        time.sleep(0.01)  # the pool's own thread takes the code, and keeps it a moment later
+    code = None if process is None else process.exitcode
+    if code is None:
+        return "ended, and nothing tells why"
+    if code >= 0:
+        return f"ended with exit code {code}: code of a plugin, or of a library, ended it"
+    why = ", probably for lack of memory" if -code == getattr(signal, "SIGKILL", 9) else ""
+    return f"was killed (signal {-code}){why}"
+
+
 class LocalExecutor:
-    """Runs jobs on processes of this machine, each a pool of its own with one process, a queue and an event.
+    """Runs jobs on processes of this machine, each a pool of its own with one process, and a queue.
 
     In a common pool a process that dies takes all others' jobs with it, or a lock that it held.
     """
@@ -98,7 +119,8 @@ class LocalExecutor:
         """Start nothing yet; a process starts with the first job that it gets."""
         self._free: list[ProcessPoolExecutor | None] = [None] * workers
         self._busy: dict[Future[Failure | None], tuple[Job, ProcessPoolExecutor]] = {}
-        self._lines: dict[ProcessPoolExecutor, tuple[SimpleQueue[int], Event]] = {}
+        self._lines: dict[ProcessPoolExecutor, SimpleQueue[int]] = {}
+        self._processes: dict[ProcessPoolExecutor, BaseProcess] = {}
         self._waiting = deque[Job]()
         self._tell, self.capacity = tell, workers
         self._context = multiprocessing.get_context("spawn")
@@ -110,8 +132,8 @@ class LocalExecutor:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        for _, halt in self._lines.values() if error is not None else ():
-            halt.set()
+        for process in self._processes.values() if error is not None else ():
+            process.kill()  # what it has finished is on disk, and what it writes appears whole or not at all
         for pool in [*self._free, *(pool for _, pool in self._busy.values())]:
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -126,13 +148,28 @@ class LocalExecutor:
         started = [pool for pool in self._free if pool is not None]
         pool = started[0] if started else None
         self._free.remove(pool)
-        pool = pool or self._start()
         try:
-            future = pool.submit(_run, job)
-        except BrokenProcessPool:  # it was killed while it had nothing to do
-            pool = self._replaced(pool)
-            future = pool.submit(_run, job)
+            self._give(job, pool or self._start())
+        except OSError as cause:  # no more processes, or open files
+            self.capacity -= 1
+            if not self.capacity:
+                raise UsageError(
+                    f"No worker process can be started ({cause.strerror}); end other programs, or use --workers 1."
+                ) from cause
+            warnings.warn(f"One worker less: it cannot be started ({cause.strerror}).", stacklevel=2)
+            self.submit(job)
+
+    def _give(self, job: Job, pool: ProcessPoolExecutor) -> None:
+        before = {*multiprocessing.active_children()}
+        with held_back():
+            try:
+                future = pool.submit(_run, job)
+            except BrokenProcessPool:  # it was killed while it had nothing to do
+                pool = self._replaced(pool)
+                future = pool.submit(_run, job)
         self._busy[future] = (job, pool)
+        for process in {*multiprocessing.active_children()} - before:
+            self._processes[pool] = process
 
     def wait(self) -> Done:
         """Return the next job that ends. A worker that dies is replaced."""
@@ -142,8 +179,8 @@ class LocalExecutor:
         raised = future.exception()
         error: Exception | None = None
         if isinstance(raised, BrokenProcessPool):
+            error = WorkerDied(f"its worker process {_end_of(self._processes.get(pool))}")
             pool = self._replaced(pool)
-            error = WorkerDied("its worker process was killed, probably for lack of memory")
         elif raised is not None:  # an exit of a plugin's own
             error = WorkerDied(f"its worker raised {type(raised).__name__}: {raised}")
         elif (failure := future.result()) is not None:
@@ -154,20 +191,22 @@ class LocalExecutor:
         return Done(job, error)
 
     def _start(self) -> ProcessPoolExecutor:
-        line = self._context.SimpleQueue(), self._context.Event()
-        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=(*line, os.getpid()))
+        with held_back():  # it may start the process that keeps track of what is shared
+            line = self._context.SimpleQueue()
+        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=(line, os.getpid()))
         self._lines[pool] = line
         return pool
 
     def _replaced(self, pool: ProcessPoolExecutor) -> ProcessPoolExecutor:
         pool.shutdown(wait=False)
         del self._lines[pool]
+        self._processes.pop(pool, None)
         return self._start()
 
     def _listen(self) -> None:
         ending = False
         while not ending:
             ending = self._stop.wait(0.1)  # once more after the end: the last rounds are told before it
-            for queue, _ in list(self._lines.values()):
+            for queue in list(self._lines.values()):
                 while not queue.empty():
                     self._tell(queue.get())

@@ -1,0 +1,31 @@
+"""Whether what was asked for is there: the exit code of evaluations and sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppbench.base.exits import Exit
+from ppbench.records.schema import Record
+from ppbench.report.controls import CONTROLS, unread
+
+
+def unjudged(records: Sequence[Record]) -> list[str]:
+    """Return the defenses, controls aside, of which no cell is complete: nothing is known of them."""
+    asked = dict.fromkeys(r.config.defense.id for r in records if r.config.defense.id not in CONTROLS)
+    return [name for name in asked if not any(r.config.defense.id == name and r.status == "complete" for r in records)]
+
+
+def failures(records: Sequence[Record]) -> list[Record]:
+    """Return the cells that failed; that nothing in a view can be read is an answer."""
+    return [record for record in records if record.status == "failed" and not unread(record)]
+
+
+def exit_of(records: Sequence[Record], reliable: bool) -> Exit:
+    """Return the exit code of the cells that were asked for; reliable: whether the controls ran and held.
+
+    Controls go first: where they do not hold, no cell says anything, be it there or not.
+    """
+    if not reliable:
+        return Exit.CONTROLS
+    complete = any(record.status == "complete" for record in records)
+    return Exit.OK if complete and not failures(records) and not unjudged(records) else Exit.FOUND

@@ -1,0 +1,181 @@
+"""Exit codes say what became of a command; signals end it soon, with nothing left behind."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from ppbench import cli
+from ppbench.base.exits import MEANINGS, Exit, Stopped, held_back, stopping
+from ppbench.report.completeness import exit_of, unjudged
+
+TINY = (
+    "--rounds 1 --victims 2 --attack dlg --set dlg.budget=1000000 --train 100 --clients 2 --stage init "
+    "--attack-batch 1 --grid 0.1"
+)
+
+
+def call(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["ppbench", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return stop.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("cells", "reliable", "code"),
+    [
+        ([("none", "complete", ""), ("dp", "complete", "")], True, Exit.OK),
+        ([("none", "complete", ""), ("dp", "failed", "its worker was killed")], True, Exit.FOUND),
+        ([("none", "complete", ""), ("dp", "diverged", "not finite")], True, Exit.FOUND),
+        ([("none", "complete", ""), ("dp", "complete", ""), ("spn", "diverged", "not finite")], True, Exit.FOUND),
+        ([("none", "complete", ""), ("dp", "complete", ""), ("dp", "diverged", "at this value")], True, Exit.OK),
+        ([("none", "complete", ""), ("dp", "complete", ""), ("dp", "failed", "nothing can be read")], True, Exit.OK),
+        ([("none", "complete", ""), ("dp", "failed", "nothing can be read")], True, Exit.FOUND),
+        ([("none", "complete", "")], True, Exit.OK),
+        ([], True, Exit.FOUND),
+        ([("none", "complete", ""), ("dp", "failed", "its worker was killed")], False, Exit.CONTROLS),
+    ],
+)
+def test_nothing_judged_is_never_0(fabricate, cells, reliable, code):
+    records = []
+    for defense, status, reason in cells:
+        record = fabricate(defense, None, "dlg", "reconstruction", 20.0)
+        if status != "complete":
+            record = record.model_copy(update={"status": status, "reason": reason, "victims": [], "metrics": []})
+        records.append(record)
+    assert exit_of(records, reliable) is code
+    if code is Exit.OK:
+        assert unjudged(records) == []
+
+
+def test_an_error_of_our_own_is_70_with_its_traceback_in_a_file(monkeypatch, capsys, tmp_path):
+    def broken(**options):
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr("ppbench.report.compare.outcome.compare", lambda *_: broken())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code, told = call(monkeypatch, capsys, "compare", "a", "b c")
+    [file] = tmp_path.iterdir()
+    assert code == 70 and told.out == ""
+    assert told.err == (
+        f"ppbench: An error of ppbench's own (ZeroDivisionError: of our own); the traceback is in {file}: report it "
+        "with the command.\n"
+    )
+    kept = file.read_text()
+    assert shlex.join(["ppbench", "compare", "a", "b c"]) in kept and "in broken" in kept
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    code, told = call(monkeypatch, capsys, "compare", "a", "b c")
+    assert code == 70 and "in broken" in told.err and told.err.endswith("stands above: report it with the command.\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (SystemExit(0), 70, "SystemExit"),
+        (MemoryError(), 70, "MemoryError"),
+        (RecursionError("maximum recursion depth exceeded"), 70, "RecursionError"),
+        (OSError(36, "File name too long", "x" * 300), 2, "cannot be used (File name too long); give another path."),
+        (KeyboardInterrupt(), 130, "interrupted; what is finished is kept"),
+        (BrokenPipeError(32, "Broken pipe"), 141, ""),
+    ],
+)
+def test_whatever_is_raised_has_a_code_and_one_sentence(monkeypatch, capsys, tmp_path, error, code, said):
+    def raised(*_):
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("ppbench.report.compare.outcome.compare", raised)
+    found, told = call(monkeypatch, capsys, "compare", "a", "b")
+    assert found == code and said in told.err and told.err.count("\n") == bool(said) and "Traceback" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "err"),
+    [
+        ("{} list | head -n 1 >/dev/null; echo ${{PIPESTATUS[0]}} >&2", 0, rb"(0|141)\n"),
+        ("{} list >/dev/full", 2, rb"ppbench: The output cannot be written \(No space left on device\); .*\n"),
+        ("{} list >&-", 0, rb""),
+        ("{} verify /nowhere 2>&-", 2, rb""),
+        ("LC_ALL=C PYTHONUTF8=0 PYTHONIOENCODING=ascii {} verify /nowhere-é", 2, rb"ppbench: .*nowhere-.*\n"),
+    ],
+)
+def test_streams_that_are_closed_full_or_of_another_alphabet_are_no_traceback(shell, code, err):
+    command = shell.format(f"{shlex.quote(sys.executable)} -m ppbench")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert done.returncode == code and re.fullmatch(err, done.stderr), done.stderr
+
+
+def test_handlers_are_back_afterwards_and_what_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    mine = signal.getsignal(signal.SIGTERM)
+    try:
+        with stopping() as came:
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "nohup"
+            with pytest.raises(Stopped) as stopped:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+            assert stopped.value.number == signal.SIGTERM and came == [signal.SIGTERM]
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL, "a second one ends at once"
+        assert signal.getsignal(signal.SIGTERM) == mine
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_while_a_worker_starts_waits_and_is_not_lost():
+    with stopping() as came, pytest.raises(Stopped):
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert came == []
+        time.sleep(1)
+    assert came == [signal.SIGINT]
+
+
+def children(process):
+    """Return the processes of a session, which all that a command starts are of."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(words[3]) == process and words[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="who is whose child is read from /proc")
+@pytest.mark.parametrize(
+    ("number", "workers", "delay"), [(signal.SIGTERM, 2, 2.5), (signal.SIGHUP, 2, 4.5), (signal.SIGINT, 1, 3.5)]
+)
+def test_a_signal_ends_an_evaluation_soon_and_leaves_no_process_and_no_word_of_python(tmp_path, number, workers, delay):
+    words = [sys.executable, "-m", "ppbench", "evaluate", "--defense", "dp", *TINY.split()]
+    words += ["--workers", str(workers), "--out", str(tmp_path / "o")]
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=said, start_new_session=True)
+        time.sleep(delay)
+        alive = process.poll() is None
+        os.killpg(process.pid, number)  # to all, as a terminal does
+        code = process.wait(20)
+    end = time.monotonic() + 5
+    while children(process.pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    text = (tmp_path / "said").read_text()
+    assert alive and children(process.pid) == []
+    assert code in (128 + number, -number), text  # the latter where it came before the program began
+    assert "Traceback" not in text and "leaked" not in text and "Exception" not in text
+    if code > 0:
+        assert "what is finished is kept" in text
+
+
+def test_every_code_is_told_and_every_command_tells_its_own():
+    assert set(MEANINGS) == set(Exit)
+    told = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
+    assert all(f"| {code.value} | {meaning} |" in told for code, meaning in MEANINGS.items())
