@@ -28,7 +28,8 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One signal. after, took: seconds; orphans: processes left 5 s later; strays: files after the next run."""
+    """One signal. after, took: seconds; orphans: processes left 5 s later; strays: files after the next run; late:
+    whether all had been said already."""
 
     name: str
     workers: int
@@ -39,13 +40,14 @@ class Outcome:
     strays: int
     equal: bool
     noise: bool
+    late: bool
 
     @property
     def right(self) -> bool:
         """Whether all is as promised; what came before the program began ends it as the system does."""
         number = getattr(signal, self.name)
         return (
-            self.code in (128 + number, -number, 0, 3)
+            self.code in ((0, 3) if self.late else (128 + number, -number))
             and not (self.orphans or self.strays or self.noise)
             and self.equal
         )
@@ -65,7 +67,13 @@ def started(out: Path, workers: int, said: Path) -> subprocess.Popen[bytes]:
         str(out),
     ]
     with said.open("ab") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+        return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, preexec_fn=hearing)
+
+
+def hearing() -> None:
+    """Take back what a shell's background, or nohup, has its programs ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def left(session: int) -> int:
@@ -91,7 +99,7 @@ def tried(number: int, workers: int, after: float, folder: Path, whole: dict[str
     said, out = folder / "said", folder / "out"
     process = started(out, workers, said)
     time.sleep(after)
-    began = time.monotonic()
+    began, late = time.monotonic(), bool(kept(out)) and b"leaderboard.html" in said.read_bytes()
     if process.poll() is None:
         os.killpg(process.pid, number)
     code = process.wait(60)
@@ -103,7 +111,7 @@ def tried(number: int, workers: int, after: float, folder: Path, whole: dict[str
     strays = sum(path.name.endswith(".tmp") for path in out.rglob("*"))
     noise = any(word in told for word in ("Traceback", "leaked", "Exception"))
     name = signal.Signals(number).name
-    return Outcome(name, workers, after, code, took, orphans, strays, kept(out) == whole, noise)
+    return Outcome(name, workers, after, code, took, orphans, strays, kept(out) == whole, noise, late)
 
 
 def main() -> int:

@@ -113,9 +113,13 @@ def _run() -> int:
     except SystemExit as stop:  # what the parser makes of a pipe that nobody reads
         raise stop.__context__ if isinstance(stop.__context__, BrokenPipeError) else stop from None
     except Exception as error:
-        if not hasattr(error, "show"):  # the parser's own errors know how to show themselves
+        if not hasattr(error, "show"):  # the parser's own errors
             raise
-        error.show()
+        message = error.format_message() if hasattr(error, "format_message") else ""
+        if message:  # in one sentence, as whatever else is refused
+            _say(f"ppbench: {because(ValueError(message), 300)}; see --help.")
+        else:
+            error.show()
         code = getattr(error, "exit_code", Exit.USAGE)
     return code if isinstance(code, int) else Exit.OK
 

@@ -269,7 +269,7 @@ def test_reasons_state_the_claim_and_what_it_is_worth():
     ("defense", "plan", "sentence"),
     [
         (MPDP(graph="n_out", n=4), plan_of(), "n=4.*from 1 to 3"),
-        (MPDP(graph="n_out", n=0), plan_of(), "n=0.*a whole number from 1 to 10,000"),
+        (MPDP(graph="n_out", n=0), plan_of(), "n=0.*from 1 to 3"),
         (MPDP(), plan_of(clients=1), "at least 2 clients"),
         (MPDP(), replace(plan_of(), schedule="round_robin"), "--schedule parallel"),
         (MPCDP(), replace(plan_of(), loss="cross_entropy"), "--loss squared"),

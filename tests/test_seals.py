@@ -5,11 +5,12 @@ import shutil
 import warnings
 
 import pytest
+import safetensors.torch
 import torch
 
 import ppbench
 from ppbench.base.errors import UsageError
-from ppbench.base.seals import packed, seal, unpacked, unsealed
+from ppbench.base.seals import ENTRY, packed, seal, unpacked, unsealed
 from ppbench.base.tree import load, save
 
 ASKED = dict(
@@ -106,3 +107,14 @@ def test_tensors_in_one_file_are_told_from_damaged_ones(tmp_path):
         with pytest.raises(UsageError, match=r"x\.safetensors"):
             unpacked(path)
     assert packed(tensors) == packed(dict(reversed(tensors.items())))
+
+
+def test_the_same_tensors_give_the_same_bytes_in_every_process():
+    """The library writes metadata in an order that changes from process to process, and from call to call."""
+    about = {f"ppbench.{name}": name for name in "abcdefgh"}
+    tensors = {"w": torch.arange(6.0).reshape(2, 3), "é": torch.zeros(1)}
+    first = packed(tensors, about)
+    assert all(packed(tensors, about) == first for _ in range(5))
+    header = first[8 : 8 + int.from_bytes(first[:8], "little")]
+    assert list(json.loads(header)["__metadata__"]) == sorted([*about, ENTRY])
+    assert len(header) % 8 == 0 and torch.equal(safetensors.torch.load(first)["w"], tensors["w"])

@@ -119,6 +119,9 @@ def choose_victims(
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
     """
+    held = sum(len(shard.x) for shard in shards.values())
+    if count > held:  # asked before as many places are made
+        raise UsageError(f"{count:,} victims cannot be drawn from {held:,} examples; use fewer --victims.")
     slots, units = asked_units(sorted(shards), threat, -(-count // batch), adversary, sums, roles, first)
     data = {slot: _batch(shards[slot.client], slot, slot.probe - first, batch, count, seeds) for slot in slots}
     mine = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []

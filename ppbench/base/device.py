@@ -10,7 +10,7 @@ import platform
 
 import torch
 
-from ppbench.base.errors import UsageError, shown
+from ppbench.base.errors import UsageError, because, shown
 
 
 def check_device(word: str) -> None:
@@ -19,9 +19,10 @@ def check_device(word: str) -> None:
         raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
     try:
         torch.ones(1, device=word).item()
-    except (RuntimeError, AssertionError) as cause:  # the second: a torch that was built without the backend
-        why = str(cause).partition("\n")[0].rstrip(".")
-        raise UsageError(f"Device {shown(word)} cannot be used ({why}); use --device cpu or auto.") from cause
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as cause:  # torch raises any of them
+        raise UsageError(
+            f"Device {shown(word)} cannot be used ({because(cause)}); use --device cpu or auto."
+        ) from cause
 
 
 def device_name(word: str | torch.device) -> str:

@@ -49,12 +49,11 @@ def shown(value: object, most: int = SHOWN) -> str:
 
 
 def because(cause: BaseException, most: int = 160) -> str:
-    """Return what a library says went wrong, as the inside of a sentence: its first line, cut, without a full stop.
+    """Return what a library says went wrong, as the inside of a sentence: one line, cut, without a full stop.
 
     Objects that Python names by their address are left out, and so is advice that does not concern a user of ours.
     """
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    text = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "it", lines[0] if lines else type(cause).__name__)
+    text = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "it", " ".join(str(cause).split()))
     return _cut(plain(text), most).strip().rstrip(".:;, ") or type(cause).__name__
 
 

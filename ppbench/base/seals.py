@@ -36,7 +36,17 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return tensors on CPU as the bytes of a safetensors file with their digest, for `unpacked`."""
     whole = {name: value.contiguous() for name, value in sorted(tensors.items())}
-    return save(whole, {**(metadata or {}), ENTRY: digest_of(whole)})
+    return _settled(save(whole, {**(metadata or {}), ENTRY: digest_of(whole)}))
+
+
+def _settled(data: bytes) -> bytes:
+    """Return the bytes of a safetensors file with its metadata in order: the library's own order changes by process."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def unpacked(path: Path) -> dict[str, Tensor]:

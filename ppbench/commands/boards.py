@@ -29,6 +29,7 @@ def leaderboard(
 
     if (kind_of(folder) == "file") != (out is not None):
         raise UsageError(f"{folder}: --out FOLDER is where an archive is unpacked and drawn, and for archives alone.")
+    results(folder)  # what is no results is refused before it is unpacked
     damaged = unpack(folder, out) if out is not None else []
     written = rebuild(results(out or folder))
     for problem in (*damaged, *written.problems):

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, because
 from ppbench.base.vision import lpips
+from ppbench.base.weights import named_tensors
 
 VARIABLE = "PPBENCH_WEIGHTS"
 """Environment variable that names the file of weights where no option does."""
@@ -108,8 +109,12 @@ def located(weights: str | None) -> Path | None:
     """Return the file `weights`, else `PPBENCH_WEIGHTS` (UsageError if missing), else torchvision's cache, or None."""
     for source, name in (("option weights", weights), (f"the environment's {VARIABLE}", os.environ.get(VARIABLE))):
         if name:
-            path = Path(name).expanduser()
-            if not path.is_file():
+            try:
+                path = Path(name).expanduser()
+                there = path.is_file()
+            except (OSError, RuntimeError) as cause:  # a name too long, a folder that is closed, a home of nobody
+                raise UsageError(f"The file that {source} names cannot be read ({because(cause)}).") from cause
+            if not there:
                 raise UsageError(f"There is no file {path}, which {source} names; give a file of AlexNet's weights.")
             return path
     cached = sorted((Path(torch.hub.get_dir()) / "checkpoints").glob("alexnet-owt-*.pth"))
@@ -169,7 +174,7 @@ def _layer(name: str) -> str:
 
 def tensors(path: Path) -> Mapping[str, Tensor]:
     """Return AlexNet's ten tensors of a file (UsageError: damaged, or one missing, misshapen or not finite)."""
-    state = _read(path)
+    state = named_tensors(path)
     found = {}
     for layer, shape in SHAPES.items():
         for name, wanted in ((f"{layer}.weight", shape), (f"{layer}.bias", shape[:1])):
@@ -182,18 +187,3 @@ def tensors(path: Path) -> Mapping[str, Tensor]:
                 raise UsageError(f"{path}: tensor {name!r} holds values that are no finite numbers.")
             found[name] = value
     return found
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as cause:
-        reason = " ".join(str(cause).split()).rstrip(".")[:160]
-        raise UsageError(f"{path} is no file of weights that can be read ({reason}).") from cause
-    if not isinstance(state, Mapping):
-        raise UsageError(f"{path} holds no tensors by name; give a .safetensors file or a torchvision checkpoint.")
-    return state

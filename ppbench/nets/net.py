@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ppbench.base.errors import UsageError
-from ppbench.base.registry import guard, load, refuse, stranger
+from ppbench.base.errors import UsageError, because, unknown
+from ppbench.base.machine import check_room
+from ppbench.base.registry import guard, load, plugins, refuse, stranger
 from ppbench.base.tree import Params
 
 Option = str | int | float | bool
@@ -131,13 +134,22 @@ class Net:
         return nn.functional.linear(features, params["head.weight"], bias)
 
 
+BYTES = 4 * 4
+"""Of a parameter while it is trained, at the least: float32 weight, gradient and an optimizer's two."""
+
+
 def _construct(spec: NetSpec) -> Classifier:
     factory = load("models", spec.model)
+    _check_options(spec, factory)
     try:
+        if (plugin := plugins("models").get(spec.model)) is not None and plugin.ours:
+            _check_size(spec, factory)
         with guard("models", spec.model):
             module = factory(spec.shape, spec.classes, **dict(spec.options))
-    except (TypeError, ValueError) as cause:
-        raise UsageError(f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {cause}.") from cause
+    except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as cause:
+        raise UsageError(
+            f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {because(cause, 400)}."
+        ) from cause
     if not isinstance(module, Classifier):
         raise UsageError(f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier.")
     if isinstance(module.head, nn.Conv2d) and module.head.kernel_size != (1, 1):
@@ -162,6 +174,27 @@ def _faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
     if not isinstance(out, Tensor) or out.shape[:2] != (2, spec.classes) or not out.isfinite().all():
         told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         yield f"makes a network that answers {told} to two inputs; it must be finite and [2, {spec.classes}]"
+
+
+def _check_options(spec: NetSpec, factory: Callable[..., Any]) -> None:
+    """Refuse options that the model does not have (UsageError); one that hands them on is asked what it hands on to."""
+    known = dict(inspect.signature(factory).parameters)
+    if any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        known = {**known, **inspect.signature(getattr(factory, "options_of", factory)).parameters}
+    own = [name for name, one in known.items() if one.kind is one.KEYWORD_ONLY]
+    free = any(one.kind is one.VAR_KEYWORD for one in known.values()) and not hasattr(factory, "options_of")
+    for name, _ in spec.options:
+        if name not in own and not free:
+            raise unknown(f"option of model {spec.model!r}", name, own or ["(it has none)"])
+
+
+def _check_size(spec: NetSpec, factory: Callable[..., Any]) -> None:
+    """Refuse a network that memory cannot hold (UsageError), counted on a device that holds no numbers."""
+    if any(name == "weights" and value for name, value in spec.options) or spec.model == "frozen_backbone":
+        return  # its size is that of a file that lies here
+    with torch.device("meta"):
+        count = sum(value.numel() for value in factory(spec.shape, spec.classes, **dict(spec.options)).parameters())
+    check_room(BYTES * count, f"Model {spec.model!r} with {count:,} parameters", "use a smaller one")
 
 
 @lru_cache

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.declared import SCALARS, is_scalar
-from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknown
+from ppbench.base.errors import PluginError, UsageError, because, shown, unknown
 from ppbench.base.registry import KINDS, guard, load, load_all, plugins, stranger
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import acts
@@ -83,8 +83,9 @@ def _instance(group: Literal["defenses", "attacks"], base: type[T], name: str, p
     if refusal is not None:
         first = refusal.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        what = f"{where}={first['input']!r}" if where else "its parameters"
-        raise UsageError(f"The {kind} {name!r} refuses {what}: {one_line(first['msg']).lower()}.") from refusal
+        what = f"{where}={shown(first['input'])}" if where else "its parameters"
+        why = because(ValueError(first["msg"].lower()))
+        raise UsageError(f"The {kind} {name!r} refuses {what}: {why}.") from refusal
     if not isinstance(made, base):
         raise PluginError(f"{plugins(group)[name].words} makes a {type(made).__name__}, no {base.__name__}.")
     if odd := [key for key, value in held.items() if not is_scalar(value)]:

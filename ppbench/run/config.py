@@ -158,7 +158,7 @@ def _refused(error: ValidationError) -> str:
 
 
 def _check_text(value: Any, name: str = "") -> None:
-    """Refuse text that no file can hold (UsageError): zero bytes, and halves of characters (bytes of no UTF-8)."""
+    """Refuse text that no file can hold (UsageError): zero bytes, and bytes that are no UTF-8."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             _check_text(key, name)

@@ -42,6 +42,7 @@ from ppbench.run.looks import foremost
 from ppbench.run.schedule import Progress, Schedule, Wanted, answered, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
 from ppbench.run.tuning import tuning_victims
+from ppbench.task.dataset import check_content
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def check(experiment: Experiment) -> None:
         raise UsageError(
             f"Data set {shown(config.dataset)} holds one and the same value everywhere; there is nothing to find."
         )
+    check_content(task.dataset)
     held = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:
         with guard("attacks", attack.name):

@@ -184,7 +184,8 @@ def _validated(source: Source) -> SuiteFile:
             holder = next((models[p] for p in reversed(loc[:-1]) if isinstance(p, str) and p in models), SuiteFile)
             known = [field.alias or name for name, field in holder.model_fields.items()]
             raise source.error(loc, str(unknown("key", str(loc[-1]), known))) from error
-        raise source.error(loc, f"{first['msg']}, not {shown(first['input'])}.") from error
+        found = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise source.error(loc, f"{first['msg']}{found}.") from error
 
 
 def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
+from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Opt
@@ -92,6 +94,7 @@ def task_of(key: str) -> Task:
     dataset = _dataset(config.dataset, seeds.seed("data"))
     plan = make_plan(config, dataset)
     check_fit(dataset, plan)
+    _check_room(dataset, config)
     public, rest = _apart(dataset, config.public, seeds)
     members, source = _members(dataset, rest, config.train, seeds), dataset.train.domain
     domain = source[members] if source is not None else None
@@ -118,6 +121,15 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
             f"Data set {dataset.name!r} has {targets} as targets, but model {plan.spec.model!r} gives {makes}; use "
             f"{right}."
         )
+
+
+def _check_room(dataset: Dataset, config: EvaluateConfig) -> None:
+    """Refuse data, and batches of a client's local epochs, that memory cannot hold (UsageError)."""
+    one, count = 4 * math.prod(dataset.shape), len(dataset.train) + len(dataset.test)
+    check_room(one * count, f"The {count:,} examples of data set {dataset.name!r}", "use a smaller data set")
+    epochs = config.local_epochs if config.upload == "delta" else 1
+    shard = -(-min(config.train or len(dataset.train), len(dataset.train)) // config.clients)
+    check_room(one * epochs * shard, f"The batches of {epochs:,} local epochs of a client", "use fewer --local-epochs")
 
 
 def _apart(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ppbench.base.errors import UsageError, shown
+from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import guard, load, refuse, stranger
 from ppbench.federation.plan import Columns, Data
 from ppbench.task.partition import mask_strata, strata
@@ -130,8 +130,12 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
     """
     name, _, argument = text.partition(":")
     loader: Loader = load("datasets", name)
-    with guard("datasets", name):
-        dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
+    try:
+        with guard("datasets", name):
+            dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
+    except (OSError, MemoryError, RecursionError, OverflowError) as cause:
+        why = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
+        raise UsageError(f"The data set {shown(text)} cannot be read ({why}); give one that can.") from cause
     if not isinstance(dataset, Dataset):
         raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
     if stranger("datasets", name):
@@ -162,10 +166,31 @@ def existing(name: str, argument: str) -> Path:
     """Return the path that a data set was given; raises UsageError if there is none or it does not exist."""
     if not argument:
         raise UsageError(f"The data set {name!r} needs a path; write '{name}:PATH'.")
-    path = Path(argument).expanduser()
-    if not path.exists():
-        raise UsageError(f"The data set '{name}:{argument}' does not exist: there is no {path.absolute()}.")
-    return path
+    try:
+        path = Path(argument).expanduser()
+        if path.stat() and (path.is_file() or path.is_dir()):
+            return path
+        why = "it is neither a file nor a folder"
+    except FileNotFoundError:
+        why = f"there is no {path.absolute()}"
+    except (OSError, ValueError, RuntimeError) as cause:  # too long, not allowed, a zero byte, a home of nobody
+        why = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
+    raise UsageError(f"The data set {shown(f'{name}:{argument}')} does not exist: {why}.")
+
+
+def check_content(dataset: Dataset) -> None:
+    """Refuse images of which each is one color: there is nothing in them to rebuild or to find again (UsageError).
+
+    Some such images among others stay: a black picture has a PSNR like any other.
+    """
+    if dataset.kind != "image":
+        return
+    for split in (dataset.train, dataset.test):
+        for some in split.x.split(1024):  # the first images of nearly all data sets decide
+            rows = some.flatten(2)
+            if bool((rows.amax(2) != rows.amin(2)).any()):
+                return
+    raise UsageError(f"Every image of data set {dataset.name!r} is of one color; there is nothing in them to find.")
 
 
 def _check_split(dataset: Dataset, split: Split, part: str) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, because
 from ppbench.base.vision import torchvision
 from ppbench.task.dataset import Dataset, no_argument
 from ppbench.task.images import image_dataset
@@ -64,8 +63,8 @@ def _load(source: Source, argument: str, root: Path) -> Dataset:
     no_argument(source.name, argument)
     try:
         train, test = _part(source, root, train=True), _part(source, root, train=False)
-    except (OSError, RuntimeError, HTTPException, EOFError, ValueError, AssertionError) as cause:
-        reason = " ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(".")
+    except Exception as cause:  # a damaged file makes its reader raise anything
+        reason = f"{type(cause).__name__}: {because(cause, 300)}"
         raise UsageError(
             f"{source.name} is neither readable in {(root / source.folder).absolute()} nor could it be downloaded "
             f"({reason}); put {', '.join(source.files)} there (deleting damaged files), or name the folder that has "
@@ -79,6 +78,8 @@ def _part(source: Source, root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
     part: dict[str, Any] = {"train": train}
     if source.factory == "SVHN":
         part = {"split": "train" if train else "test"}
+    if source.axes == "NHW":
+        _check_legacy(root / source.folder)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for results; older versions of torchvision print there
         made = factory(str(root), download=True, **part)
     x = torch.as_tensor(made.data)
@@ -88,3 +89,10 @@ def _part(source: Source, root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
         x = x.permute(0, 3, 1, 2)
     labels = made.labels if source.factory == "SVHN" else made.targets
     return x.contiguous(), torch.as_tensor(labels, dtype=torch.int64)
+
+
+def _check_legacy(raw: Path) -> None:
+    """Refuse files of torchvision before 0.9, which it would unpickle, code and all, in place of the images."""
+    old = raw.parent / "processed"
+    if any((old / name).exists() for name in ("training.pt", "test.pt")):
+        raise UsageError(f"{old} holds files of an old torchvision, which may run code when read; delete that folder.")

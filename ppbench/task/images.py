@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, because
 from ppbench.task.dataset import Dataset, Split
 
 # Named, because Pillow would otherwise also try formats that start other programs (EPS).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+PIXELS = 2**24
+"""Of an image, at most: what claims to have more is damaged, or made to fill memory."""
 _GREY = ("1", "L")
 _COLOR = ("RGB", "RGBA", "RGBX", "LA", "P", "PA", "CMYK", "YCbCr")
 
@@ -26,18 +28,28 @@ def decode(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
 
     where: how an error names it, "row 3 of train.parquet". UsageError: none of `FORMATS`, or over 8 bits a channel.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(source, formats=FORMATS) as image:
+            if image.width * image.height > PIXELS:
+                size = f"{image.width}x{image.height}"
+                raise UsageError(f"The image in {where} says that it is {size}; images end at {PIXELS:,} pixels.")
             if image.mode not in _GREY + _COLOR:
                 raise UsageError(
                     f"The image in {where} has pixels of type {image.mode!r}; convert it to 8-bit grey or RGB."
                 )
             plain = image if image.mode in ("L", "RGB") else image.convert("L" if image.mode in _GREY else "RGB")
             return np.array(plain)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as cause:
-        raise UsageError(f"The image in {where} cannot be decoded ({cause}); repair or remove it.") from cause
+    except UsageError:
+        raise
+    except UnidentifiedImageError as cause:
+        known = ", ".join(FORMATS)
+        raise UsageError(
+            f"The image in {where} cannot be decoded: it is none of {known}; repair or remove it."
+        ) from cause
+    except Exception as cause:  # a damaged file makes its decoder raise anything
+        raise UsageError(f"The image in {where} cannot be decoded ({because(cause)}); repair or remove it.") from cause
 
 
 def stack(arrays: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> Tensor:

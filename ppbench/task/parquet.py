@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, because
 from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.seals import packed, unpacked
+from ppbench.federation.bounds import MANY
 from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out
@@ -94,12 +95,15 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     try:
         with pq.ParquetFile(path) as file:
             image, label = _columns(file.schema_arrow, path)
+            if file.metadata.num_rows > MANY:
+                rows = f"{file.metadata.num_rows:,}"
+                raise UsageError(f"{path} says that it has {rows} rows; images of a file end at {MANY:,}.")
             for batch in file.iter_batches(columns=[image, label]):
                 for cell in batch.column(image).to_pylist():
                     arrays.append(_image(cell, f"row {len(arrays)} of {path}"))
                 labels += batch.column(label).to_pylist()
-    except (pa.ArrowException, OSError) as cause:
-        raise UsageError(f"{path} cannot be read as a parquet file ({cause}); write it again.") from cause
+    except (pa.ArrowException, OSError, ValueError, OverflowError, NotImplementedError, MemoryError) as cause:
+        raise UsageError(f"{path} cannot be read as a parquet file ({because(cause)}); write it again.") from cause
     if not arrays:
         raise UsageError(f"{path} has no rows; a parquet file of images must have at least one.")
     for row, label_value in enumerate(labels):
@@ -121,13 +125,23 @@ def _columns(schema: Any, path: Path) -> tuple[str, str]:
     import pyarrow.types as types
 
     fields = list(schema)
-    images = [f.name for f in fields if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0]
+    images = [f.name for f in fields if types.is_struct(f.type) and _encoded(f.type)]
     integers = [f.name for f in fields if types.is_integer(f.type)]
     labels = integers if len(integers) == 1 else [name for name in _LABELS if name in integers][:1]
     if len(images) != 1 or len(labels) != 1:
-        found = ", ".join(f"{field.name} ({field.type})" for field in fields)
+        told = [f"{field.name} ({field.type})"[:80] for field in fields]
+        found = ", ".join(told[:4]) + (" ..." if told[4:] else "")
         raise UsageError(
-            f"{path} has the columns {found}; it needs exactly one column of structs with a field 'bytes', and one "
-            "integer column, named 'label' if there are several."
+            f"{path} has the columns {found}; it needs exactly one column of structs with a binary field 'bytes', "
+            "and one integer column, named 'label' if there are several."
         )
     return images[0], labels[0]
+
+
+def _encoded(struct: Any) -> bool:
+    """Return whether a struct's type has one field "bytes", and that of bytes: text or numbers are no image."""
+    import pyarrow.types as types
+
+    place = struct.get_field_index("bytes")
+    kind = struct.field(place).type if place >= 0 else None
+    return kind is not None and (types.is_binary(kind) or types.is_large_binary(kind))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.errors import UsageError, because, shown, unknown
 from ppbench.federation.plan import Columns
 from ppbench.task.dataset import Dataset, Split, TaskKind, existing
 from ppbench.task.partition import strata, three_way
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 _SEPARATORS = (",", ";", "\t", "|")
 MAX_CATEGORIES = 1000
+HEADER = 1_000_000
+"""Characters of the first line, at most."""
+LARGEST = 2**30
+"""Bytes of a table, at most, unpacked."""
 
 
 _FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
@@ -107,8 +112,8 @@ def _shares(text: str | None) -> tuple[int, int, int]:
     train, validation, test = map(int, found.groups()) if found else (0, 0, 0)
     if train == 0 or test == 0:
         raise UsageError(
-            f"The csv option split={shown(text)} cannot be used; write shares of training, validation and test "
-            "as whole numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
+            f"The csv option split={shown(text)} cannot be used; write shares of training, validation and test as "
+            "whole numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
         )
     return train, validation, test
 
@@ -128,22 +133,39 @@ def _frame(path: Path, sep: str | None) -> pd.DataFrame:
 
     opened = gzip.open if path.suffix == ".gz" else open
     try:
+        _check_bytes(path)
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
+            header = file.readline(HEADER)
+            if len(header) == HEADER:
+                raise UsageError(f"{path} is no table: its first line does not end within {HEADER:,} characters.")
             sep = sep or max(_SEPARATORS, key=header.count)
             names = next(csv.reader([header], delimiter=sep), [])
             frame = pd.read_csv(file, sep=sep, header=None, names=names, low_memory=False)
-    except (OSError, EOFError, ValueError, csv.Error) as cause:  # pandas' and Unicode errors are ValueErrors
-        reason = " ".join(str(cause).split())
-        raise UsageError(f"{path} cannot be read as a table ({reason}); it must be UTF-8 CSV with a header.") from cause
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error, OverflowError, MemoryError) as cause:
+        # pandas' and Unicode errors are ValueErrors
+        raise UsageError(
+            f"{path} cannot be read as a table ({because(cause)}); it must be UTF-8 CSV with a header."
+        ) from cause
     if not isinstance(frame.index, pd.RangeIndex):  # pandas takes surplus fields at the left for row names
         raise UsageError(f"{path} has rows with more fields than its header has names; give every column a name.")
     if len(frame.columns) < 2 or len(frame) == 0:
         raise UsageError(
-            f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {shown(sep)}; it "
-            "needs rows, and at least one feature beside the target (name another separator with 'sep=')."
+            f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {shown(sep)}; it needs rows, "
+            "and at least one feature beside the target (name another separator with 'sep=')."
         )
     return frame
+
+
+def _check_bytes(path: Path) -> None:
+    """Refuse a table of more than `LARGEST` bytes, unpacked (UsageError); an archive is unpacked to count, not kept."""
+    if not path.is_file():
+        raise UsageError(f"{path} cannot be read as a table (it is no file); it must be UTF-8 CSV with a header.")
+    size = 0
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            size += len(chunk)
+            if size > LARGEST:
+                raise UsageError(f"{path} holds more than {LARGEST:,} bytes; tables end there: take fewer rows.")
 
 
 def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
@@ -152,8 +174,8 @@ def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
     values, inverse = np.unique(column.to_numpy(), return_inverse=True)
     if not 2 <= len(values) <= MAX_CATEGORIES:
         raise UsageError(
-            f"The target column {shown(column.name)} of {path} has {len(values)} distinct values; classes must "
-            f"number from 2 to {MAX_CATEGORIES} (name another column with 'target=')."
+            f"The target column {shown(column.name)} of {path} has {len(values)} distinct values; classes must number "
+            f"from 2 to {MAX_CATEGORIES} (name another column with 'target=')."
         )
     return torch.from_numpy(inverse.astype(np.int64)), len(values)
 
@@ -166,21 +188,21 @@ def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
     if not is_numeric_dtype(column):
         text = next((value for value in column if isinstance(value, str)), column.iloc[0])
         raise UsageError(
-            f"The target column {shown(column.name)} of {path} holds text such as {shown(text)}; with "
-            "task=regression it must be numbers (leave the option out to take its values for classes)."
+            f"The target column {shown(column.name)} of {path} holds text such as {shown(text)}; with task=regression "
+            "it must be numbers (leave the option out to take its values for classes)."
         )
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is named below
         values = column.to_numpy(np.float64).astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise UsageError(
-            f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the target column {shown(column.name)}; "
-            "targets must be finite in single precision."
+            f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the target column {shown(column.name)}; targets must "
+            "be finite in single precision."
         )
     if values.min() == values.max():
         raise UsageError(
-            f"The target column {shown(column.name)} of {path} is {values[0]:g} in every row; there is nothing "
-            "to fit (name another column with 'target=')."
+            f"The target column {shown(column.name)} of {path} is {values[0]:g} in every row; there is nothing to fit "
+            "(name another column with 'target=')."
         )
     return torch.from_numpy(values)[:, None], 1
 
@@ -201,13 +223,13 @@ def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
             bad = np.flatnonzero(~np.isfinite(column.to_numpy(np.float64)))
             if len(bad):
                 raise UsageError(
-                    f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the column {shown(name)}; numbers "
-                    "must be finite and none may be missing."
+                    f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the column {shown(name)}; numbers must be "
+                    "finite and none may be missing."
                 )
         elif column.nunique() > MAX_CATEGORIES:
             raise UsageError(
-                f"The text column {shown(name)} of {path} has {column.nunique()} distinct values; one-hot "
-                f"columns stop at {MAX_CATEGORIES}: drop it, or repair the entries that keep it from being numbers."
+                f"The text column {shown(name)} of {path} has {column.nunique()} distinct values; one-hot columns stop "
+                f"at {MAX_CATEGORIES}: drop it, or repair the entries that keep it from being numbers."
             )
 
 

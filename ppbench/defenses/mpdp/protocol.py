@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from ppbench.defenses.mpdp.accounting import (
 from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, uniform_noise
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
 from ppbench.federation import secagg
-from ppbench.federation.bounds import Held
+from ppbench.federation.bounds import whole
 from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.plan import Noise, Plan
 
@@ -48,7 +48,7 @@ class MPDP(ModelPerturbation):
     """
 
     graph: Graph = "complete"
-    n: Held = 5
+    n: Annotated[int, whole(0, 10_000)] = 5
 
     name: ClassVar[str] = "mpdp"
     version: ClassVar[str] = "2"

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ppbench.base.errors import shown
+from ppbench.base.errors import because, shown
 from ppbench.base.vision import torchvision
+from ppbench.base.weights import named_tensors
 from ppbench.nets.models import checks
 from ppbench.nets.net import Classifier
 
@@ -58,7 +59,7 @@ def frozen_backbone(
     channels, _, _ = checks.image(shape)
     if channels not in (1, 3):
         raise ValueError(f"it takes images with 1 or 3 channels, not {channels}")
-    network = _network(backbone, checks.whole("backbone_seed", backbone_seed, 0))
+    network = _network(backbone, checks.whole("backbone_seed", backbone_seed, 0, 2**63 - 1))
     last = [(name, layer.in_features) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     if not last:
         raise ValueError(f"backbone {shown(backbone)} does not end in a linear layer; take another")
@@ -89,20 +90,10 @@ def _fill(network: nn.Module, last: str, file: str) -> None:
     if not path.is_file():
         raise ValueError(f"there is no file of weights {path.absolute()}")
     try:
-        state = _read(path)
+        state = named_tensors(path)
         network.load_state_dict({n: v for n, v in state.items() if not n.startswith(f"{last}.")})
     except Exception as cause:  # a damaged file makes its reader raise anything
-        reason = " ".join(str(cause).split()).rstrip(".")
-        raise ValueError(f"the weights in {path} are not those of this backbone ({reason[:200]})") from cause
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+        raise ValueError(f"the weights in {path} are not those of this backbone ({because(cause, 300)})") from cause
 
 
 def _check_shape(features: Frozen, backbone: str, shape: tuple[int, ...], width: int) -> None:
@@ -110,9 +101,8 @@ def _check_shape(features: Frozen, backbone: str, shape: tuple[int, ...], width:
         with torch.no_grad():
             made = features(torch.zeros(1, *shape)).shape
     except (RuntimeError, AssertionError, ValueError) as cause:
-        reason = " ".join(str(cause).split()).rstrip(".")
-        raise ValueError(
-            f"backbone {shown(backbone)} cannot take images of {shape[1]}x{shape[2]} ({reason})"
-        ) from cause
+        size = f"{shape[1]}x{shape[2]}"
+        raise ValueError(f"backbone {shown(backbone)} cannot take images of {size} ({because(cause)})") from cause
     if made != (1, width):
-        raise ValueError(f"backbone {shown(backbone)} makes features of shape {tuple(made[1:])} instead of ({width},)")
+        found = tuple(made[1:])
+        raise ValueError(f"backbone {shown(backbone)} makes features of shape {found} instead of ({width},)")

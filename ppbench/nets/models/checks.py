@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from torch import nn
@@ -31,16 +32,22 @@ def flag(name: str, value: bool) -> bool:
     return value
 
 
-def whole(name: str, value: int, least: int) -> int:
-    """Return `value`; raises ValueError unless it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+WIDEST = 16_384
+"""Units or channels of a layer, at most."""
+DEEPEST = 256
+"""Layers or blocks that an option may ask for, at most."""
+
+
+def whole(name: str, value: int, least: int, most: int = WIDEST) -> int:
+    """Return `value`; raises ValueError unless it is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number of at least {least}, at most {most}, not {shown(value)}")
     return value
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
     """Return `value`; raises ValueError unless it is one of `known`."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, not {shown(value)}")
     return value
 
@@ -48,6 +55,8 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
 def widths(name: str, text: str | int) -> list[int]:
     """Return the comma-separated widths in `text`; raises ValueError unless all are whole numbers > 0."""
     words = str(text).split(",") if str(text).strip() else []
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"{name} must be widths > 0 such as '128,64', not {shown(text)}")
-    return [int(word) for word in words]
+    sizes = [int(word) if re.fullmatch(r"\s*\d{1,9}\s*", word, re.ASCII) else 0 for word in words]
+    if len(sizes) > DEEPEST or not all(0 < size <= WIDEST for size in sizes):
+        most = f"at most {DEEPEST} and each at most {WIDEST}"
+        raise ValueError(f"{name} must be widths > 0 such as '128,64', {most}, not {shown(text)}")
+    return sizes

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.nets.models.alexnet import kaiming_uniform
-from ppbench.nets.models.checks import flag, image, whole
+from ppbench.nets.models.checks import DEEPEST, flag, image, whole
 from ppbench.nets.net import Classifier
 
 
@@ -42,8 +42,8 @@ def densenet(
     """
     flag("bias", bias)
     whole("growth", growth, 1)
-    whole("layers", layers, 1)
-    channels, _, _ = image(shape, 2 ** (whole("blocks", blocks, 1) - 1))
+    whole("layers", layers, 1, DEEPEST)
+    channels, _, _ = image(shape, 2 ** (whole("blocks", blocks, 1, 30) - 1))
     stack: list[nn.Module] = [nn.Conv2d(channels, 2 * growth, 3, padding=1, bias=bias), nn.ReLU()]
     channels = 2 * growth
     for block in range(blocks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ppbench.base.errors import shown
-from ppbench.nets.models.checks import ACTIVATIONS, image, one_of, whole
+from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, image, one_of, whole
 from ppbench.nets.net import Classifier
 
 
@@ -28,9 +28,9 @@ def dlnet(
     one_of("activation", activation, ("sigmoid", "tanh"))
     one_of("init", init, ("uniform", "default"))
     channels, height, width = image(shape)
-    whole("nconv", nconv, 2)
-    if not scale > 0:
-        raise ValueError(f"scale must be > 0, not {shown(scale)}")
+    whole("nconv", nconv, 2, DEEPEST)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1e6:
+        raise ValueError(f"scale must be > 0, at most 1e6, not {shown(scale)}")
     layers: list[nn.Module] = []
     for index in range(nconv):
         stride = 2 if index < 2 else 1

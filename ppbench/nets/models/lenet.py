@@ -15,3 +15,6 @@ def lenet(shape: tuple[int, ...], classes: int, **options: Any) -> Classifier:
     has it. 32x32 gives 768 features and, with 3 channels and 10 classes, 15,826 parameters (85,036 with 100 classes).
     """
     return dlnet(shape, classes, nconv=3, **{"scale": 0.5, **options})
+
+
+lenet.options_of = dlnet  # type: ignore[attr-defined]

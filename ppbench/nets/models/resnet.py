@@ -180,3 +180,8 @@ def _initialize(model: Classifier, norm: str) -> None:
                 block.conv2.weight.zero_()
         if norm == "fixup":
             model.head.weight.zero_()
+
+
+resnet20.options_of = resnet  # type: ignore[attr-defined]
+resnet32.options_of = resnet  # type: ignore[attr-defined]
+resnet56.options_of = resnet  # type: ignore[attr-defined]

@@ -26,9 +26,9 @@ def vgg16(shape: tuple[int, ...], classes: int, *, groups: int = 32, late_stride
 
     256 features; weights are Kaiming-uniform for ReLU, biases 0.
     """
-    if late_stride not in (1, 2):
+    if isinstance(late_stride, bool) or late_stride not in (1, 2):
         raise ValueError(f"late_stride must be 1 or 2, not {shown(late_stride)}")
-    if groups < 1 or 64 % groups:
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or 64 % groups:
         raise ValueError(f"groups must divide 64, not be {shown(groups)}")
     shrink = 32 if late_stride == 2 else 8
     channels, height, width = image(shape, shrink)

@@ -9,8 +9,8 @@ from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.executors.ray import RayExecutor
 from ppbench.run.jobs import Executor, Tell
 
-MOST = 4096
-"""Workers: beyond it a number is a slip."""
+WORKERS = 1024
+"""Jobs at the same time, at most: each is a process that imports torch."""
 
 
 def make_executor(
@@ -46,6 +46,6 @@ def default_workers(device: str) -> int:
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuse fewer than one worker, and more than a machine runs (UsageError)."""
-    if workers is not None and not 1 <= workers <= MOST:
-        raise UsageError(f"Option workers={shown(workers)} cannot be used; give 1 to {MOST:,}.")
+    """Refuse fewer than one worker, and more than `WORKERS` (UsageError)."""
+    if workers is not None and not 1 <= workers <= WORKERS:
+        raise UsageError(f"Option workers={shown(workers)} cannot be used; give from 1 to {WORKERS}.")
