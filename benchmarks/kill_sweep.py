@@ -134,7 +134,7 @@ def start(suite: Path, out: Path, workers: int, log: Path, engine: str = "local"
         "PPBENCH_PLANTED_LOG": str(log),
     }
     how = ["--out", str(out), "--workers", str(workers), "--engine", engine]
-    line = [sys.executable, "-c", COMMAND, "sweep", str(suite), *how]
+    line = [sys.executable, "-c", COMMAND, "sweep", str(suite), "--no-isolate", *how]  # its attacks keep a log
     return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -240,14 +240,14 @@ def measure(folder: Path, kills: int, workers: int, seed: int) -> Figures:
     """Sweep once undisturbed and once with blows, in two folders under `folder`; return what was seen."""
     began, suite, log = time.monotonic(), folder / "kill.toml", folder / "log"
     suite.write_text(SUITE.format(seeds="[0, 1]", seconds="0.4", grid="[0.01, 0.1]"))
-    cells = len(sweep(suite, out=folder / "still", engine="inline").records)
+    cells = len(sweep(suite, out=folder / "still", engine="inline", isolate=False).records)
     out = folder / "killed"
     watch, phases = disturb(suite, out, log, cells, kills, workers, random.Random(seed))
     finish(start(suite, out, workers, log))
     watch.look()
     records = Store(out).load_all()
     starts, late = starts_of(log, records, out)
-    again = sweep(suite, out=out, engine="inline").computed
+    again = sweep(suite, out=out, engine="inline", isolate=False).computed
     watch.look()
     return Figures(
         cells=len(records),

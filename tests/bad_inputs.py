@@ -3,6 +3,7 @@
 A case is a class, words, and what lies in its folder. Everything is a function of the seed.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -157,7 +158,7 @@ def parameter(draw: random.Random) -> Case:
     plugin, name, kind, least, most = draw.choice(numeric(group))
     beyond = [
         str(most * 2 + 1),
-        str(most + 1),
+        str(most + 1) if kind is int else repr(math.nextafter(most, math.inf)),
         "1e308",
         "nan",
         "inf",

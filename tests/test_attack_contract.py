@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from subprocess import PIPE, Popen
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from scipy import stats
+from thief import waiting
 from torch import Tensor
 
-from ppbench.adversary import isolate
+from ppbench.adversary import asking
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, plugins
@@ -77,11 +77,10 @@ def named(duel: Duel, question: str) -> Any:
 
 WORKER = """
 import sys
-from pathlib import Path
-from ppbench.adversary.isolate import _main
+from ppbench.adversary.inside import main
 for line in sys.stdin:
-    _main(Path(line.strip()))
-    print("done", flush=True)
+    main(*line.split())
+    print(0, flush=True)
 """
 
 
@@ -92,14 +91,13 @@ def apart(pytestconfig: pytest.Config) -> Iterator[None]:
         yield
         return
 
-    def run(command: list[str], **_: object) -> SimpleNamespace:
-        print(command[-1], file=worker.stdin, flush=True)
-        done = worker.stdout.readline() == "done\n"
-        return SimpleNamespace(returncode=int(not done), stderr="see what was written above")
+    def ask(target: str, words: list[str], *_: object) -> int:
+        print(*words, file=worker.stdin, flush=True)
+        return int(worker.stdout.readline() or 1)
 
     with (
         Popen([sys.executable, "-c", WORKER], stdin=PIPE, stdout=PIPE, text=True) as worker,
-        patch.object(isolate, "subprocess", SimpleNamespace(run=run)),
+        patch.object(asking, "Waiting", waiting(ask)),
     ):
         yield
 

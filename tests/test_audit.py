@@ -1,13 +1,13 @@
 """Audits: who is in which run, what canaries are, what attacks see and are asked, and one audit from end to end."""
 
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from thief import waiting
 
-from ppbench.adversary import isolate
+from ppbench.adversary import asking, inside
+from ppbench.adversary.apart import isolated
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.base.errors import UsageError
@@ -270,17 +270,18 @@ def test_a_reference_that_diverges_is_left_out_with_its_complement(questions, mo
     assert Questions(questions.audit).challenges()[0].references is None
 
 
-def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, tmp_path, monkeypatch):
+def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, monkeypatch):
     """Read here by what a process of its own runs: such processes are the contracts'."""
 
-    def run(command, **_):
-        isolate._main(Path(command[-1]))
-        return SimpleNamespace(returncode=0)
+    def ask(target, words, read, work, seconds, device):
+        inside.main(*words)
+        return 0
 
-    monkeypatch.setattr(isolate, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(asking, "Waiting", waiting(ask))
+    monkeypatch.setattr(inside, "_settle", lambda: None)
     attack, view, challenges = LiRA(), questions.view("client/1"), questions.challenges()
     here = attack.run(view, challenges, torch.Generator().manual_seed(5))
-    there = isolate.isolated(attack, view, challenges, 5, tmp_path / "box")
+    there = isolated(attack, view, challenges, 5)
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one.score, other.score) and torch.equal(one.decision, other.decision)
 

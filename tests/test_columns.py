@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ppbench.commands.terminal import as_json
 from ppbench.questions.base import questions
 from ppbench.records.archive import files_of, pack, unpack
-from ppbench.records.schema import CellConfig
+from ppbench.records.schema import AuditInfo, CellConfig
 from ppbench.records.store import results
 from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, WORST
@@ -153,7 +153,7 @@ def keys_of(records):
 @pytest.fixture(scope="module")
 def one(fabricate):
     record = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", parameters={"theta": 0.3})
-    audit = record.config.model_copy(update={"audit": {"references": 2, "canaries": 80, "canary_clients": 5}})
+    audit = record.config.model_copy(update={"audit": AuditInfo(references=2, canaries=80, canary_clients=5)})
     return of(record, CellConfig.model_validate(audit.model_dump(by_alias=True, warnings=False)))
 
 

@@ -250,7 +250,7 @@ def undisturbed(suite, out):
     """Sweep in this process, in which nobody sleeps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", lambda seconds: None)
-        return sweep(suite, out=out, engine="inline")
+        return sweep(suite, out=out, engine="inline", isolate=False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds worker processes in /proc")
@@ -262,7 +262,7 @@ def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(scri
     still = undisturbed(suite, tmp_path / "still")
     monkeypatch.setenv("PPBENCH_PLANTED_LOG", str(log))
     watch = kill.Watch(out)
-    process = forked.Process(target=sweep, args=(suite,), kwargs={"out": out, "workers": 2})
+    process = forked.Process(target=sweep, args=(suite,), kwargs={"out": out, "workers": 2, "isolate": False})
     process.start()
 
     def until(goal):
@@ -288,4 +288,4 @@ def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(scri
     assert kill.compare(tmp_path / "still", out) == ()
     begun, late = kill.starts_of(log, Store(out).load_all(), out)
     assert late == 0 and begun > 0, "no cell is begun that is finished"
-    assert plan(load_suite(suite), out).todo == ()
+    assert plan(load_suite(suite, isolate=False), out).todo == ()

@@ -39,6 +39,11 @@ def call(monkeypatch, capsys, *words):
         ([("none", "complete", ""), ("dp", "complete", ""), ("dp", "diverged", "at this value")], True, Exit.OK),
         ([("none", "complete", ""), ("dp", "complete", ""), ("dp", "failed", "nothing can be read")], True, Exit.OK),
         ([("none", "complete", ""), ("dp", "failed", "nothing can be read")], True, Exit.FOUND),
+        (
+            [("none", "complete", ""), ("dp", "complete", ""), ("dp", "failed", "its worker was killed")],
+            True,
+            Exit.FOUND,
+        ),
         ([("none", "complete", "")], True, Exit.OK),
         ([], True, Exit.FOUND),
         ([("none", "complete", ""), ("dp", "failed", "its worker was killed")], False, Exit.CONTROLS),

@@ -40,8 +40,15 @@ def acting_faults(plugin: type[Attack]) -> Iterator[str]:
 
 def answer_faults(attack: Attack, plan: Plan, defenses: Iterable[str]) -> Iterator[str]:
     """Yield what of an attack's answers before it runs has another form than the contract asks for."""
+    suits = attack.suits(plan)
+    if not isinstance(suits, bool):
+        yield f"answers {shown(suits, 60)} to suits(plan); it must be True or False"
+    yield from told_faults(attack, defenses)
+
+
+def told_faults(attack: Attack, defenses: Iterable[str]) -> Iterator[str]:
+    """Yield what of its answers that depend on no plan has another form than the contract asks for."""
     for what, found in (
-        ("suits(plan)", attack.suits(plan)),
         ("needs_public", attack.needs_public),
         *((f"knows({name!r})", attack.knows(name)) for name in defenses),
     ):

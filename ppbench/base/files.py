@@ -10,10 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -207,6 +210,25 @@ def temporary_of(path: Path, role: str = "") -> Path:
     """Return where this process makes what is to lie at `path`, beside it; role: a word that tells two apart."""
     process = os.getpid()
     return path.with_name(f"{path.name[:_NAME]}{role}~{_host()}.{process}-{_beginning(process) or 0}.tmp")
+
+
+@contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """Give a folder of this process's own among the system's temporary files, removed at the end.
+
+    What killed processes left there under that name goes first. Unwritable: none can be made.
+    """
+    home = Path(tempfile.gettempdir())
+    sweep_abandoned(home, name)
+    folder = temporary_of(home / name, secrets.token_hex(4))
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as cause:
+        raise unwritable(folder, 0, cause) from cause
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep_abandoned(folder: Path, name: str = "") -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -65,9 +66,14 @@ def unpacked(path: Path) -> dict[str, Tensor]:
 def seal(folder: Path, name: str, about: Any) -> None:
     """Write `about`, a JSON value, to the file `name` in `folder`, with the digests of the other files there."""
     files = {path.name: _file_digest(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != name}
-    body = {"about": about, "files": files}
+    seal_value(folder / name, about, files)
+
+
+def seal_value(path: Path, about: Any, files: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write `about`, a JSON value, to a file with its digest, for `unsealed`; files: digests of others beside it."""
+    body = {"about": about, "files": dict(files)}
     text = json.dumps({**body, "sha256": _body_digest(body)}, sort_keys=True)
-    write_atomic(folder / name, text.encode())
+    write_atomic(path, text.encode())
 
 
 def unsealed(path: Path, files: bool = True) -> Any:

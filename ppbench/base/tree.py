@@ -131,3 +131,15 @@ def load(path: Path) -> Tree:
         return decode(structure, {name: value.clone() for name, value in load_file(path).items()})
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as cause:
         raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause
+
+
+def unpacked(data: bytes) -> Tree:
+    """Read the bytes of what `save` wrote. Raises UsageError: they are something else."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as tensors_of
+
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return decode(json.loads(header["__metadata__"]["tree"]), tensors_of(data))
+    except (SafetensorError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as cause:
+        raise UsageError(f"they are no saved ppbench state ({type(cause).__name__})") from cause

@@ -16,6 +16,10 @@ import typer
 WEIGHTS = (
     "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null."
 )
+ISOLATE = (
+    "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this system "
+    "can, on victims that a secret in OUT/salt takes part in drawing."
+)
 JSON = "Print the result as JSON and nothing else; cells say what leaderboard.csv says, with whole metrics."
 OPTIONS: dict[str, tuple[type, str]] = {
     "dataset": (str, "NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`."),
@@ -53,6 +57,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "weights": (str, WEIGHTS),
     "device": (str, "auto, cpu, cuda, or as torch names it."),
     "seed": (int, "Master seed: one seed, one result."),
+    "isolate": (bool, ISOLATE),
 }
 FIELDS = {"attack": "attacks", "stage": "stages", "threat": "threats"}
 DEFAULTS = {"device": "auto"}

@@ -27,6 +27,11 @@ Place = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")]
 Weights = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")]
+ISOLATE = (
+    "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this system "
+    "can, on victims that a secret in OUT/salt takes part in drawing; default: where a suite has any."
+)
+Isolate = Annotated[bool | None, typer.Option("--isolate/--no-isolate", help=ISOLATE)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
 
 
@@ -42,6 +47,7 @@ def sweep(
     device: Device = "auto",
     weights: Weights = None,
     out: Out = None,
+    isolate: Isolate = None,
     dry_run: DryRun = False,
     full: Annotated[bool, typer.Option("--full", help="Print all sentences and controls.")] = False,
 ) -> None:
@@ -59,7 +65,7 @@ def sweep(
     from ppbench.run.sweep import sweep as run
 
     where = resolve_device(device)
-    asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights)
+    asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights, isolate=isolate)
     chosen = _filters(only or [])
     if dry_run:
         planned_report(plan(asked, out or default_out(asked), chosen))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -177,14 +178,14 @@ class View:
         (folder / "view.json").write_text(json.dumps(about, indent=1))
 
     @staticmethod
-    def load(folder: Path) -> View:
-        """Read what `save` wrote. Raises UsageError where `folder` holds no view."""
+    def load(folder: Path, device: str = "cpu") -> View:
+        """Read what `save` wrote, its tensors onto `device`. Raises UsageError where `folder` holds no view."""
         if not (folder / "view.json").is_file():
             raise UsageError(f"{folder} holds no saved view; expected view.json and view.safetensors in it.")
         about: dict[str, Any] = json.loads((folder / "view.json").read_text())
         defense = load("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
         plan = TypeAdapter(Plan).validate_python(about["plan"])
-        mail, states, data, public = tree.load(folder / "view.safetensors")
+        mail, states, data, public = tree.moved(tree.load(folder / "view.safetensors"), torch.device(device))
         return View(
             about["threat"],
             about["party"],

@@ -20,8 +20,8 @@ from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, boo
 from ppbench.questions.labels import label_accuracy
 from ppbench.questions.recognition import LOOKED, Recognition, share_of_readers
 from ppbench.records.figure import metric_of, seed_of
-from ppbench.records.schema import Metric, without_defaults
-from ppbench.records.scores import Amount, Count, ProbedScore, Share
+from ppbench.records.schema import Metric
+from ppbench.records.scores import Amount, Count, ProbedScore, Share, without_defaults
 
 BROKEN_DB = 20.0
 """PSNR in dB of the share that papers report; it counts as rebuilt above it where no blind guess was measured."""

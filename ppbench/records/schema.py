@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from ppbench.base.registry import plugins
 from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
-from ppbench.records.scores import Amount, Count, OtherScore, Scalar, Score, Share, Some, Strict, Victim, Whole
+from ppbench.records.scores import Amount, Count, Grown, OtherScore, Scalar, Score, Share, Some, Strict, Victim, Whole
 
 SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
 MOST, MOST_ROUNDS = 10**6, 10**9
 """Clients, classes, victims, examples of a batch; rounds. Draws and accountants are made again for so many."""
 Few = Annotated[int, Field(ge=1, le=MOST)]
-
-
-def without_defaults(dumped: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Return `dumped` without the fields `later` at these values, so that names of older cells and trainings stay."""
-    return {name: value for name, value in dumped.items() if name not in later or value != later[name]}
 
 
 class ThreatModel(Strict):
@@ -43,17 +39,14 @@ class Control(Strict):
     value: float
 
 
-class Coded(Strict):
+class Coded(Grown):
     """What a plugin may have brought. code: digest of its source where it is another package's, see `sources.code_of`.
 
     So an edited plugin never finds cells of its older code; names of cells of ours stay.
     """
 
     code: str = ""
-
-    @model_serializer(mode="wrap")
-    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(dump(self), {"code": "", "public": 0})
+    LATER: ClassVar[Mapping[str, Any]] = {"code": "", "public": 0, "salt": ""}
 
 
 class DefenseInfo(Coded):
@@ -109,13 +102,22 @@ class FederationInfo(Strict):
 
 
 class DataInfo(Coded):
-    """Which data. sha256: digest of the tensors; sizes in examples; public: those set apart that no client holds."""
+    """Which data. sha256: digest of the tensors; sizes in examples; public: those set apart that no client holds.
+
+    salt: where a secret took part in all draws, 32 hex digits of its SHA-256: its holder can show which it was.
+    """
 
     name: str
     sha256: str
     train: Some
     test: Some
     public: Count = 0
+    salt: str = Field(default="", pattern="^([0-9a-f]{32})?$")
+
+    @property
+    def identity(self) -> str:
+        """The digest, and that of the secret if there is one: records of one identity were drawn from the same."""
+        return "+".join(filter(None, (self.sha256, self.salt)))
 
 
 class ModelInfo(Coded):
@@ -129,19 +131,16 @@ class ModelInfo(Coded):
     loss: str
 
 
-class AuditInfo(Strict):
+class AuditInfo(Grown):
     """An audit: how many reference runs were trained, how many canaries of each family it had, how many clients."""
 
     references: Count
     canaries: Count
     canary_clients: Count = 0
-
-    @model_serializer(mode="wrap")
-    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(dump(self), {"canary_clients": 0})
+    LATER: ClassVar[Mapping[str, Any]] = {"canary_clients": 0}
 
 
-class CellConfig(Strict):
+class CellConfig(Grown):
     """Everything that determines a cell.
 
     stage: "init" (random weights), "iterate" (what clients train on), "final" (after training) or "audit" (after a
@@ -174,10 +173,7 @@ class CellConfig(Strict):
     suite_digest: str = ""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
-
-    @model_serializer(mode="wrap")
-    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(dump(self), {"tuning": 0, "perceptual": "", "audit": None, "suite_digest": ""})
+    LATER: ClassVar[Mapping[str, Any]] = {"tuning": 0, "perceptual": "", "audit": None, "suite_digest": ""}
 
     @property
     def edition(self) -> str:
@@ -227,8 +223,8 @@ class Flag(Strict):
     detail: str
 
 
-class Environment(Strict):
-    """Where it ran; outside the cell's name."""
+class Environment(Grown):
+    """Where it ran; outside the cell's name. apart: where a stranger's attack ran by itself, what it was kept from."""
 
     ppbench: str
     python: str
@@ -236,6 +232,8 @@ class Environment(Strict):
     device: str
     threads: Some
     dtype: str
+    apart: str = Field(default="", max_length=300)
+    LATER: ClassVar[Mapping[str, Any]] = {"apart": ""}
 
 
 class Record(Strict):

@@ -7,10 +7,20 @@ that is not installed here are kept as they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from ppbench.base.registry import load_all
@@ -30,6 +40,21 @@ class Strict(BaseModel):
     """Frozen, refuses unknown fields and NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def without_defaults(dumped: dict[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `dumped` without the fields `later` at these values, so that names of older cells and trainings stay."""
+    return {name: value for name, value in dumped.items() if name not in later or value != later[name]}
+
+
+class Grown(Strict):
+    """What has got fields since it was first kept. LATER: these, each with the value at which it is not written."""
+
+    LATER: ClassVar[Mapping[str, Any]] = {}
+
+    @model_serializer(mode="wrap")
+    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(dump(self), self.LATER)
 
 
 class Score(Strict):

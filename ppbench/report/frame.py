@@ -158,7 +158,7 @@ def key_of(config: CellConfig) -> Key:
     rest = {k: v for k, v in defense.parameters.items() if control is None or k != control.name}
     return Key(
         **{name: getattr(config, name) for name in SAME},
-        digest=data.sha256,
+        digest=data.identity,
         train=data.train,
         test=data.test,
         public=data.public,

@@ -8,15 +8,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from ppbench.adversary.apart import apart
 from ppbench.adversary.attack import Attack
-from ppbench.base.declared import SCALARS, is_scalar
-from ppbench.base.errors import PluginError, UsageError, because, shown, unknown
-from ppbench.base.registry import KINDS, guard, load, load_all, plugins, stranger
+from ppbench.base.errors import UsageError
+from ppbench.base.make import made
+from ppbench.base.registry import guard, load, load_all, plugins, stranger
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import acts
 from ppbench.questions.base import question_of
@@ -25,7 +23,6 @@ from ppbench.records.sources import code_of
 from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig
 
-T = TypeVar("T")
 WHOLE = ("quick", "standard", "all")
 """Words that stand for many attacks, each for those of the word before it too. "quick" also looks before it asks, see
 `looks`."""
@@ -57,51 +54,19 @@ class Point:
         return self.defense.name if self.value is None else f"{self.defense.name} {self.defense.control}={self.value:g}"
 
 
-@cache
-def _adapter(factory: type) -> TypeAdapter[Any]:
-    """Return what checks a dataclass's parameters; building it takes longer than using it a hundred times."""
-    return TypeAdapter(factory)
-
-
-def _made(factory: type, parameters: Mapping[str, Scalar]) -> tuple[Any, ValidationError | None]:
-    """Return an instance, or why the types of its fields refuse `parameters`: these are the user's."""
-    try:
-        return _adapter(factory).validate_python(dict(parameters)), None
-    except ValidationError as refusal:
-        return None, refusal
-
-
-def _instance(group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, Scalar]) -> T:
-    kind, factory = KINDS[group], load(group, name)
-    known = [field.name for field in dataclasses.fields(factory)]
-    for key in parameters:
-        if key not in known:
-            raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
-    with guard(group, name):
-        made, refusal = _made(factory, parameters)
-        held = {} if refusal else {key: getattr(made, key) for key in known}
-    if refusal is not None:
-        first = refusal.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what = f"{where}={shown(first['input'])}" if where else "its parameters"
-        why = because(ValueError(first["msg"].lower()))
-        raise UsageError(f"The {kind} {name!r} refuses {what}: {why}.") from refusal
-    if not isinstance(made, base):
-        raise PluginError(f"{plugins(group)[name].words} makes a {type(made).__name__}, no {base.__name__}.")
-    if odd := [key for key, value in held.items() if not is_scalar(value)]:
-        told = shown(held[odd[0]], 60)
-        raise PluginError(f"{plugins(group)[name].words} has the parameter {odd[0]}={told}; {SCALARS}.")
-    return made
-
-
 def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> Defense:
     """Return the defense called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
-    return _instance("defenses", Defense, name, parameters or {})
+    return made("defenses", Defense, name, parameters or {})
 
 
-def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None) -> Attack:
-    """Return the attack called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
-    attack = _instance("attacks", Attack, name, parameters or {})
+def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isolate: bool = False) -> Attack:
+    """Return the attack called `name` with `parameters`, of a stranger's the stand-in where `isolate` is asked for.
+
+    Raises UsageError: an unknown name or parameter.
+    """
+    if isolate and stranger("attacks", name):
+        return apart(name, tuple((parameters or {}).items()))
+    attack = made("attacks", Attack, name, parameters or {})
     with guard("attacks", name):
         attack.check()
     return attack
@@ -138,7 +103,7 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
             _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
     whole = set(config.attacks) & {*WHOLE}
     named = [name for name in config.attacks if name not in WHOLE]
-    meant = [name for name, factory in load_all("attacks").items() if _meant(config, factory)] if whole else []
+    meant = [name for name, factory in _offered(config) if _meant(config, factory)] if whole else []
     chosen = []
     for name in dict.fromkeys([*meant, *named]):
         with unless_unasked(name, name in named) as asked:
@@ -211,12 +176,25 @@ def _meant(config: EvaluateConfig, factory: Any) -> bool:
     return getattr(factory, "standard", True) and ("standard" in config.attacks or quick)
 
 
+def _offered(config: EvaluateConfig) -> Iterator[tuple[str, Any]]:
+    """Yield every attack with its class, or its stand-in; broken ones are left out with a warning."""
+    if not config.isolate:
+        yield from load_all("attacks").items()
+        return
+    for name, plugin in plugins("attacks").items():
+        with unless_unasked(name, named=False) as asked:
+            factory = plugin.loaded if plugin.ours else type(make_attack(name, isolate=True))
+        if asked:
+            yield name, factory
+
+
 def _attack(config: EvaluateConfig, name: str) -> Attack:
-    prefix, factory = f"{name}.", load("attacks", name)
+    elsewhere = config.isolate and stranger("attacks", name)
+    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if elsewhere else load("attacks", name)
     own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
         own = {"budget": config.budget, **own}
-    return make_attack(name, own)
+    return make_attack(name, own, config.isolate)
 
 
 def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _suite(name: str, digest: str, device: str, data: str | None) -> Suite | Non
     if id_ not in shipped() or not digest or data is None:
         return None
     try:
-        suite = load_suite(id_, preset, dataset=data, device=device)
+        suite = load_suite(id_, preset, dataset=data, device=device, isolate=False)
     except UsageError:
         return None
     known = suite.digest == digest and all(config.dataset == data for config in suite.configs)

@@ -50,6 +50,9 @@ class EvaluateConfig(Strict):
         threats: threat models of reconstruction, label and tracing attacks.
         weights: AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, or
             torchvision's cache, else these are null. device: as torch names it.
+        isolate: whether strangers' attacks run in processes of their own (`adversary.apart`).
+        salt: a secret in hex that takes part in all draws, so that nobody else can repeat them; where `isolate` is on
+            and none is given, the folder of results has one.
         suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share.
     """
 
@@ -94,6 +97,8 @@ class EvaluateConfig(Strict):
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     device: str = "cpu"
     backend: Literal["auto", "loop", "vmap"] = "auto"
+    isolate: bool = False
+    salt: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     suite: str = "evaluate/1"
     suite_digest: str = ""
 

@@ -20,6 +20,7 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.declared import answer_faults
 from ppbench.metrics.perceptual import check_weights
 from ppbench.records.origin import save_origin
+from ppbench.records.salt import keep_salt, salt_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import save_soundness, soundness_of
 from ppbench.records.sources import tell_changed
@@ -116,9 +117,12 @@ def _evaluate(
     asked = config if config is not None else configure(preset, **options)
     check_workers(workers)
     store, told = Store(out), progress or Bars(quiet=True)
+    if asked.isolate and not asked.salt:
+        asked = asked.model_copy(update={"salt": salt_of(store.out)})
     experiment = resolve(asked)
     check(experiment)
     store.prepare()
+    keep_salt(store.out, asked.salt)
     store.sweep()
     plan = wanted([experiment])
     todo = missing(plan, store)
@@ -157,7 +161,7 @@ def check(experiment: Experiment) -> None:
     check_content(task.dataset)
     held = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:
-        with guard("attacks", attack.name):
+        if not stranger("attacks", attack.name):  # strangers' were asked before they were chosen
             attack.check_held(held)
     if any(group.stage == "audit" for group in every):
         populate(experiment)

@@ -13,8 +13,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ppbench.adversary.apart import Apart, Unread
 from ppbench.adversary.attack import Guess
+from ppbench.adversary.reading import read
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
+from ppbench.base.confine import in_force
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow, PluginError, UsageError
 from ppbench.base.registry import guard
@@ -36,7 +39,6 @@ from ppbench.run.cells import Cell, Group, cells, finished
 from ppbench.run.detection import detected
 from ppbench.run.experiment import Experiment
 from ppbench.run.noticing import noticed
-from ppbench.run.reading import check_evidence, readable
 from ppbench.run.train import Trained, federation, train, untrained
 from ppbench.run.tuning import rehearsal, tuned
 
@@ -177,12 +179,13 @@ class Bench:
         self, cell: Cell, view: View, inquiry: Inquiry, generator: torch.Generator
     ) -> tuple[list[Guess], Scored, str | None]:
         attack = cell.attack
-        if question_of(attack.kind).reads:
-            check_evidence(attack, view)
-            if not readable(attack, view, inquiry.challenges):
-                # a blind guess must not pass for a defense that holds
-                return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {view.threat} {UNREAD}"
-        guesses = attack.run(view, inquiry.challenges, generator)
+        try:  # a blind guess must not pass for a defense that holds; who is apart reads there
+            asks = question_of(attack.kind).reads and not isinstance(attack, Apart)
+            if asks and not read(attack, view, inquiry.challenges):
+                raise Unread
+            guesses = attack.run(view, inquiry.challenges, generator)
+        except Unread:
+            return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {view.threat} {UNREAD}"
         if len(guesses) != len(inquiry.challenges):
             raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
         if odd := [guess for guess in guesses if not isinstance(guess, Guess)]:
@@ -215,7 +218,7 @@ class Bench:
             flags=list(scored.flags),
             status=status,
             reason=reason,
-            environment=_environment(config.device),
+            environment=_environment(config.device, isinstance(cell.attack, Apart)),
         )
         self.store.save(record, seconds=seconds, tensors=_images(scored))
 
@@ -251,7 +254,7 @@ def _images(scored: Scored) -> dict[str, Tensor] | None:
     return seen if scored.blind is None else {**seen, "blind": scored.blind.unsqueeze(0)}
 
 
-def _environment(device: str) -> Environment:
+def _environment(device: str, apart: bool) -> Environment:
     return Environment(
         ppbench=__version__,
         python=platform.python_version(),
@@ -259,6 +262,7 @@ def _environment(device: str) -> Environment:
         device=device_name(device),
         threads=torch.get_num_threads(),
         dtype="float32",
+        apart=in_force().words if apart else "",
     )
 
 

@@ -25,6 +25,7 @@ from ppbench.federation.view import Transcript, acts
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
 from ppbench.questions.inquiry import Inquiry, Model, Probe
+from ppbench.records.salt import commitment, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.records.times import training_of
@@ -43,8 +44,9 @@ CLOSE = 1e-6
 
 @dataclass
 class _Notes:
-    """What was found: problems, and how often what could not be checked."""
+    """What was found: problems, and how often what could not be checked. salt: the secret of the folder, if any."""
 
+    salt: str = ""
     problems: list[str] = field(default_factory=list)
     unchecked: Counter[str] = field(default_factory=Counter)
 
@@ -54,7 +56,7 @@ class _Notes:
 
 def recheck(store: Store, records: Sequence[Record]) -> Findings:
     """Return what data sets and plugins that are installed here show to be wrong in sound records, and what not."""
-    notes = _Notes()
+    notes = _Notes(salt_of(store.out, fresh=False))
     for record in records:
         task = _task_of(record.config, notes)
         defense = _defense_of(record, notes)
@@ -76,12 +78,16 @@ def recheck(store: Store, records: Sequence[Record]) -> Findings:
 def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
     """Return the data of a record as they were dealt out, None where they are not at hand."""
     about = config.federation, config.data
+    salt = notes.salt if config.data.salt else ""
+    if commitment(salt) != config.data.salt:
+        notes.unchecked["victims, originals and recognition (drawn with a secret: OUT/salt is not here)"] += 1
+        return None
     try:
         text = at_hand(config.data.name)
         return (
             None
             if text is None
-            else _dealt(text, config.model.loss, config.seed, *(p.model_dump_json() for p in about))
+            else _dealt(text, config.model.loss, config.seed, salt, *(p.model_dump_json() for p in about))
         )
     except (UsageError, ValueError, OSError) as cause:
         notes.problems += [f"{config.cell_id()}.json: {config.data.name} gives no such federation ({cause})"]
@@ -92,16 +98,16 @@ def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
 
 
 @lru_cache(maxsize=4)
-def _dealt(text: str, loss: str, seed: int, federation: str, data: str) -> Task:
+def _dealt(text: str, loss: str, seed: int, salt: str, federation: str, data: str) -> Task:
     from ppbench.records.schema import DataInfo, FederationInfo
 
     dealt, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
-    dataset = open_dataset(text, seed=Seeds(seed).seed("data"))
+    dataset = open_dataset(text, seed=Seeds(seed, salt).seed("data"))
     if dataset.sha256() != about.sha256:
         raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
     config = EvaluateConfig(
         defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
-        train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
+        salt=salt, train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
         clients=dealt.clients, partition=dealt.partition,
     )  # fmt: skip
     return make_task(config)

@@ -14,13 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
+from ppbench.adversary.apart import Apart
 from ppbench.base.errors import UsageError, because, shown, unknown
+from ppbench.base.registry import plugins
 from ppbench.base.toml_lines import Loc, Source
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.choice import WHOLE, built_for, make_attack
@@ -134,6 +136,7 @@ def load_suite(
     dataset: str | None = None,
     device: str = "cpu",
     weights: str | None = None,
+    isolate: bool | None = None,
 ) -> Suite:
     """Return a suite. Raises UsageError: no such suite or preset, or a wrong one, by file, line and key.
 
@@ -142,13 +145,29 @@ def load_suite(
         add: installed defenses that it does not list, each over its quick grid.
         dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
         device, weights: as in `EvaluateConfig`.
+        isolate: whether attacks of other packages run in processes of their own; by default where there are any.
     """
     source = _source(_path(suite))
     file = _validated(source)
     if preset and preset not in file.preset:
         raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
-    here = {"dataset": dataset, "weights": weights, "device": device}
-    return _expanded(source, file, preset, add, {name: value for name, value in here.items() if value is not None})
+    told = {"dataset": dataset, "weights": weights, "device": device}
+    here = {name: value for name, value in told.items() if value is not None}
+    if isolate is None:
+        isolate = any(not plugin.ours for plugin in plugins("attacks").values())
+        suited = _expanded(source, file, preset, add, {**here, "isolate": isolate})
+        if not isolate or any(isinstance(attack, Apart) for one in suited.places for attack in one.applicable):
+            return suited
+        isolate = False  # others are installed, and not meant
+    return _expanded(source, file, preset, add, {**here, "isolate": isolate})
+
+
+def salted(suite: Suite, salt: str) -> Suite:
+    """Return a suite whose draws a secret takes part in, where strangers' attacks run apart; others as they are."""
+    if not any(config.isolate and not config.salt for config in suite.configs):
+        return suite
+    places = {resolve(one.config.model_copy(update={"salt": salt})): place for one, place in suite.places.items()}
+    return replace(suite, places=places)
 
 
 def _source(path: Path) -> Source:
@@ -196,7 +215,7 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
     text = json.dumps([SCHEMA, id_, file.version, file.base, shared], sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     own = {"suite": f"{id_}/{file.version}", "suite_digest": digest}
-    settings = _settings(source, file, changes, preset)
+    settings = _settings(source, file, changes, preset, here["isolate"])
     places: dict[Experiment, str] = {}
     for loc, part in _defenses(source, file, changes, preset, add):
         for seed in changes.seeds or file.seeds:
@@ -207,7 +226,7 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
             if file.base == "quick":
                 options.setdefault("attacks", ("standard",))  # a suite leaves nothing out unless it says so
             if "attacks" in said and "attacks" not in part.said():
-                options["attacks"] = _meant(source, said["attacks"], part.id)
+                options["attacks"] = _meant(source, said["attacks"], part.id, here["isolate"])
             if isinstance(dataset := options.get("dataset"), str):
                 options["dataset"] = dataset.replace("{data}", str(default_root()))
             place = source.place(loc) if loc else f"Option --add {part.id} cannot be used"
@@ -219,19 +238,19 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
     return Suite(id_, file.version, file.title, digest, places)
 
 
-def _meant(source: Source, names: Sequence[str], defense: str) -> tuple[str, ...]:
+def _meant(source: Source, names: Sequence[str], defense: str, isolate: bool) -> tuple[str, ...]:
     if not names:
         raise source.error(("questions", "attacks"), 'No attack is named; give names, or ["standard"].')
     with source.at(("questions", "attacks")):
-        return tuple(name for name in names if name in WHOLE or built_for(make_attack(name), defense))
+        return tuple(name for name in names if name in WHOLE or built_for(make_attack(name, isolate=isolate), defense))
 
 
-def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str) -> dict[str, Scalar]:
+def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str, isolate: bool) -> dict[str, Scalar]:
     found: dict[str, Scalar] = {}
     for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
         for name, values in told.items():
             with source.at((*at, name)):
-                make_attack(name, values)
+                make_attack(name, values, isolate)
             found |= {f"{name}.{key}": value for key, value in values.items()}
     return found
 

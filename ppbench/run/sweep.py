@@ -11,6 +11,7 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import guard
+from ppbench.records.salt import keep_salt, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
@@ -24,7 +25,7 @@ from ppbench.run.evaluation import check, compute
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
 from ppbench.run.schedule import Progress, Wanted, answered, missing, size, strands, wanted
-from ppbench.run.suite import Suite, load_suite
+from ppbench.run.suite import Suite, load_suite, salted
 from ppbench.run.task import task_key
 
 EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
@@ -86,6 +87,7 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
         if key not in FILTERS:
             raise unknown("filter", key, FILTERS)
     store = Store(Path(out))
+    suite = salted(suite, salt_of(store.out)) if any(c.isolate for c in suite.configs) else suite
     named = set(only.get("defense", ())) - {*CONTROLS}
     only = {key: [_number(v) for v in values] if key == "control" else values for key, values in only.items()}
     seeds = only.get("seed", [str(c.seed) for c in suite.configs])
@@ -155,13 +157,14 @@ def sweep(
     add: Sequence[str] = (),
     dataset: str | None = None,
     device: str = "cpu",
+    isolate: bool | None = None,
     progress: Progress | None = None,
     command: str = "",
 ) -> Swept:
     """Compute every cell of a suite that `out` does not hold, and write the board; interrupted, the same call goes on.
 
     Args:
-        suite, preset, add, dataset, device: as `load_suite`; or a suite, which has them.
+        suite, preset, add, dataset, device, isolate: as `load_suite`; or a suite, which has them.
         out: folder of results; by default `default_out`.
         engine, workers, address: where jobs run, as `make_executor`.
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
@@ -170,11 +173,16 @@ def sweep(
 
     Raises UsageError: something asked for cannot be used (nothing has been written then), or nothing can be written.
     """
-    asked = suite if isinstance(suite, Suite) else load_suite(suite, preset, add=add, dataset=dataset, device=device)
+    asked = (
+        suite
+        if isinstance(suite, Suite)
+        else load_suite(suite, preset, add=add, dataset=dataset, device=device, isolate=isolate)
+    )
     told = progress or Bars(quiet=True)
     executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)
     planned = plan(asked, default_out(asked) if out is None else out, only)
     planned.store.prepare()
+    keep_salt(planned.store.out, next((config.salt for config in planned.suite.configs), ""))
     planned.store.sweep()
     store = planned.store
     computed = compute(planned.asked, planned.todo, store, executor, told, strict=False, command=command)

@@ -19,6 +19,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.metrics.perceptual import Network
 from ppbench.metrics.recognition import Gallery, gallery_of
 from ppbench.nets.net import initial, net_spec
+from ppbench.records.salt import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
@@ -26,7 +27,7 @@ from ppbench.task.dataset import Dataset, open_dataset
 from ppbench.task.partition import partition
 
 TASK = (
-    *("dataset", "model", "model_options", "train", "public", "clients", "partition", "loss", "upload", "seed"),
+    *("dataset", "model", "model_options", "train", "public", "clients", "partition", "loss", "upload", "seed", "salt"),
     *("local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2", "decay_at", "decay"),
 )
 """Fields of an evaluation that determine its task, and with it who is a victim."""
@@ -90,7 +91,7 @@ def _dataset(name: str, seed: int) -> Dataset:
 def task_of(key: str) -> Task:
     """Return the task that a `task_key` determines, one object a process (UsageError: it cannot be made)."""
     config = EvaluateConfig.model_validate_json(key)
-    seeds = Seeds(config.seed)
+    seeds = Seeds(config.seed, config.salt)
     dataset = _dataset(config.dataset, seeds.seed("data"))
     plan = make_plan(config, dataset)
     check_fit(dataset, plan)
@@ -171,6 +172,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         test=len(dataset.test.y),
         public=public,
         code=code_of(("datasets", config.dataset.partition(":")[0])),
+        salt=commitment(config.salt),
     )
     model = ModelInfo(
         id=plan.spec.model,

@@ -9,8 +9,8 @@ from statistics import median_low
 
 import torch
 
+from ppbench.adversary.apart import isolated
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.isolate import isolated
 from ppbench.base.registry import plugins
 from ppbench.base.tree import leaves
 from ppbench.federation.acting import Before
@@ -250,7 +250,7 @@ def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
     with installed("attacks", type(attack)), installed("defenses", type(duel.defense)), folder() as home:
         world.view.save(home)
         here = world.seen(View.load(home)).answers(attack, 7)
-        alone = partial(isolated, attack, world.view, world.challenges, 7, home)
+        alone = partial(isolated, attack, world.view, world.challenges, 7)
         again = alone() if apart else world.seen(View.load(home)).answers(attack, 7)
     if [content(g) for g in here] != [content(g) for g in again]:
         yield (

@@ -6,11 +6,12 @@ defenses, and nothing against the others: the attacks are too weak there, or the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from ppbench.records.schema import Record
 from ppbench.report.controls import Check
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import Judged, checks_of
@@ -33,7 +34,7 @@ class Trust:
     """What the controls say of all evaluations.
 
     checks: theirs and the harness's; boards: how many there are; evaluations, sound: how many there are, and of how
-    many something may be concluded.
+    many something may be concluded. company: a sentence on where other packages' attacks ran, "" without any.
     """
 
     checks: tuple[Check, ...]
@@ -41,6 +42,7 @@ class Trust:
     silent: tuple[Silent, ...]
     evaluations: int
     sound: int
+    company: str = ""
 
     @cached_property
     def state(self) -> State:
@@ -58,7 +60,11 @@ class Trust:
 
     @property
     def sentence(self) -> str:
-        """Say it in one line."""
+        """Say it in one line, and where strangers' attacks ran in another."""
+        return " ".join(filter(None, (self._controls, self.company)))
+
+    @property
+    def _controls(self) -> str:
         bad = [check.sentence for check in self.checks if check.ok is not True]
         if self.state == "failed" and self.sound:
             failed = self.evaluations - self.sound
@@ -100,7 +106,21 @@ def trust_of(found: Sequence[Board], told: Sequence[Judged], harness: Check | No
         if (reason := _reason(board)) and not board.setting.intended
     ]
     checks = checks_of(told) if harness is None else (*checks_of(told), harness)
-    return Trust(checks, len(found), tuple(silent), len(told), sum(one.reliable for one in told))
+    records = [record for one in told for record in one.records]
+    return Trust(checks, len(found), tuple(silent), len(told), sum(one.reliable for one in told), company_of(records))
+
+
+def company_of(records: Iterable[Record]) -> str:
+    """Return where attacks of other packages ran, in sentences: beside the truth, or apart and kept from what."""
+    where: dict[str, set[str]] = {}
+    for record in records:
+        if record.config.attack.code and record.status == "complete":
+            where.setdefault(record.environment.apart, set()).add(record.config.attack.id)
+    return " ".join(
+        f"{', '.join(sorted(names))}, of other packages, ran "
+        + (f"{apart}." if apart else "in the process that knows the truth; --isolate keeps them from it.")
+        for apart, names in sorted(where.items())
+    )
 
 
 def _reason(board: Board) -> str:

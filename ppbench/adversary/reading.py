@@ -10,6 +10,12 @@ from ppbench.federation.declared import evidence_faults
 from ppbench.federation.view import View
 
 
+def read(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
+    """Return whether an attack has anything to go by, see `readable`. PluginError: what is called evidence is none."""
+    check_evidence(attack, view)
+    return readable(attack, view, challenges)
+
+
 def check_evidence(attack: Attack, view: View) -> None:
     """Refuse evidence of a stranger's that is none (PluginError): others would fail on it, and be blamed."""
     if stranger("defenses", view.defense.name):

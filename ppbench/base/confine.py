@@ -1,0 +1,211 @@
+"""Processes for strangers' code: what this system can keep from them, and what they were seen to be kept from.
+
+`bubblewrap` (`bwrap`, of Flatpak) makes the walls where it is installed and may: namespaces of their own for files,
+network and processes, in which only Python, the packages and two folders are there. Landlock and seccomp have no
+well-kept Python library. Without it a stranger's process is only that: another process, in an empty folder, with an
+empty environment. What holds is not believed but tried, by a process that reaches for what it must not (`in_force`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from ppbench.base.files import read_regular, scratch
+from ppbench.base.guard import PACKAGE
+from ppbench.base.registry import GROUPS, plugins
+
+_SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+EXPIRED = 1000
+"""What `Waiting.ask` returns of a process that was killed because its time was up."""
+_PASSED = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+_PROBE = """
+import json, os, socket, sys
+file, port, process, work = sys.argv[1:]
+found = {}
+def tried(name, act):
+    try:
+        act()
+        found[name] = False
+    except OSError:
+        found[name] = True
+tried("files", lambda: open(file).close())
+tried("network", lambda: socket.create_connection(("127.0.0.1", int(port)), 2).close())
+tried("processes", lambda: os.stat("/proc/" + process + "/environ") and os.kill(int(process), 0))
+with open(os.path.join(work, "found.json"), "w") as out:
+    json.dump(found, out)
+"""
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What a stranger's process was seen to be kept from: files that are not its own, the network, other processes."""
+
+    files: bool
+    network: bool
+    processes: bool
+
+    @property
+    def words(self) -> str:
+        """For people: "in a process of its own, without your files, network or other processes"."""
+        named = {"your files": self.files, "the network": self.network, "other processes": self.processes}
+        kept, open_ = ([name for name, held in named.items() if held is side] for side in (True, False))
+        words = "in a process of its own"
+        if kept:
+            words += f", kept from {_and(kept)}"
+        return f"{words}, NOT kept from {_and(open_)} (install bubblewrap, or allow it namespaces)" if open_ else words
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+@cache
+def in_force() -> Confinement:
+    """Return what a `Waiting` process is kept from, tried once: it reaches for each."""
+    found = _tried(walls=True) if _bwrap() else None
+    return found or _tried(walls=False) or Confinement(False, False, False)
+
+
+def _tried(walls: bool) -> Confinement | None:
+    """Return what a probe found, None where it could not even start."""
+    with scratch("ppbench-probe") as home, socket.create_server(("127.0.0.1", 0)) as ear:
+        canary, work = home / "canary", home / "work"
+        canary.write_text("truth")
+        work.mkdir()
+        words = [str(canary), str(ear.getsockname()[1]), str(os.getpid()), str(work)]
+        command = [sys.executable, "-I", "-S", "-c", _PROBE, *words]
+        _ended(_started([*(_wall((), work, "cpu") if walls else ()), *command], work), 30)
+        try:
+            return Confinement(**json.loads(read_regular(work / "found.json")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+class Waiting:
+    """A process of its own that has loaded packages, and waits to be asked, once; what it says is dropped.
+
+    It ends with the thread that started it.
+    """
+
+    def __init__(self, target: str, words: Sequence[str], read: Sequence[Path], work: Path, device: str) -> None:
+        """Start a process for `target` ("module:function") with the arguments `words`.
+
+        read: files and folders that it may read besides Python and packages; work: the folder, empty at the start, that
+        it may write, and where it finds itself. device: as torch names it; an accelerator's devices are there where it
+        is not "cpu".
+        """
+        module, _, function = target.partition(":")
+        script = f"import sys; from {module} import {function}; sys.stdin.readline() and {function}(*sys.argv[1:])"
+        walls = _wall(read, work, device) if walled() else []
+        self._process = _started([*walls, sys.executable, "-c", script, *words], work)
+
+    def ask(self, seconds: float) -> int:
+        """Let it answer, and return how it ended; after so many seconds it is killed: `EXPIRED`."""
+        return _ended(self._process, seconds)
+
+    def end(self) -> None:
+        """Kill it, and whatever it started."""
+        _kill(self._process)
+
+
+def walled() -> bool:
+    """Return whether processes are started behind walls here."""
+    return bool(_bwrap()) and _tried_walls()
+
+
+@cache
+def _bwrap() -> str | None:
+    return shutil.which("bwrap") if sys.platform == "linux" else None
+
+
+@cache
+def _tried_walls() -> bool:
+    return _tried(walls=True) is not None
+
+
+def _started(command: Sequence[str], work: Path) -> subprocess.Popen[bytes]:
+    here = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    here |= {"HOME": str(work), "TMPDIR": str(work), "USER": "nobody", "PYTHONDONTWRITEBYTECODE": "1"}
+    here["PYTHONPATH"] = os.pathsep.join(str(path) for path in _paths())
+    ask, none = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=work, env=here, stdin=ask, stdout=none, stderr=none, start_new_session=True)
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> int:
+    try:
+        process.communicate(b"\n", timeout=seconds)
+        return process.returncode
+    except subprocess.TimeoutExpired:
+        return EXPIRED
+    finally:  # an interrupt too: nothing of it may go on
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # it has closed its end
+            process.stdin.close()
+    process.wait()
+
+
+def _wall(read: Sequence[Path], work: Path, device: str) -> list[str]:
+    """Return the words before a command that leave it nothing but Python, packages, `read` and `work`."""
+    words = [_bwrap() or "", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for path in (*map(Path, _SYSTEM), *_python(), *read):
+        words += ["--ro-bind-try", str(path), str(path)]
+    if device != "cpu":
+        for found in (*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dri")):
+            words += ["--dev-bind-try", str(found), str(found)]
+    return [*words, "--bind", str(work), str(work), "--chdir", str(work), "--"]
+
+
+def _paths() -> list[Path]:
+    """Return where this process finds modules, but for the folder that it happens to be in."""
+    return [path for text in sys.path if text and (path := Path(text)).is_absolute() and path.exists()]
+
+
+@cache
+def _python() -> tuple[Path, ...]:
+    """Return Python and the installed packages; of another folder on the path only modules, packages and metadata.
+
+    Results lie where people work, and so do packages: a folder with both must not be shown whole.
+    """
+    homes = {Path(text) for text in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    found = dict.fromkeys([*sorted(homes), Path(sys.executable).resolve().parent])
+    for path in _paths():
+        whole = path.name in ("site-packages", "dist-packages") or any(path.is_relative_to(home) for home in homes)
+        found |= dict.fromkeys([path] if whole or path.is_file() else _modules(path))
+    roots = {PACKAGE, *(plugin.root for group in GROUPS for plugin in plugins(group).values())}
+    for spec in map(_spec, sorted(roots - {""})):
+        places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+        found |= dict.fromkeys(path for text in places if text and (path := Path(text)).exists())
+    return tuple(found)
+
+
+def _spec(root: str) -> ModuleSpec | None:
+    try:
+        return util.find_spec(root)
+    except Exception:  # noqa: BLE001 - a broken package: what asks for it says so
+        return None
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.suffix in (".dist-info", ".egg-info", ".py", ".pth", ".so") or (path / "__init__.py").is_file():
+            yield path

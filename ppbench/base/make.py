@@ -1,0 +1,59 @@
+"""Instances of plugins with parameters from users: each refusal is one sentence, and names whose fault it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ppbench.base.declared import SCALARS, is_scalar
+from ppbench.base.errors import PluginError, UsageError, because, shown, unknown
+from ppbench.base.registry import KINDS, guard, load, plugins
+
+T = TypeVar("T")
+Value = str | int | float | bool | None
+
+
+@cache
+def _adapter(factory: type) -> TypeAdapter[Any]:
+    """Return what checks a dataclass's parameters; building it takes longer than using it a hundred times."""
+    return TypeAdapter(factory)
+
+
+def _made(factory: type, parameters: Mapping[str, Value]) -> tuple[Any, ValidationError | None]:
+    """Return an instance, or why the types of its fields refuse `parameters`: these are the user's."""
+    try:
+        return _adapter(factory).validate_python(dict(parameters)), None
+    except ValidationError as refusal:
+        return None, refusal
+
+
+def made(group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, Value]) -> T:
+    """Return an instance of the plugin called `name`, whose fields are `parameters` where these say something.
+
+    Raises UsageError: an unknown name or parameter, or a value of another type; PluginError: the plugin makes something
+    else than `base` asks for.
+    """
+    kind, factory = KINDS[group], load(group, name)
+    known = [field.name for field in dataclasses.fields(factory)]
+    for key in parameters:
+        if key not in known:
+            raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
+    with guard(group, name):
+        found, refusal = _made(factory, parameters)
+        held = {} if refusal else {key: getattr(found, key) for key in known}
+    if refusal is not None:
+        first = refusal.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        what = f"{where}={shown(first['input'])}" if where else "its parameters"
+        why = because(ValueError(first["msg"].lower()))
+        raise UsageError(f"The {kind} {name!r} refuses {what}: {why}.") from refusal
+    if not isinstance(found, base):
+        raise PluginError(f"{plugins(group)[name].words} makes a {type(found).__name__}, no {base.__name__}.")
+    if odd := [key for key, value in held.items() if not is_scalar(value)]:
+        told = shown(held[odd[0]], 60)
+        raise PluginError(f"{plugins(group)[name].words} has the parameter {odd[0]}={told}; {SCALARS}.")
+    return found

@@ -1,0 +1,62 @@
+"""The secret of a folder of results: what takes part in every draw where strangers' attacks run apart.
+
+OUT/salt holds it, readable by its owner alone. Who draws from the master seed only, as an attack could that reads data
+by itself, finds other victims and other members. Records carry its digest. It is left out of archives and baselines:
+give it to whoever is to compute the draws again, or to a new folder whose cells are to be compared with these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.base.files import kind_of, read_regular, unwritable
+
+NAME = "salt"
+_FORM = re.compile(r"[0-9a-f]{64}")
+
+
+def commitment(salt: str) -> str:
+    """Return the first 32 hex digits of the SHA-256 of a secret, "" where there is none."""
+    return hashlib.sha256(f"ppbench.salt/{salt}".encode()).hexdigest()[:32] if salt else ""
+
+
+def salt_of(out: Path, fresh: bool = True) -> str:
+    """Return the secret of a folder, 64 hex digits; where there is none, `fresh`: a new one, not yet written, else "".
+
+    Raises UsageError: it cannot be read, or is something else.
+    """
+    path = out / NAME
+    if kind_of(path, follow=False) is None:
+        return secrets.token_hex(32) if fresh else ""
+    try:
+        found = read_regular(path).decode().strip()
+    except (OSError, ValueError) as cause:
+        raise UsageError(f"{path} cannot be read; give back the file that was there, or another --out.") from cause
+    if not _FORM.fullmatch(found):
+        raise UsageError(f"{path} holds no secret of 64 hex digits; give back what was there, or another --out.")
+    return found
+
+
+def keep_salt(out: Path, salt: str) -> None:
+    """Write a secret to a folder that has none, for its owner alone; nothing for "".
+
+    Raises UsageError: the folder has another; Unwritable: the system does not let us.
+    """
+    if not salt:
+        return
+    path = out / NAME
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except FileExistsError:
+        if salt_of(out) != salt:
+            raise UsageError(f"{path} is the secret of other results; give another --out, or no salt.") from None
+        return
+    except OSError as cause:
+        raise unwritable(path, len(salt), cause) from cause
+    with open(handle, "w") as file:
+        file.write(f"{salt}\n")
