@@ -17,6 +17,7 @@ import typer
 
 from ppbench.base.errors import ProtocolError, UsageError, because, shown
 from ppbench.base.exits import Exit, stopping
+from ppbench.base.machine import of_machine
 from ppbench.base.version import __version__
 from ppbench.commands.boards import claims, leaderboard, pack, verify
 from ppbench.commands.compare import baseline, compare
@@ -133,6 +134,13 @@ def _failed(error: BaseException) -> int:
         return Exit.USAGE
     if (plugin := blame(error)) is not None:
         _say(f"ppbench: {plugin.words} raised {type(error).__name__} ({because(error)}); repair or uninstall it.")
+        return Exit.USAGE
+    other = isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+    if of_machine(error) and not other:
+        _say(
+            f"ppbench: This machine has no more memory, files or processes for it ({type(error).__name__}: "
+            f"{because(error)}); end other programs, or use fewer --workers. What is finished is kept."
+        )
         return Exit.USAGE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return _unprinted(error)

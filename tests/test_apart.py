@@ -16,7 +16,6 @@ import torch
 
 import ppbench
 from ppbench.adversary import apart as stand_ins
-from ppbench.adversary import asking
 from ppbench.adversary.apart import Apart, apart
 from ppbench.base import confine, entries, registry
 from ppbench.base.errors import PluginError, UsageError
@@ -85,11 +84,9 @@ def helper(site):
 
 
 @pytest.fixture
-def quick(helper, monkeypatch):
-    asking.end_spares()
-    monkeypatch.setattr(asking, "Waiting", thief.waiting(helper))
-    yield
-    asking.end_spares()
+def quick(helper):
+    with thief.answered_by(helper):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -306,13 +303,11 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_an_answer_that_is_none_is_the_attacks_failure(quick, world, monkeypatch, lie):
+def test_an_answer_that_is_none_is_the_attacks_failure(quick, world, lie):
     view, victims = world
     attack = make_attack("plain", isolate=True)
     act, sentence = LIES[lie]
-    asking.end_spares()
-    monkeypatch.setattr(asking, "Waiting", thief.waiting(answering(act)))
-    with pytest.raises(PluginError, match=sentence) as failure:
+    with thief.answered_by(answering(act)), pytest.raises(PluginError, match=sentence) as failure:
         attack.run(view, victims.challenges(), seeded())
     assert "'plain' of package 'thief-of-truth'" in str(failure.value) and "\n" not in str(failure.value)
 

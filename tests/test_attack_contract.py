@@ -18,10 +18,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from scipy import stats
-from thief import waiting
+from thief import answered_by
 from torch import Tensor
 
-from ppbench.adversary import asking
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, plugins
@@ -97,7 +96,7 @@ def apart(pytestconfig: pytest.Config) -> Iterator[None]:
 
     with (
         Popen([sys.executable, "-c", WORKER], stdin=PIPE, stdout=PIPE, text=True) as worker,
-        patch.object(asking, "Waiting", waiting(ask)),
+        answered_by(ask),
     ):
         yield
 

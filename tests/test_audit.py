@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from thief import waiting
+from thief import answered_by
 
-from ppbench.adversary import asking, inside
+from ppbench.adversary import inside
 from ppbench.adversary.apart import isolated
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.lira import LiRA
@@ -277,11 +277,11 @@ def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, monk
         inside.main(*words)
         return 0
 
-    monkeypatch.setattr(asking, "Waiting", waiting(ask))
     monkeypatch.setattr(inside, "_settle", lambda: None)
     attack, view, challenges = LiRA(), questions.view("client/1"), questions.challenges()
     here = attack.run(view, challenges, torch.Generator().manual_seed(5))
-    there = isolated(attack, view, challenges, 5)
+    with answered_by(ask):
+        there = isolated(attack, view, challenges, 5)
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one.score, other.score) and torch.equal(one.decision, other.decision)
 

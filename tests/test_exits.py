@@ -85,7 +85,9 @@ def test_an_error_of_our_own_is_70_with_its_traceback_in_a_file(monkeypatch, cap
     ("error", "code", "said"),
     [
         (SystemExit(0), 70, "SystemExit"),
-        (MemoryError(), 70, "MemoryError"),
+        (MemoryError(), 2, "This machine has no more memory, files or processes"),
+        (OSError(24, "Too many open files", "x"), 2, "This machine has no more memory, files or processes"),
+        (RuntimeError("can't start new thread"), 2, "This machine has no more memory, files or processes"),
         (RecursionError("maximum recursion depth exceeded"), 70, "RecursionError"),
         (OSError(36, "File name too long", "x" * 300), 2, "cannot be used (File name too long); give another path."),
         (KeyboardInterrupt(), 130, "interrupted; what is finished is kept"),

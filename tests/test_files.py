@@ -16,11 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppbench.attacks.reconstruction.generator import store
 from ppbench.base import files, locks
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, sweep_abandoned, temporary_of, write_atomic, write_output
 from ppbench.base.locks import locked
+from ppbench.metrics.perceptual import located
+from ppbench.nets.net import initial, net_spec
 from ppbench.records.store import FOLDERS, Store, marker_bytes
+from ppbench.report.claims.use import read_figures
+from ppbench.run.suite import load_suite
+from ppbench.task.dataset import open_dataset
 
 DEAD = f"~{files._host()}.{2**22 + 1}-1.tmp"  # no process has so high a number
 
@@ -75,6 +81,38 @@ def test_an_output_is_written_into_a_device_or_a_pipe_and_never_over_it(tmp_path
         except (PermissionError, UsageError):  # a container may allow neither
             return
         assert stat.S_ISCHR(node.stat().st_mode)
+
+
+READERS = {
+    "suite": lambda path: load_suite(path),
+    "figures": lambda path: read_figures([path]),
+    "weights": lambda path: located(str(path)),
+    "generator": lambda path: store.read(path),
+    "a generator's digest": lambda path: store.digest(path),
+    "table": lambda path: open_dataset(f"csv:{path}", seed=0),
+    "backbone": lambda path: configured(path),
+}
+
+
+def configured(path):
+    return initial(net_spec("frozen_backbone", (3, 32, 32), 10, {"weights": str(path)}), 0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "long", "none", "null"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_path_that_is_no_file_is_refused_in_a_sentence_by_all_that_read_files(tmp_path, reader, kind):
+    """A pipe that nobody writes into would be waited for without an end."""
+    end = {"suite": ".toml", "table": ".csv"}.get(reader, ".x")
+    path = tmp_path / ({"long": "x" * 300, "null": "a\0b"}.get(kind, "place") + end)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        pipe(path)
+    elif kind == "loop":
+        path.symlink_to(path)
+    with pytest.raises(UsageError) as refused:
+        READERS[reader](path)
+    assert str(refused.value).endswith(".") and "\n" not in str(refused.value)
 
 
 def test_what_is_open_already_is_written_on(tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
+
+from ppbench.adversary import asking
 
 SOURCE = '''
 import builtins, gc, glob, os, socket, sys, tempfile
@@ -204,13 +208,17 @@ NAMES = ("thief", "plain", "crafty")
 ENTRIES = "[ppbench.attacks]\n" + "".join(f"{name} = thief_of_truth:{name.title()}\n" for name in NAMES)
 
 
-def waiting(ask: Callable[..., int]) -> Callable[..., SimpleNamespace]:
-    """Return what stands for `Waiting`: `ask` gets what its process would, and the seconds, and says how it ended."""
+@contextmanager
+def answered_by(ask: Callable[..., int]) -> Iterator[None]:
+    """Have `ask` answer instead of processes: it gets what these would, and the seconds, and says how it ended."""
 
     def made(target: str, words: list[str], read: list[Path], work: Path, device: str) -> SimpleNamespace:
         return SimpleNamespace(ask=lambda seconds: ask(target, words, read, work, seconds, device), end=lambda: None)
 
-    return made
+    asking.end_spares()
+    with patch.object(asking, "Waiting", made):
+        yield
+        asking.end_spares()
 
 
 def write(site: Path) -> Path:

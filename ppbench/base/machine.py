@@ -33,3 +33,16 @@ def check_room(size: float, what: str, right: str) -> None:
         raise UsageError(
             f"{what} would need {size / GIB:,.1f} GiB of memory or more, and there are {memory() / GIB:,.1f}; {right}."
         )
+
+
+_SHORT = ("MemoryError", "OutOfMemoryError", "OSError", "BlockingIOError")
+_SAYS = ("allocate memory", "out of memory", "failed to map segment", "start new thread", "create a primitive")
+
+
+def of_machine(error: BaseException) -> bool:
+    """Return whether somebody's error is the machine's: want of memory, of open files or of processes.
+
+    Of errors that came from another process only name and words are left, so these are looked at. Errors of the system
+    are among them, but not those of files that are not there or not ours, which have classes of their own.
+    """
+    return type(error).__name__ in _SHORT or any(words in str(error) for words in _SAYS)

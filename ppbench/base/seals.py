@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import write_atomic
+from ppbench.base.files import read_regular, write_atomic
 
 ENTRY = "ppbench.sha256"
 _CHUNK = 1 << 20
@@ -83,7 +83,7 @@ def unsealed(path: Path, files: bool = True) -> Any:
     of it is of before there were digests.
     """
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
         body = {"about": found["about"], "files": dict(found["files"])}
         whole = found["sha256"] == _body_digest(body)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:

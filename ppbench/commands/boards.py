@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ppbench.base.errors import UsageError
+from ppbench.base.exits import Exit
 
 
 def leaderboard(
@@ -37,7 +38,7 @@ def leaderboard(
     for path in written.paths:
         typer.echo(str(path))
     if damaged or written.problems:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.FOUND)
 
 
 def pack(
@@ -81,7 +82,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or 
         typer.echo("Every record, artifact and table row agrees with the per-victim scores.")
     typer.echo(f"Not checked: {'; '.join(found.unchecked)}.")
     if found.problems:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.FOUND)
 
 
 def claims(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.base.errors import UsageError, because
+from ppbench.base.files import kind_of
 from ppbench.base.vision import lpips
 from ppbench.base.weights import named_tensors
 
@@ -111,7 +112,7 @@ def located(weights: str | None) -> Path | None:
         if name:
             try:
                 path = Path(name).expanduser()
-                there = path.is_file()
+                there = kind_of(path) == "file"
             except (OSError, RuntimeError) as cause:  # a name too long, a folder that is closed, a home of nobody
                 raise UsageError(f"The file that {source} names cannot be read ({because(cause)}).") from cause
             if not there:

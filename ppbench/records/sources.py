@@ -21,7 +21,7 @@ from importlib import util
 from pathlib import Path
 
 from ppbench.base.errors import PluginError
-from ppbench.base.files import write_atomic
+from ppbench.base.files import read_regular, write_atomic
 from ppbench.base.registry import GROUPS, Group, Plugin, plugins
 
 OWN = ("ppbench",)
@@ -32,7 +32,7 @@ def tell_changed(out: Path, found: bool, computing: bool) -> None:
     """Warn where finished cells of `out` that are used are of other code, and note today's where cells are computed."""
     path, now = out / CODE, source_digest(own=True)
     try:
-        known = [str(word) for word in json.loads(path.read_bytes())]
+        known = [str(word) for word in json.loads(read_regular(path))]
     except (OSError, ValueError, TypeError):  # results of before it was noted, or nothing yet: nothing can be said
         known = []
     if found and known and known != [now]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import make_folder, write_atomic
+from ppbench.base.files import make_folder, read_regular, write_atomic
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
 from ppbench.records.scores import Amount, Count, Some
 from ppbench.records.store import TIMES, canonical
@@ -64,7 +64,7 @@ def time_of(out: Path, record: Record) -> ClientTime | None:
     """Return what was measured in a record's training, or None; UsageError where the file holds something else."""
     path = out / TIMES / f"{training_of(record)}.json"
     try:
-        return ClientTime.model_validate_json(path.read_bytes(), strict=True)
+        return ClientTime.model_validate_json(read_regular(path), strict=True)
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as cause:

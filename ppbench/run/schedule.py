@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ppbench.base.errors import PluginError, Unwritable
+from ppbench.base.machine import of_machine
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.run.audit.runs import TARGET, Audit, Refused
@@ -284,12 +285,6 @@ class Schedule:
                 self.progress.cell("failed")
             self.progress.advance("attacking", len(gone))
             self._looked_at(cell.id for cell in gone)
-
-
-def of_machine(error: Exception) -> bool:
-    """Return whether a job raised for want of memory, open files or processes: its cells fail, and others may not."""
-    short = ("MemoryError", "OutOfMemoryError", "OSError", "BlockingIOError")
-    return type(error).__name__ in short or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def _words(config: CellConfig) -> str:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from ppbench.adversary.apart import Apart
 from ppbench.base.errors import UsageError, because, shown, unknown
+from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
 from ppbench.base.toml_lines import Loc, Source
 from ppbench.records.schema import Scalar, Strict
@@ -274,7 +275,7 @@ def _defenses(
 def _path(suite: str | Path) -> Path:
     path, known = Path(suite), shipped()
     if path.suffix == ".toml":
-        if not path.is_file():
+        if kind_of(path) != "file":
             raise UsageError(f"There is no suite file {path}; give a TOML file or one of {', '.join(known)}.")
         return path
     if str(suite) not in known:

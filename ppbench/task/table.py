@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, shown, unknown
+from ppbench.base.files import kind_of
 from ppbench.federation.plan import Columns
 from ppbench.task.dataset import Dataset, Split, TaskKind, existing
 from ppbench.task.partition import strata, three_way
@@ -158,7 +159,7 @@ def _frame(path: Path, sep: str | None) -> pd.DataFrame:
 
 def _check_bytes(path: Path) -> None:
     """Refuse a table of more than `LARGEST` bytes, unpacked (UsageError); an archive is unpacked to count, not kept."""
-    if not path.is_file():
+    if kind_of(path) != "file":
         raise UsageError(f"{path} cannot be read as a table (it is no file); it must be UTF-8 CSV with a header.")
     size = 0
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.base.errors import because, shown
+from ppbench.base.files import kind_of
 from ppbench.base.vision import torchvision
 from ppbench.base.weights import named_tensors
 from ppbench.nets.models import checks
@@ -87,7 +88,7 @@ def _network(backbone: str, seed: int) -> nn.Module:
 
 def _fill(network: nn.Module, last: str, file: str) -> None:
     path = Path(file).expanduser()
-    if not path.is_file():
+    if kind_of(path) != "file":
         raise ValueError(f"there is no file of weights {path.absolute()}")
     try:
         state = named_tensors(path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
+from ppbench.base.files import read_regular
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record, Utility
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, decided
@@ -183,8 +184,8 @@ def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
     found = []
     for path in paths:
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as cause:
+            data = json.loads(read_regular(path.resolve()))
+        except (OSError, ValueError, RecursionError, RuntimeError) as cause:
             raise UsageError(f"{path} cannot be read as JSON ({cause}); give a file that a benchmark wrote.") from cause
         if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
             raise UsageError(f'{path} must map "DEFENSE MODEL VARIANT" to figures by name, as benchmarks write it.')

@@ -24,7 +24,7 @@ from torch import Tensor
 from ppbench.attacks.reconstruction.generator.net import Architecture, Decoder
 from ppbench.base import seals
 from ppbench.base.errors import UsageError
-from ppbench.base.files import unwritable, write_atomic
+from ppbench.base.files import kind_of, unwritable, write_atomic
 from ppbench.base.locks import locked
 from ppbench.base.seals import packed
 
@@ -112,6 +112,8 @@ def write(generator: Generator, path: Path) -> None:
 
 def digest(path: Path) -> str:
     """Return "sha256:..." of a file's bytes. Raises UsageError where it cannot be read."""
+    if kind_of(path) == "special":
+        raise UsageError(f"The generator {path} is a device, pipe or socket; give a file made here.")
     try:
         return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     except OSError as cause:
@@ -120,7 +122,7 @@ def digest(path: Path) -> str:
 
 def read(path: Path) -> Generator:
     """Return the generator in `path`; UsageError, with file and tensor, for none, a damaged, another or unfit one."""
-    if not path.is_file():
+    if kind_of(path) != "file":
         raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
     try:
         with safe_open(path, framework="pt") as file:
@@ -189,7 +191,7 @@ def cached(path: Path, train: Callable[[], Generator]) -> Generator:
         held = path.with_suffix(".lock")
         held.touch()
         with locked(held, "training a generator", math.inf):  # it takes minutes, and is waited for
-            if path.is_file():
+            if kind_of(path) == "file":
                 try:
                     return read(path)
                 except UsageError as cause:
