@@ -1,5 +1,6 @@
 """What is asked for is counted before memory is: victims, networks, local epochs; and what data must hold."""
 
+import gzip
 import pickle
 
 import numpy as np
@@ -12,9 +13,12 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base import machine
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
+from ppbench.commands.words import LONGEST, check_words
 from ppbench.federation.plan import Data
 from ppbench.nets.net import build, net_spec
+from ppbench.run.config import EvaluateConfig
 from ppbench.run.options import numbers, scalar, sizes
+from ppbench.run.suite import SuiteFile
 from ppbench.task.dataset import open_dataset
 
 SMALL = {"defense": "dp", "grid": (0.1,), "clients": 2, "rounds": 1, "train": 90, "victims": 2, "attack_batch": (1,)}
@@ -97,3 +101,50 @@ def test_words_are_numbers_in_ascii_alone():
         with pytest.raises(UsageError, match="--attack-batch"):
             sizes(word)
     assert np.isinf(numbers("inf")).all(), "what is no finite number is refused by name, with the configuration"
+
+
+OTHERS = {"grid", "grids", "settings", "model_options", "set", "attack"}
+"""Fields whose numbers are a plugin's: it has their ends."""
+
+
+def numbers_of(node, path=()):
+    """Yield the paths of numbers in a JSON schema that lack a least or a most."""
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    if not isinstance(node, dict) or OTHERS & {*path[-1:]}:
+        return
+    ends = ({"minimum", "exclusiveMinimum"} & node.keys(), {"maximum", "exclusiveMaximum"} & node.keys())
+    if node.get("type") in ("integer", "number") and not all(ends):
+        yield path
+    for name, value in node.items():
+        yield from numbers_of(value, (*path, name))
+
+
+@pytest.mark.parametrize("model", [EvaluateConfig, SuiteFile])
+def test_every_number_of_options_and_suites_has_two_ends(model):
+    schema = model.model_json_schema()
+    assert "rounds" in str(schema) and list(numbers_of(schema)) == []
+    assert list(numbers_of({"x": [{"type": "integer", "minimum": 0}]})) == [("x", 0)]
+
+
+def test_words_that_name_nothing_are_refused_wherever_they_stand():
+    for words, where in (
+        (["verify", ""], "after 'verify'"),
+        (["--out="], "after '--out'"),
+        (["--set", " "], "after '--set'"),
+        ([""], "number 1"),
+    ):
+        with pytest.raises(UsageError, match=f"The word {where} is empty"):
+            check_words(words)
+    with pytest.raises(UsageError, match="is no text in UTF-8"):
+        check_words(["--out", "x\udcff"])
+    with pytest.raises(UsageError, match="words end at 20,000"):
+        check_words(["x" * (LONGEST + 1)])
+    check_words(["evaluate", "--set", "sigma=", "--out=a", "x" * LONGEST])
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:30], lambda data: data[:12] + b"\xff" * 40, lambda data: b"no"])
+def test_a_table_whose_compression_is_damaged_is_one_sentence(tmp_path, spoil):
+    put("d.csv.gz", spoil(gzip.compress(b"a,b\n" + b"1,2\n3,4\n" * 400)), tmp_path, None)
+    with pytest.raises(UsageError, match=r"d\.csv\.gz cannot be read as a table"):
+        open_dataset(f"csv:{tmp_path / 'd.csv.gz'}", seed=0, root=tmp_path)
