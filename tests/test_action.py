@@ -172,6 +172,7 @@ MEANINGS = {
     ("accept", "0"): "accepted", ("accept", "2"): "unusable-input", ("verify", "1"): "damaged",
     ("verify", "2"): "unusable-input", ("run", "1"): "failed-cells", ("run", "2"): "unusable-input",
     ("run", "3"): "harness-fault", ("run", "130"): "unfinished", ("inputs", "2"): "unusable-input",
+    ("run", "70"): "crashed", ("compare", "70"): "crashed", ("run", "143"): "unfinished",
     ("run", "0"): "unfinished", ("verify", "0"): "unfinished", ("inputs", ""): "unfinished",
 }  # fmt: skip
 
