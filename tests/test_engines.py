@@ -1,11 +1,13 @@
 """The schedule over executors, and the one of this machine: order, what dies, trainings that raise."""
 
+import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import process
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +208,24 @@ def test_what_the_machine_has_no_more_of_fails_cells_with_the_cause_and_the_rest
     assert {status for (name, status) in told if name == "none"} == {"failed"}
     assert {status for (name, status) in told if name != "none"} == {"complete"}
     assert all(str(error) in record.reason for record in found(tmp_path) if record.status == "failed")
+
+
+def test_a_worker_without_a_thread_to_lead_it_is_ended_and_told(tmp_path, forked, monkeypatch):
+    """The process begins before the thread; nobody would ever tell it to end."""
+    monkeypatch.setattr(process._ExecutorManagerThread, "start", raising(RuntimeError("can't start new thread")))
+    before = {*multiprocessing.active_children()}
+    with LocalExecutor(1, lambda rounds: None) as executor, pytest.raises(UsageError, match="can't start new thread"):
+        executor.submit(Job(small(), tmp_path, 0))
+    for child in {*multiprocessing.active_children()} - before:
+        child.join(5)
+    assert not {*multiprocessing.active_children()} - before
+
+
+def raising(error):
+    def start(self):
+        raise error
+
+    return start
 
 
 # -- processes of this machine ---------------------------------------------------------------------------------------

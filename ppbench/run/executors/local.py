@@ -23,6 +23,7 @@ import torch
 
 from ppbench.base.errors import UsageError
 from ppbench.base.exits import held_back
+from ppbench.base.machine import of_machine
 from ppbench.run.jobs import Done, Failure, Job, Tell, WorkerDied, attempt, work
 
 _rounds: SimpleQueue[int] | None = None
@@ -150,13 +151,16 @@ class LocalExecutor:
         self._free.remove(pool)
         try:
             self._give(job, pool or self._start())
-        except OSError as cause:  # no more processes, or open files
+        except (OSError, RuntimeError) as cause:  # no more processes, open files or threads
+            if not of_machine(cause):
+                raise
             self.capacity -= 1
+            why = getattr(cause, "strerror", None) or str(cause)
             if not self.capacity:
                 raise UsageError(
-                    f"No worker process can be started ({cause.strerror}); end other programs, or use --workers 1."
+                    f"No worker process can be started ({why}); end other programs, or use --workers 1."
                 ) from cause
-            warnings.warn(f"One worker less: it cannot be started ({cause.strerror}).", stacklevel=2)
+            warnings.warn(f"One worker less: it cannot be started ({why}).", stacklevel=2)
             self.submit(job)
 
     def _give(self, job: Job, pool: ProcessPoolExecutor) -> None:
@@ -167,6 +171,10 @@ class LocalExecutor:
             except BrokenProcessPool:  # it was killed while it had nothing to do
                 pool = self._replaced(pool)
                 future = pool.submit(_run, job)
+            except (OSError, RuntimeError):  # begun, but for the thread that would tell it what to do
+                for process in {*multiprocessing.active_children()} - before:
+                    process.kill()
+                raise
         self._busy[future] = (job, pool)
         for process in {*multiprocessing.active_children()} - before:
             self._processes[pool] = process
