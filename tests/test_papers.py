@@ -1,12 +1,13 @@
 """What papers print, kept as TOML: the figures themselves, and every way in which a file can be wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.defenses.claims import paper
-from ppbench.federation.claim import Claim, read_paper
+from ppbench.federation.claim import Claim, Rival, read_paper
 
 TABLE = """
 citation = "Doe et al., Rounded Uploads, 2026"
@@ -45,6 +46,34 @@ def test_a_table_is_a_claim_a_row_and_keeps_what_is_printed(tmp_path):
     assert found.citation == "Doe et al., Rounded Uploads, 2026" and found.claims("nobody") == ()
     assert found.claims("rounding")[0] == first and found.claims("rounding")[1].value == 6.5
     assert found.claims("rounding")[2] == Claim("client_cost_ratio", 1.5, "", "", None, "Table 3")
+
+
+def test_numbers_that_stand_beside_one_another_are_claims_to_be_better(tmp_path):
+    rows = """
+    [[table]]
+    source = "Table 4"
+    metric = "accuracy"
+    dataset = "digits"
+    columns = ["defense", "when", "clients", "value"]
+    rows = [["rounding", {step = 1}, 5, 0.9], ["other", {law = "a"}, 5, 0.8], ["other", {law = "b"}, 5, 0.7],
+            ["rounding", {step = 1}, 9, 0.6]]
+
+    [[rival]]
+    source = "Table 4"
+    defense = "rounding"
+    than = "other"
+    than_when = { law = ["a"] }
+    metrics = ["accuracy"]
+    """
+    (claim,) = [
+        c for c in read(tmp_path, TABLE + rows.replace('law = ["a"]', 'law = "a"')).claims("rounding") if c.than
+    ]
+    assert (claim.value, claim.clients, claim.than) == (0.9, 5, Rival("other", 0.8, (("law", "a"),)))
+    assert claim.premise == ("dataset", "model", "batch") and "epochs" in replace(claim, than=None).premise
+    with pytest.raises(UsageError, match="rival: no table prints rounding beside other, source 'Table 4'"):
+        read(tmp_path, TABLE + rows)
+    with pytest.raises(UsageError, match="rival of source 'Table 4': metrics: Field required"):
+        read(tmp_path, TABLE + rows.replace("metrics", "metric_"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppbench.base.registry import load_all
-from ppbench.federation.contract import Claim
+from ppbench.federation.claim import Claim, Conditions, Scalar, allowed
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.claims import use
 from ppbench.report.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
@@ -113,7 +113,7 @@ def _cases(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> Iterator[tup
     for key, records in sorted(((about(key), key.text()), records) for key, records in groups.items()):
         complete = [r for r in records if r.status != "failed"]
         mine = [r for r in complete if r.config.defense.id == name]
-        mine = [r for r in mine if all(r.config.defense.parameters.get(k) == value for k, value in claim.when)]
+        mine = [r for r in mine if all(r.config.defense.parameters.get(k) in allowed(v) for k, v in claim.when)]
         if mine and all(_shares(claim, mine[0].config, what) for what in REQUIRED.get(claim.metric, ())):
             none = [r for r in complete if r.config.defense.id == "none"]
             yield key, Case(claim, records.of(mine), records.of(none), records.of(complete))
@@ -165,8 +165,12 @@ def _missing(name: str, claim: Claim, groups: Mapping[Key, Frame]) -> str:
     return f"{NO_RECORD}{setting} at {when}" if setting else f"no record at {when}"
 
 
-def _equations(pairs: Sequence[tuple[str, float | str]]) -> list[str]:
-    return [f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}" for name, value in pairs]
+def _equations(pairs: Conditions) -> list[str]:
+    return [f"{name}={' or '.join(map(_word, allowed(value)))}" for name, value in pairs]
+
+
+def _word(value: Scalar) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def setting_of(case: Case) -> str:

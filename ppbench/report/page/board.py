@@ -14,6 +14,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.files import write_atomic
 from ppbench.base.locks import locked
 from ppbench.base.registry import load
+from ppbench.federation.claim import allowed
 from ppbench.federation.contract import Claim, Defense
 from ppbench.questions.base import missing
 from ppbench.records.origin import Origin, origin_of
@@ -57,7 +58,8 @@ def claimed(record: Record) -> str:
             and claim.dataset == config.data.name.rpartition(":")[2]
             and claim.model == config.model.id
             and claim.batch in (None, config.batch_size)
-            and all(config.defense.parameters.get(name) == value for name, value in claim.when)
+            and all(config.defense.parameters.get(name) in allowed(value) for name, value in claim.when)
+            and claim.than is None
         )
         if fits and claim.value is not None:
             return f"{forms[claim.metric].format(claim.value)} ({claim.source})"
