@@ -84,6 +84,7 @@ class Claim:
         lr, optimizer: of training, for the reader.  grid: control values of a CAP; empty: the defense's "paper" grid.
         needs: what a record must share with it, or is outside its premise; None: by the metric (`NEEDS`).
         undefended: what the paper prints for the undefended model beside it.  setting: its set-up in words.
+        attack: ours that is the one which the paper runs, "" where it names none that is here.
         than: another defense than which it is claimed to be better, by the same metric; None: it stands alone.
     """
 
@@ -111,6 +112,7 @@ class Claim:
     grid: tuple[float, ...] = ()
     needs: tuple[Need, ...] | None = None
     than: Rival | None = None
+    attack: str = ""
 
     @property
     def premise(self) -> tuple[Need, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ppbench.base.registry import load, plugins
+from ppbench.federation.claim import Claim
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
@@ -21,6 +22,8 @@ from ppbench.report.verdict.lines import Sides, figure
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, attack_of
 
+AS_GOOD = 0.05
+"""Shares of right answers by which our models may differ from the paper's, on average, and CAPs still compare."""
 UNKNOWN = "no attack that knows the defense was run"
 
 
@@ -149,31 +152,71 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
     return found("cannot be told", f"the interval allows both; {reason}")
 
 
+def asked(cells: Sequence[Record], kind: str, batch: int | None) -> list[Record]:
+    """Return the cells of one kind and batch, from the server's view of random weights."""
+    some = [r for r in cells if r.config.attack.kind == kind and r.config.batch_size == batch]
+    return [r for r in some if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
+
+
+def paper_grid(cells: Sequence[Record], claim: Claim, *, own: bool = True) -> list[Record]:
+    """Return the cells at values of the paper's grid: the claim's if it has one (of its own defense), the defense's."""
+    if not cells:
+        return []
+    grid = claim.grid if own and claim.grid else grid_of(cells[0].config.defense.id)
+    return [r for r in cells if (c := r.config.defense.control) is None or not grid or c.value in grid]
+
+
+def grid_of(defense: str) -> tuple[float, ...]:
+    """Return the paper's grid of a defense, each value once; empty where none is known."""
+    grids = load("defenses", defense).grids if defense in plugins("defenses") else {}
+    return tuple(dict.fromkeys(grids.get("paper", ())))
+
+
 def calibrated(case: Case) -> Finding | str:
     """A claimed CAP holds where ours, of the worst cases over the attacks of its kind, is not below it by its interval.
-    It is the mean over those control values that were run and are in the paper's grid, of which there must be two.
+    It is the mean over those control values that were run and are in the paper's grid, of which there must be two; it
+    compares only where the models are as good as the paper's, to 5 points on average.
     """
     kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
-    cells = [r for r in case.mine if r.config.attack.kind == kind and r.config.batch_size == batch]
-    cells = [r for r in cells if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
+    cells = asked(case.mine, kind, batch)
     if not cells:
         return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
-    defense = case.mine[0].config.defense.id
-    grids = load("defenses", defense).grids if defense in plugins("defenses") else {}
-    grid = tuple(dict.fromkeys(grids.get("paper", ())))
-    kept = [r for r in cells if r.config.defense.control is not None and r.config.defense.control.value in grid]
-    every = worst_caps(kept)
+    grid = case.claim.grid or grid_of(case.mine[0].config.defense.id)
+    kept = paper_grid(cells, case.claim) if grid else []
+    every = worst_caps([r for r in kept if r.config.defense.control is not None])
     known = [found for found in every if found[1].value is not None]
     if not known:
         return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), cells=cells_of(*kept))
     plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive]))
     worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
-    if bad := unreliable(case, "server/1"):
-        return Finding("cannot be told", "", bad, plain, worst, cells_of(*cases))
-    reason = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
+    of_all = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
+    if bad := unreliable(case, "server/1") or _off_scale(case, cases):
+        return Finding("cannot be told", "", f"{bad}; {of_all}", plain, worst, cells_of(*cases))
     fell = (cap.value if cap.high is None else cap.high) < (case.claim.value or 0.0)
-    return replace(decided(fell, f"{cap.value:.2f}", reason, worst, *cases), plain=plain)
+    return replace(decided(fell, f"{cap.value:.2f}", of_all, worst, *cases), plain=plain)
+
+
+def _off_scale(case: Case, cases: Sequence[Measured]) -> str | None:
+    """Return that our models are not as good as the paper's at the same control values, a clause, or None."""
+    printed: dict[object, float] = {}
+    for claim in case.siblings:
+        same = (claim.dataset, claim.model, claim.than) == (case.claim.dataset, case.claim.model, None)
+        if claim.metric == "accuracy" and same and claim.value is not None and set(case.claim.when) <= set(claim.when):
+            printed |= {v: claim.value for _, v in set(claim.when) - set(case.claim.when)}
+    pairs = [
+        (one.utility.accuracy, printed[control.value])
+        for one in cases
+        if (control := one.config.defense.control) is not None
+        and control.value in printed
+        and one.utility.accuracy is not None
+    ]
+    if not pairs:
+        return None
+    ours, theirs = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+    if abs(ours - theirs) <= AS_GOOD:
+        return None
+    return f"the models reach {ours:.1%} where the paper's reach {theirs:.1%}: CAPs of other models do not compare"
 
 
 def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:

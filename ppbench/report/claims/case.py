@@ -6,23 +6,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.federation.contract import Claim
+from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record
 from ppbench.report.controls import check_controls
 from ppbench.report.verdict.lines import by, figure, labels_of
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
-Verdict = Literal["holds", "falls", "cannot be told"]
+Verdict = Literal["falls", "cannot be told", "holds", "identity", "outside the premise"]
+"""What becomes of a claim. "identity": the trainings are one to rounding, so that nothing was put to the test;
+"outside the premise": what was run is not what the claim is about.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A claim beside one evaluation: the defense's cells at its parameters, the undefended model's, and all."""
+    """A claim beside one evaluation: the defense's cells at its parameters, the undefended model's, and all.
+
+    rival: cells of the defense than which it is claimed to be better; siblings: all claims about the defense.
+    """
 
     claim: Claim
     mine: Sequence[Record]
     none: Sequence[Record]
     everything: Sequence[Record]
+    rival: Sequence[Record] = ()
+    siblings: Sequence[Claim] = ()
 
     @property
     def undefended(self) -> Record | None:
@@ -35,7 +43,10 @@ class Finding:
     """What an evaluation says about a claim.
 
     to: what it falls to, "" where the verdict says it all; reason: the rule, with its figures; plain, worst: figures of
-    the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from.
+    the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from;
+    least, most: what `worst` would be in the same setting if all leaked (or the model were useless), and if nothing
+    did (or nothing were lost), "" where the rule has no such ends; own: the figure by the paper's own attack and
+    measure.
     """
 
     verdict: Verdict
@@ -44,9 +55,12 @@ class Finding:
     plain: str = ""
     worst: str = ""
     cells: tuple[str, ...] = ()
+    least: str = ""
+    most: str = ""
+    own: str = ""
 
 
-Rule = Callable[[Case], Finding | str]
+Judge = Callable[[Case], Finding | str]
 """Returns why the claim cannot be checked, as a clause, where the cells that it is about were not run."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +11,16 @@ from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.records.store import results
-from ppbench.report.claims import NO_RECORD, RULES, WORST, Checked, Unchecked, check, claimed_by_all
-from ppbench.report.claims.use import Benchmark, read_figures, time_is_kept
+from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check, claimed_by_all
+from ppbench.report.claims.premise import equations
+from ppbench.report.claims.rules import RIVALS, RULES
+from ppbench.report.claims.times import Benchmark, read_figures, time_is_kept
 
 NOTHING = "-"
 SHORT = 8  # hex digits of a cell's name, as on the page and in `records/`
 _HEADS = (
-    *("Defense", "Source", "Setting of the paper", "Claimed", "Our setting"),
-    *("Plain attack", "Worst case", "Verdict", "Records"),
+    *("Defense", "Source", "Setting of the paper", "Claimed", "Our setting", "By the paper's own measure"),
+    *("Plain attack", "Worst case", "Could have been", "Verdict", "Records"),
 )
 FEW = 3  # claims of one table that are written out, where they cannot be checked
 _NAMES = {
@@ -52,38 +55,65 @@ def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], ben
     """Return the Markdown: the table of what can be checked, the list of what cannot, and the rules."""
     checked = [c for c in outcomes if isinstance(c, Checked)]
     unchecked = [c for c in outcomes if isinstance(c, Unchecked)]
+    inside = [c for c in checked if c.finding.verdict != "outside the premise"]
+    alone, compared = ([c for c in inside if (c.claim.than is None) == single] for single in (True, False))
     parts = [
         "# What papers claim, and what the records say",
-        _about(records, benchmarks, checked),
-        "## Claims that could be checked",
-        _table(checked) if checked else "None.",
+        _about(records, benchmarks, outcomes),
+        "## Claims about one defense",
+        _table(alone),
+        "## Claims to be better than another defense",
+        _table(compared),
+        "## Claims whose premise our records do not meet",
+        "What was run is not what these claims are about, so nothing follows; the figures are told all the same.",
+        _table([c for c in checked if c not in inside]),
         "## Claims that could not be checked",
         _list(unchecked) if unchecked else "None.",
         "## Rules",
+        RULE_OF_RULES,
         _rules(),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], checked: Sequence[Checked]) -> str:
+RULE_OF_RULES = """A verdict that no result could change is none. Each rule is asked again about the same cells as if
+everything had leaked (with what the same adversary finds of the undefended model) and as if nothing had (with what he
+finds of noise); of models, as if they had learnt nothing, and as if nothing were lost. "Could have been" has both
+ends. A claim that would fall even if nothing leaked, or hold even if everything did, cannot be told here. "By the
+paper's own measure" is the figure by the attack and the distance that the paper takes, for comparison; the verdict is
+of the worst case."""
+
+
+def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], outcomes: Sequence[Checked | Unchecked]) -> str:
     versions = sorted({record.environment.ppbench for record in records})
     seeds = sorted({record.config.seed for record in records})
     source = f"{len({r.cell_id for r in records})} records of ppbench {', '.join(versions)}"
-    source += f", seed {', '.join(map(str, seeds))}"
+    source += f", seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     if benchmarks:
         where = sorted({f"{b.machine}, {b.date}" for b in benchmarks})
         source += f", and {len(benchmarks)} benchmarks ({'; '.join(where)})"
-    number = {v: sum(c.finding.verdict == v for c in checked) for v in WORST}
+    number = Counter(c.finding.verdict if isinstance(c, Checked) else "unchecked" for c in outcomes)
+    bound = sum(isinstance(c, Checked) and c.finding.verdict == "cannot be told" and both_ends(c) for c in outcomes)
     return (
         "Written by `ppbench claims`; every figure, verdict and reason is computed, none is typed. "
         f"From {escape(source)}.\n\n"
-        f"Of {len(checked)} claims that could be checked {number['holds']} hold, {number['falls']} fall, and of "
-        f"{number['cannot be told']} it cannot be told. A protection that falls in any setting has fallen; one that "
-        "holds does so as far as the attacks named were tried."
+        f"Of {len(outcomes)} claims {number['holds']} hold, {number['falls']} fall, {number['identity']} are "
+        f"identities, of {number['cannot be told']} it cannot be told ({bound} of them with both ends of what could "
+        f"have come out), of {number['outside the premise']} our records are outside the premise, and "
+        f"{number['unchecked']} could not be "
+        "checked. A protection that falls in any setting that meets its premise has fallen; one that holds does so as "
+        "far as the attacks named were tried."
     )
 
 
+def both_ends(checked: Checked) -> bool:
+    """Return whether it is known what else could have come out."""
+    return all(end not in ("", "not known") for end in (checked.finding.least, checked.finding.most))
+
+
 def _table(checked: Sequence[Checked]) -> str:
+    if not checked:
+        return "None."
     rows = [_HEADS, ["---"] * len(_HEADS), *(_row(c) for c in checked)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -96,7 +126,8 @@ def _row(c: Checked) -> list[str]:
     reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
     names = " ".join(f"`{cell[:SHORT]}`" for cell in finding.cells)
     told = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)
-    figures = [escape(figure) or NOTHING for figure in (finding.plain, finding.worst)]
+    ends = f"{finding.least} to {finding.most}" if finding.least else ""
+    figures = [escape(figure) or NOTHING for figure in (finding.own, finding.plain, finding.worst, ends)]
     return [*map(escape, told), *figures, f"{verdict}: {reason}" if reason else verdict, names or NOTHING]
 
 
@@ -137,7 +168,7 @@ def _counted(number: int) -> str:
 
 def _rules() -> str:
     """Return what the rules say of themselves: the first paragraph of each one's docstring."""
-    rules = dict.fromkeys([*RULES.values(), time_is_kept])
+    rules = dict.fromkeys([*(rule.judge for rule in (*RULES.values(), *RIVALS.values())), time_is_kept])
     texts = [" ".join((rule.__doc__ or "").split("\n\n")[0].split()) for rule in rules]
     return "\n".join(f"- {escape(text)}" for text in texts if not text.startswith("Return"))
 
@@ -153,6 +184,9 @@ def claimed_text(claim: Claim) -> str:
         text = f"CAP {claim.value:.2f} ({about})"
     else:
         text = f"{_NAMES.get(claim.metric, claim.metric)} {_unit(claim.metric, claim.value)}"
+    if claim.than is not None:
+        other = " ".join([claim.than.defense, *equations(claim.than.when)])
+        return f"{text}, better than {other}: {_unit(claim.metric, claim.than.value)}"
     beside = "" if claim.undefended is None else f" ({_unit(claim.metric, claim.undefended)} undefended)"
     return text + beside + (f" [{claim.note}]" if claim.note else "")
 

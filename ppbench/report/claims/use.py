@@ -1,27 +1,22 @@
-"""Rules for claims about what a defended model is good for, about its guarantee, and about what all this costs.
-
-Ratios of times are in no record: they are figures of benchmarks, with the machine and the date that they are from.
-"""
+"""Rules for claims about what a defended model is good for, beside the undefended model of the same federation."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from ppbench.base.errors import UsageError
-from ppbench.base.files import read_regular
-from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record, Utility
-from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, decided
-from ppbench.report.page.costs import ratios
+from ppbench.report.claims.case import Case, Finding, Verdict, cells_of
+from ppbench.report.compare.paired import level_of, unpaired
 
-SLACK = 1.01  # of a ratio of bytes: messages have headers
-PRINTED = 1e-3  # of a share of bytes: papers print four digits, and leave commands out of the count
-OTHER_MACHINE = 1.25  # of a ratio of times, which the paper took on another machine
-KEY_OF = {"client_cost_ratio": "client_ratio", "client_backward_ratio": "backward_ratio"}
-"""Which figure of a benchmark says something about which metric of a claim."""
+MARGIN = 0.02
+"""Share of right answers (or Dice) by which more may be lost than the paper loses and count as the same."""
+ERROR_MARGIN = 0.05
+"""Share of the undefended error by which ours may be larger than the paper's and count as the same."""
+SAME, SAME_ERROR, TWICE = 2e-3, 1e-2, 2
+"""How far curves may lie apart, in shares of right answers, of squared errors relative, and in how many rounds they
+must have been looked at, for two trainings to be one and the same to rounding.
+"""
 DIVERGED = "no model: training diverged"
 
 
@@ -36,15 +31,16 @@ def _text(utility: Utility, name: str, form: str) -> str:
 
 
 def accuracy_is_kept(case: Case) -> Finding | str:
-    """A claimed accuracy holds where ours loses no more, by its interval, than the paper's beside the undefended; on
-    other data, another network, other numbers of clients or another partition it does not compare.
+    """A claimed accuracy holds where the interval of what is lost beside the undefended model ends less than 2 points
+    above what the paper loses, and falls where it begins above that; else it cannot be told. Trainings that are one
+    and the same to rounding are told as an identity.
     """
     return _is_kept(case, "accuracy", "accuracy")
 
 
 def top5_is_kept(case: Case) -> Finding | str:
-    """Return that a Top-5 accuracy stands in no record."""
-    return "records hold how often the first answer is right, not the first five"
+    """A claimed Top-5 accuracy is judged as an accuracy is."""
+    return _is_kept(case, "accuracy_top5", "Top-5 accuracy")
 
 
 def dice_is_kept(case: Case) -> Finding | str:
@@ -57,19 +53,39 @@ def _is_kept(case: Case, name: str, words: str) -> Finding | str:
     mine = min(case.mine, key=lambda r: (r.utility.figure(name)[0] or 0.0, r.cell_id))
     if paper.value is None or paper.undefended is None:
         return f"the paper gives no undefended {words} beside it"
-    theirs = None if none is None else none.utility.figure(name)[0]
+    theirs = None if none is None else level_of(none.utility, name)
     if none is None or theirs is None:
         return f"the undefended model has no {words} to stand beside"
-    ours, _, high = mine.utility.figure(name)
-    told = f"{_text(mine.utility, name, '.1%')}; undefended {_text(none.utility, name, '.1%')}"
+    ours, may = level_of(mine.utility, name), paper.undefended - paper.value
+    told, cells = _text(mine.utility, name, ".1%"), cells_of(mine, none)
+    beside = f"undefended {_text(none.utility, name, '.1%')}"
     if none.utility.low is not None and none.utility.low <= none.utility.chance:
-        reason = "the undefended model has learnt nothing"
-        return Finding("cannot be told", "", reason, "", told, cells_of(mine, none))
-    if ours is None or high is None:
-        return decided(True, DIVERGED, "", told, mine, none)
-    may = paper.undefended - paper.value
-    lost = f"{100 * (theirs - ours):.1f} points are lost where the paper loses {100 * may:.2f}"
-    return decided(high < theirs - may, f"{ours:.1%}", lost, told, mine, none)
+        return Finding("cannot be told", "", f"the undefended model has learnt nothing; {beside}", "", told, cells)
+    if ours is None:
+        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells)
+    if _one_training(mine.utility, none.utility, SAME, relative=False):
+        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells)
+    lost = unpaired([theirs], [ours], safer=True)
+    ends = f"[{100 * lost.low:.1f}, {100 * lost.high:.1f}]"
+    reason = f"{100 * lost.worse + 0.0:.1f} points {ends} are lost where the paper loses {100 * may:.2f}; {beside}"
+    verdict = _verdict(lost.low, lost.high, may, MARGIN)
+    return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells)
+
+
+ONE = "the training is the undefended one to rounding: an identity of the protocol, which training does not test"
+
+
+def _verdict(low: float, high: float, may: float, margin: float) -> Verdict:
+    """Return the outcome of two one-sided tests: no more than `margin` beyond `may`, or more than `may`."""
+    return "holds" if high < may + margin else "falls" if low > may else "cannot be told"
+
+
+def _one_training(mine: Utility, none: Utility, apart: float, *, relative: bool) -> bool:
+    """Return whether two trainings gave the same figures in every round that was looked at, but for rounding."""
+    if mine is none or [at for at, _ in mine.curve] != [at for at, _ in none.curve] or len(none.curve) < TWICE:
+        return False
+    pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(mine.curve, none.curve, strict=True)]
+    return all(abs(ours - theirs) <= apart * (theirs if relative else 1.0) for ours, theirs in pairs)
 
 
 def accuracy_rises(case: Case) -> Finding | str:
@@ -95,119 +111,56 @@ def accuracy_rises(case: Case) -> Finding | str:
 
 
 def error_is_kept(case: Case) -> Finding | str:
-    """A claimed MSE holds where ours, by its interval, is no larger beside the undefended than the paper's."""
+    """A claimed MSE holds where the interval of its ratio to the undefended one ends less than .05 above the paper's
+    ratio, and falls where it begins above that; else it cannot be told. Trainings that are one and the same to
+    rounding are told as an identity.
+    """
 
     def error(record: Record) -> tuple[float, str]:
         return float("inf") if record.utility.mse is None else record.utility.mse, record.cell_id
 
     paper, mine, none = case.claim, max(case.mine, key=error), case.undefended
-    if none is None or none.utility.mse is None or paper.value is None or not paper.undefended:
+    if none is None or not none.utility.mse or none.utility.mse_low is None or paper.value is None:
         return "the undefended model has no squared error to stand beside"
-    told = f"{_text(mine.utility, 'mse', '.4f')}; undefended {_text(none.utility, 'mse', '.4f')}"
+    if not paper.undefended:
+        return "the paper gives no undefended error beside it"
+    told, cells = _text(mine.utility, "mse", ".4f"), cells_of(mine, none)
+    beside = f"undefended {_text(none.utility, 'mse', '.4f')}"
     if mine.utility.mse is None or mine.utility.mse_low is None:
-        return decided(True, DIVERGED, "", told, mine, none)
+        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells)
     may = paper.value / paper.undefended
-    share = mine.utility.mse / none.utility.mse if none.utility.mse else float("inf")
-    reason = f"{share:.3f} of the undefended error where the paper has {may:.3f}"
-    fell = mine.utility.mse_low > none.utility.mse * max(1.0, may)
-    return decided(fell, f"{mine.utility.mse:.4f}", reason, told, mine, none)
+    if _one_training(mine.utility, none.utility, SAME_ERROR, relative=True):
+        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells)
+    low, high = _ratio(mine.utility, none.utility)
+    share = mine.utility.mse / none.utility.mse
+    reason = f"{share:.3f} [{low:.3f}, {high:.3f}] of the undefended error where the paper has {may:.3f}; {beside}"
+    verdict = _verdict(low, high, may, ERROR_MARGIN)
+    return Finding(verdict, f"to {mine.utility.mse:.4f}" if verdict == "falls" else "", reason, "", told, cells)
+
+
+def _ratio(mine: Utility, none: Utility) -> tuple[float, float]:
+    """Return the interval of a ratio of two errors, on the logarithmic scale by MOVER, as of independent samples."""
+    logs = [[math.log(max(end or 0.0, 1e-30)) for end in one.figure("mse")] for one in (mine, none)]
+    (ours, low, high), (theirs, least, most) = logs
+    middle = ours - theirs
+    down, up = math.hypot(ours - low, most - theirs), math.hypot(high - ours, theirs - least)
+    return math.exp(middle - down), math.exp(middle + up)
 
 
 def guarantee_is_given(case: Case) -> Finding | str:
     """A claimed epsilon holds where the mechanism, as implemented, gives one over the whole training, no larger."""
     record = max(case.mine, key=lambda r: (r.privacy.epsilon is None, r.privacy.epsilon or 0.0, r.cell_id))
-    privacy = record.privacy
+    privacy, cells = record.privacy, cells_of(record)
     if privacy.epsilon is None:
         reason = (privacy.reason or "no reason is recorded").rstrip(".")
-        return decided(True, "no guarantee", reason, "none", record)
+        return Finding("falls", "to no guarantee", reason, "", "none", cells)
     told = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.1g} over the whole training"
     fell = privacy.epsilon > (case.claim.value or 0.0)
-    return decided(fell, f"{privacy.epsilon:.3g}", "over the whole training", told, record)
+    to = f"to {privacy.epsilon:.3g}" if fell else ""
+    return Finding("falls" if fell else "holds", to, "over the whole training", "", told, cells)
 
 
-# -- costs -----------------------------------------------------------------------------------------------------------
-def upload_is_as_large(case: Case) -> Finding | str:
-    """A claimed ratio of uploads holds where a client sends no more numbers; their width is a parameter of its own."""
-    mine, none = max(case.mine, key=lambda r: (r.cost.bytes_up, r.cell_id)), case.undefended
-    if none is None or not none.cost.bytes_up:
-        return "the undefended upload is not there to stand beside"
-    width = 2.0 if mine.config.defense.parameters.get("precision") == "float64" else 1.0
-    width /= 2.0 if none.config.federation.dtype == "float64" else 1.0
-    ratio = mine.cost.bytes_up / none.cost.bytes_up
-    numbers = ratio / width
-    told = f"{ratio:.2f} in bytes" + (f", {numbers:.2f} in numbers" if width != 1 else "")
-    reason = f"{mine.cost.bytes_up:.0f} B a client and round beside {none.cost.bytes_up:.0f} B"
-    reason += ", in float64 where the undefended sends float32" if width == 2 else ""
-    return decided(numbers > (case.claim.value or 0.0) * SLACK, f"{numbers:.2f}", reason, told, mine, none)
-
-
-def bytes_are_saved(case: Case) -> Finding | str:
-    """A claimed saving of bytes, both ways in a round and without set-up, holds where no less is saved, to 0.001."""
-
-    def sent(record: Record) -> float:
-        return record.cost.bytes_up + record.cost.bytes_down
-
-    mine, none = max(case.mine, key=lambda r: (sent(r), r.cell_id)), case.undefended
-    if none is None or case.claim.value is None:
-        return "the undefended bytes are not there to stand beside"
-    saved = 1 - sent(mine) / sent(none)
-    reason = f"{sent(mine):.0f} B a client and round beside {sent(none):.0f} B"
-    return decided(saved < case.claim.value - PRINTED, f"{saved:.2%}", reason, f"{saved:.2%}", mine, none)
-
-
-def memory_is_as_small(case: Case) -> Finding | str:
-    """A claimed ratio of memories holds where ours is within a quarter of it: papers count a whole process, we what a
-    client's computation allocates beyond its inputs.
-    """
-    none = case.undefended
-    known = [(ratio, r) for r in case.mine if none and (ratio := ratios(r.cost, none.cost).memory) is not None]
-    if not known or none is None or case.claim.value is None:
-        return "the memory of both was not measured"
-    ratio, mine = max(known, key=lambda pair: (pair[0], pair[1].cell_id))
-    reason = f"{mine.cost.memory_peak} B at most beside {none.cost.memory_peak} B"
-    return decided(ratio > case.claim.value * OTHER_MACHINE, f"{ratio:.2f}", reason, f"{ratio:.3f}", mine, none)
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One benchmark. about: "resnet20 float64"; values: its numbers by name; machine, date: where and when."""
-
-    defense: str
-    about: str
-    values: dict[str, float]
-    machine: str
-    date: str
-
-
-def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
-    """Return the benchmarks of files {"DEFENSE MODEL VARIANT": {"client_ratio": 2.1, "machine": ""}}, or UsageError."""
-    found = []
-    for path in paths:
-        try:
-            data = json.loads(read_regular(path.resolve()))
-        except (OSError, ValueError, RecursionError, RuntimeError) as cause:
-            raise UsageError(f"{path} cannot be read as JSON ({cause}); give a file that a benchmark wrote.") from cause
-        if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
-            raise UsageError(f'{path} must map "DEFENSE MODEL VARIANT" to figures by name, as benchmarks write it.')
-        for name, entry in data.items():
-            defense, _, about = str(name).partition(" ")
-            values = {k: float(v) for k, v in entry.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-            machine, date = (str(entry.get(key, "?")) for key in ("machine", "date"))
-            found.append(Benchmark(defense, about, values, machine, date))
-    return sorted(found, key=lambda b: (b.defense, b.about, b.date))
-
-
-def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
-    """A claimed ratio of times holds where the largest of ours is within a quarter of it, for another machine.
-
-    Returns the finding and the setting of the figures that it is from, or why there is none.
-    """
-    key = KEY_OF[claim.metric]
-    known = [b for b in benchmarks if b.defense == defense and key in b.values]
-    if not known:
-        return f"no benchmark gives {key} of {defense} (--figures)"
-    told = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
-    where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
-    largest, claimed = max(b.values[key] for b in known), claim.value or 0.0
-    reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is put down to that"
-    return decided(largest > claimed * OTHER_MACHINE, f"{largest:.2f}", reason, told), f"benchmark, {where}"
+def best_of(records: Sequence[Record], name: str) -> Record | None:
+    """Return the record whose model is the best by a figure, of equals the first by name; None without a figure."""
+    known = [r for r in records if r.utility.figure(name)[0] is not None]
+    return max(known, key=lambda r: (r.utility.figure(name)[0] or 0.0, r.cell_id), default=None)

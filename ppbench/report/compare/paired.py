@@ -17,6 +17,7 @@ from scipy import stats
 
 from ppbench.metrics.intervals import LEVEL
 from ppbench.questions.base import Rule
+from ppbench.records.outcome import Utility
 from ppbench.report.compare.samples import Floats, Sample, counts, sample_of, statistic
 from ppbench.report.worst import Measured
 
@@ -170,6 +171,12 @@ class Level:
     low: float
     high: float
     n: int
+
+
+def level_of(utility: Utility, name: str) -> Level | None:
+    """Return a figure of a model ("accuracy", "mse") with its interval, None where one is not known."""
+    value, low, high = utility.figure(name)
+    return None if value is None or low is None or high is None else Level(value, low, high, utility.n)
 
 
 def unpaired(base: Sequence[Level], new: Sequence[Level], safer: bool) -> Change:

@@ -14,7 +14,7 @@ from ppbench.records.schema import Utility
 from ppbench.report.compare import paired
 from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of, notes
 from ppbench.report.compare.judge import Row, row_of
-from ppbench.report.compare.paired import Change, Level, change, same, with_luck
+from ppbench.report.compare.paired import Change, change, level_of, same, with_luck
 from ppbench.report.compare.samples import RULES, TRAINED, Floats, rules_for, sample_of
 from ppbench.report.frame import MODEL, POINT, Key, key_of
 from ppbench.report.worst import Measured, cell_of, worst_case
@@ -81,7 +81,7 @@ def _utilities(pair: Pair) -> Iterator[Row]:
     for name, safer in (("accuracy", True), ("dice", True), ("mse", False)):
         if name == "mse" and pair.base[0].utility.accuracy is not None:
             continue  # of a classifier the accuracy is judged
-        sides = [[_level(record.utility, name) for record in side] for side in (pair.base, pair.new)]
+        sides = [[level_of(record.utility, name) for record in side] for side in (pair.base, pair.new)]
         base, new = ([level for level in side if level is not None] for side in sides)
         if len(base) < len(pair.seeds):
             continue
@@ -89,17 +89,12 @@ def _utilities(pair: Pair) -> Iterator[Row]:
         tolerance = ACCURACY * (mean if name == "mse" else 1.0)
         rule = Rule(name, name, "all", "mean", tolerance, safer, LUCK * tolerance)
         if len(new) < len(base):
-            reason = next((r.utility.reason for r in pair.new if _level(r.utility, name) is None), None)
+            reason = next((r.utility.reason for r in pair.new if level_of(r.utility, name) is None), None)
             yield row_of(pair, rule, None, f"not in NEW: {reason}")
         elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
             yield row_of(pair, rule, same(mean, sum(b.n for b in base), "equal utility"), "")
         else:
             yield row_of(pair, rule, with_luck(paired.unpaired(base, new, safer), rule.luck, len(base)), "")
-
-
-def _level(utility: Utility, name: str) -> Level | None:
-    value, low, high = utility.figure(name)
-    return None if value is None or low is None or high is None else Level(value, low, high, utility.n)
 
 
 def _epsilons(pair: Pair) -> Iterator[Row]:

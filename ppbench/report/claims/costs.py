@@ -1,0 +1,56 @@
+"""Rules for claims about what a defense costs a client: bytes and memory, beside the undefended client's.
+
+They follow from the protocol, whatever is trained: no result of a training or an attack could change them.
+"""
+
+from __future__ import annotations
+
+from ppbench.records.schema import Record
+from ppbench.report.claims.case import Case, Finding, decided
+from ppbench.report.page.costs import ratios
+
+SLACK = 1.01  # of a ratio of bytes: messages have headers
+PRINTED = 1e-3  # of a share of bytes: papers print four digits, and leave commands out of the count
+OTHER_MACHINE = 1.25  # of a ratio of times or memories, which the paper took on another machine
+
+
+def upload_is_as_large(case: Case) -> Finding | str:
+    """A claimed ratio of uploads holds where a client sends no more numbers; their width is a parameter of its own."""
+    mine, none = max(case.mine, key=lambda r: (r.cost.bytes_up, r.cell_id)), case.undefended
+    if none is None or not none.cost.bytes_up:
+        return "the undefended upload is not there to stand beside"
+    width = 2.0 if mine.config.defense.parameters.get("precision") == "float64" else 1.0
+    width /= 2.0 if none.config.federation.dtype == "float64" else 1.0
+    ratio = mine.cost.bytes_up / none.cost.bytes_up
+    numbers = ratio / width
+    told = f"{ratio:.2f} in bytes" + (f", {numbers:.2f} in numbers" if width != 1 else "")
+    reason = f"{mine.cost.bytes_up:.0f} B a client and round beside {none.cost.bytes_up:.0f} B"
+    reason += ", in float64 where the undefended sends float32" if width == 2 else ""
+    return decided(numbers > (case.claim.value or 0.0) * SLACK, f"{numbers:.2f}", reason, told, mine, none)
+
+
+def bytes_are_saved(case: Case) -> Finding | str:
+    """A claimed saving of bytes, both ways in a round and without set-up, holds where no less is saved, to 0.001."""
+
+    def sent(record: Record) -> float:
+        return record.cost.bytes_up + record.cost.bytes_down
+
+    mine, none = max(case.mine, key=lambda r: (sent(r), r.cell_id)), case.undefended
+    if none is None or case.claim.value is None:
+        return "the undefended bytes are not there to stand beside"
+    saved = 1 - sent(mine) / sent(none)
+    reason = f"{sent(mine):.0f} B a client and round beside {sent(none):.0f} B"
+    return decided(saved < case.claim.value - PRINTED, f"{saved:.2%}", reason, f"{saved:.2%}", mine, none)
+
+
+def memory_is_as_small(case: Case) -> Finding | str:
+    """A claimed ratio of memories holds where ours is within a quarter of it: papers count a whole process, we what a
+    client's computation allocates beyond its inputs.
+    """
+    none = case.undefended
+    known = [(ratio, r) for r in case.mine if none and (ratio := ratios(r.cost, none.cost).memory) is not None]
+    if not known or none is None or case.claim.value is None:
+        return "the memory of both was not measured"
+    ratio, mine = max(known, key=lambda pair: (pair[0], pair[1].cell_id))
+    reason = f"{mine.cost.memory_peak} B at most beside {none.cost.memory_peak} B"
+    return decided(ratio > case.claim.value * OTHER_MACHINE, f"{ratio:.2f}", reason, f"{ratio:.3f}", mine, none)

@@ -1,0 +1,148 @@
+"""Whether a record is about what a claim is about: data, network, clients, length of training, what was attacked."""
+
+from __future__ import annotations
+
+import math
+
+from ppbench.federation.claim import Claim, Conditions, Need, Scalar, allowed
+from ppbench.records.schema import CellConfig
+from ppbench.report.frame import network
+
+LONG_ENOUGH = 0.95
+"""Share of the paper's epochs from which on a training is as long: rounds of whole batches are a little short."""
+CLOSENESS: tuple[Need, ...] = ("dataset", "model", "clients", "partition")
+"""What makes one evaluation closer to a paper's than another, the weightiest first."""
+WORDS = {"dataset": "data set", "batch_size": "training batch", "batch": "batch of victims", "steps": "mini-batches"}
+FAMILIES = {
+    "mlp": ("mlp",),
+    "residual": ("resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
+    "convolutional": (
+        *("dlnet", "lenet", "lenet_baffle", "cnn", "alexnet", "vgg16", "densenet", "unet"),
+        *("resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
+    ),
+}
+"""Networks by kind; a residual one is a convolutional one too."""
+
+
+def lacking(claim: Claim, config: CellConfig) -> tuple[str, ...]:
+    """Return what of a claim's premise a cell lacks, a clause each; none where it is about what the claim is about."""
+    return tuple(_lack(claim, config, need) for need in claim.premise if not shares(claim, config, need))
+
+
+def unmet(conditions: Conditions, config: CellConfig, control: bool) -> tuple[str, ...]:
+    """Return parameters of a defense that a cell has otherwise, a clause each: its control parameter, or the others."""
+    axis = "" if config.defense.control is None else config.defense.control.name
+    own = config.defense.parameters
+    asked = [(name, value) for name, value in conditions if (name == axis) == control]
+    return tuple(
+        f"{name}={_word(own.get(name))}, not {' or '.join(map(_word, allowed(value)))}"
+        for name, value in asked
+        if own.get(name) not in allowed(value)
+    )
+
+
+def shares(claim: Claim, config: CellConfig, need: Need) -> bool:
+    """Return whether a cell has what the claim's premise says; what the paper leaves open every cell has."""
+    if need == "dataset":
+        name = config.data.name.rpartition(":")[2]
+        return not claim.dataset or name == claim.dataset or name.startswith(f"{claim.dataset}.")
+    if need == "model":
+        options = {**config.model.options, "layers": _layers(config)}
+        same = config.model.id == claim.model and all(options.get(name) == value for name, value in claim.options)
+        return not claim.model or same
+    if need == "family":
+        return not claim.family or config.model.id in FAMILIES.get(claim.family, ())
+    if need == "partition":
+        dealt = config.federation.partition
+        return not claim.partition or dealt == claim.partition or dealt.startswith(f"{claim.partition}:")
+    if need == "epochs":
+        return claim.epochs is None or epochs_of(config) >= LONG_ENOUGH * claim.epochs
+    if need == "steps":
+        return claim.steps is None or steps_of(config) >= claim.steps
+    ours = {"clients": config.federation.clients, "batch_size": config.federation.batch, "batch": config.batch_size}
+    theirs = {"clients": claim.clients, "batch_size": claim.batch_size, "batch": claim.batch}
+    return theirs[need] in (None, ours[need])
+
+
+def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
+    """Return what a cell has in place of what the claim needs: "digits, not mnist", "20 of 300 epochs"."""
+    if need == "epochs":
+        return f"{epochs_of(config):.3g} of {claim.epochs:g} epochs"
+    if need == "steps":
+        return (
+            f"{steps_of(config)} mini-batch{'' if steps_of(config) == 1 else 'es'} attacked, not {claim.steps} or more"
+        )
+    fed = config.federation
+    pairs: dict[Need, tuple[str, str]] = {
+        "dataset": (config.data.name.rpartition(":")[2], claim.dataset),
+        "model": (network(config.model.id, config.model.options), ", ".join([claim.model, *equations(claim.options)])),
+        "family": (config.model.id, f"a {claim.family} network"),
+        "clients": (f"{fed.clients} client{'' if fed.clients == 1 else 's'}", str(claim.clients)),
+        "partition": (fed.partition, claim.partition),
+        "batch_size": (f"training batches of {fed.batch}", str(claim.batch_size)),
+        "batch": (f"batches of {config.batch_size}", str(claim.batch)),
+    }
+    ours, theirs = pairs[need]
+    return f"{ours}, not {theirs}"
+
+
+def words_of(claim: Claim) -> str:
+    """Return a claim's premise in words: "mnist, dlnet, 10 clients, iid, 300 epochs"."""
+    parties = "" if claim.clients is None else f"{claim.clients} client{'s' if claim.clients != 1 else ''}"
+    told: dict[Need, str] = {
+        "dataset": claim.dataset,
+        "model": ", ".join([claim.model, *equations(claim.options)]) if claim.model else "",
+        "family": f"a {claim.family} network" if claim.family else "",
+        "clients": parties,
+        "partition": claim.partition,
+        "epochs": "" if claim.epochs is None else f"{claim.epochs:g} epochs",
+        "batch_size": "" if claim.batch_size is None else f"batches of {claim.batch_size}",
+        "batch": "" if claim.batch is None else f"victims in batches of {claim.batch}",
+        "steps": "" if claim.steps is None else f"at least {claim.steps} mini-batches an upload",
+    }
+    return ", ".join(told[need] for need in claim.premise if told[need])
+
+
+def differing(claim: Claim, config: CellConfig) -> tuple[str, ...]:
+    """Return in what else than its premise a cell differs from the paper's setting."""
+    return tuple(
+        WORDS.get(need, need) for need in CLOSENESS if need not in claim.premise and not shares(claim, config, need)
+    )
+
+
+def closeness(claim: Claim, config: CellConfig) -> int:
+    """Return a number that is larger the closer a cell's setting is to the paper's."""
+    return sum(2**i for i, need in enumerate(reversed(CLOSENESS)) if shares(claim, config, need))
+
+
+def equations(pairs: Conditions) -> list[str]:
+    """Return ["theta=0.3", "masks=ring32 or ring64"]."""
+    return [f"{name}={' or '.join(map(_word, allowed(value)))}" for name, value in pairs]
+
+
+def _word(value: Scalar | None) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def epochs_of(config: CellConfig) -> float:
+    """Return how often a client goes over its share in training: rounds times local epochs, or by batches."""
+    fed = config.federation
+    if fed.upload == "delta":
+        return float(fed.rounds * fed.local_epochs)
+    return fed.rounds * fed.batch * fed.clients / config.data.train
+
+
+def steps_of(config: CellConfig) -> int:
+    """Return how many mini-batches an attacked upload holds: one of a gradient, those of a round of a local part."""
+    fed = config.federation
+    if config.probe == "gradient":
+        return 1
+    return fed.local_epochs * math.ceil(config.batch_size / fed.batch)
+
+
+def _layers(config: CellConfig) -> int | None:
+    """Return the number of linear layers of an "mlp", which may list its hidden widths or count its layers."""
+    counted, widths = config.model.options.get("layers"), config.model.options.get("hidden")
+    if isinstance(counted, int) and counted:
+        return counted
+    return None if widths is None else 1 + len([word for word in str(widths).split(",") if word.strip()])

@@ -1,0 +1,184 @@
+"""Rules for claims to be better than another defense, in one federation, on the same victims.
+
+A CAP is large where the distances are or where the model is good, so that of two CAPs nothing follows: distances are
+compared at equal accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ppbench.questions.base import Rule as Judged
+from ppbench.questions.base import question_for
+from ppbench.records.schema import Record
+from ppbench.report.claims.attacks import UNKNOWN, asked, paper_grid
+from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, unreliable
+from ppbench.report.claims.use import best_of
+from ppbench.report.compare.paired import Change, bootstrapped, change, level_of, unpaired
+from ppbench.report.compare.samples import sample_of
+from ppbench.report.controls import value
+from ppbench.report.frame import SETTING, frame_of
+from ppbench.report.verdict.lines import Sides
+from ppbench.report.worst import Measured, WorstCase, attack_of
+
+ALIKE = 0.01
+"""Shares of right answers that a rival may lack and still be as accurate."""
+
+OF = {"psnr_median": ("reconstruction", "server/1", "init"), "asr": ("membership", "client/1", "iterate")}
+"""Of which cells a figure is: their kind, and whose view of which model first of all."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defense at one control value: what is left to who tries all attacks, and how good the model is."""
+
+    control: float | None
+    worst: WorstCase
+    accuracy: float
+
+
+def _points(cells: Sequence[Record], metric: str) -> Iterator[Point]:
+    """Yield the points of a defense's cells of one kind, of trainings that ended in a model."""
+    for row in frame_of(cells).by(SETTING).values():
+        worst, accuracy = row.worst(metric), row[0].utility.accuracy
+        if worst is not None and accuracy is not None and value(worst, metric) is not None:
+            control = row[0].config.defense.control
+            yield Point(None if control is None else control.value, worst, accuracy)
+
+
+def _pairs(mine: Sequence[Point], theirs: Sequence[Point], safer: bool) -> list[tuple[Point, Point]]:
+    """Return each point with the rival's that protects best among those of the same accuracy or a better one."""
+    found = []
+    for point in mine:
+        equal = [other for other in theirs if other.accuracy >= point.accuracy - ALIKE]
+        if equal:
+            sign = 1 if safer else -1
+            found.append((point, max(equal, key=lambda p: sign * (value(p.worst, _metric(p.worst)) or 0.0))))
+    return found
+
+
+def _metric(worst: WorstCase) -> str:
+    law = question_for(worst).distance()
+    return "" if law is None else law.metric
+
+
+def stays_farther(case: Case) -> Finding | str:
+    """That a CAP is larger than another defense's holds where, at equal accuracy, the worst case over all attacks stays
+    farther from the truth, victim by victim, with its whole interval; it falls where it comes nearer. The other
+    defense counts at the control value that protects best and costs no more accuracy (to a point).
+    """
+    kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
+    mine, theirs = (asked(cells, kind, batch) for cells in (case.mine, case.rival))
+    if not mine or not theirs:
+        who = "it" if not mine else _name(case)
+        return f"no {kind} attack was run on {who} at batch {batch} from the server's view of random weights"
+    law = question_for(mine[0]).distance()
+    assert law is not None
+    rule = next(rule for rule in question_for(mine[0]).rules if rule.metric == law.metric)
+    ours = list(_points(paper_grid(mine, case.claim), law.metric))
+    others = list(_points(paper_grid(theirs, case.claim, own=False), law.metric))
+    pairs = _pairs(ours, others, rule.safer)
+    if not ours or not others:
+        return "no value of the paper's grids was run of both"
+    if not pairs:
+        reason = f"{_name(case)} is as accurate at none of its values: {_best(others)} beside {_best(ours)} at most"
+        return Finding("cannot be told", "", reason)
+    return _judged(case, pairs, rule, f"over {len(pairs)} of {len(ours)} values at which it is as accurate")
+
+
+def _best(points: Sequence[Point]) -> str:
+    return f"{max(point.accuracy for point in points):.1%}"
+
+
+def _judged(case: Case, pairs: Sequence[tuple[Point, Point]], rule: Judged, about: str) -> Finding:
+    if bad := unreliable(case, "server/1"):
+        return Finding("cannot be told", "", bad)
+    try:
+        samples = [sample_of(theirs.worst, mine.worst, rule) for mine, theirs in pairs]
+    except ValueError:
+        return Finding("cannot be told", "", "the two were asked about other victims")
+    mean = replace(
+        samples[0],
+        base=np.mean([s.base for s in samples], axis=0),
+        new=np.mean([s.new for s in samples], axis=0),
+    )
+    form = replace(rule, form="mean") if len(samples) > 1 else rule
+    found = bootstrapped([mean], form, f"{case.claim.source} {case.claim.metric}")
+    cells = cells_of(*(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs))
+    knows = any(mine.worst.knows for mine, _ in pairs) or any(r.config.attack.adaptive for r in case.mine)
+    return _told(found, rule.safer, knows, about, _who([mine.worst for mine, _ in pairs]), cells)
+
+
+def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]) -> Finding:
+    """Return the verdict of a difference: `worse` is positive where the defense leaks more than the other."""
+    verdict: Verdict = "falls" if found.low > 0 else "holds" if found.high < 0 else "cannot be told"
+    sign = -1.0 if safer else 1.0
+    ends = sorted((sign * found.low, sign * found.high))
+    told = f"{found.new:.2f} beside {found.base:.2f} ({attacks})"
+    reason = f"difference {sign * found.worse:+.2f} [{ends[0]:+.2f}, {ends[1]:+.2f}], {about}"
+    if verdict == "holds" and not knows:
+        return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", told, cells)
+    return Finding(verdict, f"to {told}" if verdict == "falls" else "", reason, "", told, cells)
+
+
+def _who(cases: Sequence[Measured]) -> str:
+    return ", ".join(dict.fromkeys(attack_of(case) for case in cases))
+
+
+def _name(case: Case) -> str:
+    return "the other" if case.claim.than is None else case.claim.than.defense
+
+
+def leaks_less(case: Case) -> Finding | str:
+    """That less is rebuilt, or fewer members are told, than under another defense holds where the worst case over all
+    attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above.
+    """
+    metric = case.claim.metric
+    kind = OF[metric][0]
+    sides = [_strongest(cells, metric) for cells in (case.mine, case.rival)]
+    mine, theirs = sides
+    if mine is None or theirs is None:
+        return f"no {kind} attack came to a figure on {'it' if mine is None else _name(case)}"
+    if bad := unreliable(case, mine.config.threat_model.id):
+        return Finding("cannot be told", "", bad)
+    rule = next(rule for rule in question_for(mine).rules if rule.metric == metric and rule.subset != "canaries")
+    try:
+        found = change([theirs], [mine], rule, f"{case.claim.source} {metric}")
+    except ValueError:
+        return Finding("cannot be told", "", "the two were asked about other victims")
+    knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
+    return _told(found, rule.safer, knows, "victim by victim", _who([mine]), cells_of(mine, theirs))
+
+
+def _strongest(cells: Sequence[Record], metric: str) -> WorstCase | None:
+    """Return the worst case of a kind, at the smallest batch."""
+    kind, threat, stage = OF[metric]
+    some = [r for r in cells if r.config.attack.kind == kind and value(r, metric) is not None]
+    some = [r for r in some if r.config.threat_model.id == threat] or some
+    some = [r for r in some if r.config.stage == stage] or some
+    smallest = min((r.config.batch_size for r in some), default=0)
+    return Sides.of([r for r in some if r.config.batch_size == smallest], metric).worst
+
+
+def learns_more(case: Case) -> Finding | str:
+    """That a model is better than under another defense holds where the interval of the difference, of independent
+    samples, lies above 0, and falls where it lies below.
+    """
+    name = case.claim.metric
+    mine, theirs = best_of(case.mine, name), best_of(case.rival, name)
+    ours = None if mine is None else level_of(mine.utility, name)
+    other = None if theirs is None else level_of(theirs.utility, name)
+    if mine is None or theirs is None or ours is None or other is None:
+        return f"{'it' if ours is None else _name(case)} has no {name} here"
+    found = unpaired([other], [ours], safer=name != "mse")
+    verdict: Verdict = "falls" if found.low > 0 else "holds" if found.high < 0 else "cannot be told"
+    form, scale = (".4f", 1.0) if name == "mse" else (".1%", 100.0)
+    sign = 1.0 if name == "mse" else -1.0
+    ends = sorted((sign * found.low * scale, sign * found.high * scale))
+    told = f"{ours.value:{form}} beside {other.value:{form}}"
+    reason = f"difference {sign * found.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
+    to = f"to {told}" if verdict == "falls" else ""
+    return Finding(verdict, to, reason, "", told, cells_of(mine, theirs))

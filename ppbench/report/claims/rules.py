@@ -1,0 +1,38 @@
+"""Which rule judges claims about which metric, and what could have come out in the same setting."""
+
+from __future__ import annotations
+
+from ppbench.federation.claim import Claim
+from ppbench.report.claims import costs, use
+from ppbench.report.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
+from ppbench.report.claims.ends import Rule, leaking, lossless, silent, useless
+from ppbench.report.claims.rivals import leaks_less, learns_more, stays_farther
+
+CAPS = ("cap_reconstruction", "cap_label", "cap_tracing")
+RULES: dict[str, Rule] = {
+    "asr": Rule(members_stay_hidden, leaking, silent),
+    "psnr_median": Rule(pixels_stay_hidden, leaking, silent),
+    "agreement": Rule(outputs_stay_hidden, leaking, silent),
+    **dict.fromkeys(CAPS, Rule(calibrated, leaking, silent)),
+    "accuracy": Rule(use.accuracy_is_kept, useless, lossless, "middle"),
+    "accuracy_top5": Rule(use.top5_is_kept, useless, lossless, "middle"),
+    "dice": Rule(use.dice_is_kept, useless, lossless, "middle"),
+    "mse": Rule(use.error_is_kept, useless, lossless, "middle"),
+    "accuracy_rises": Rule(use.accuracy_rises),
+    "epsilon": Rule(use.guarantee_is_given),
+    "upload_ratio": Rule(costs.upload_is_as_large),
+    "bytes_saving": Rule(costs.bytes_are_saved),
+    "memory_ratio": Rule(costs.memory_is_as_small),
+}
+"""Rules of claims about one defense."""
+RIVALS: dict[str, Rule] = {
+    **dict.fromkeys(CAPS, Rule(stays_farther, leaking, silent)),
+    **dict.fromkeys(("psnr_median", "asr"), Rule(leaks_less, leaking, silent)),
+    **dict.fromkeys(("accuracy", "accuracy_top5", "dice", "mse"), Rule(learns_more, useless, lossless, "middle")),
+}
+"""Rules of claims to be better than another defense."""
+
+
+def rule_of(claim: Claim) -> Rule | None:
+    """Return the rule that judges a claim, or None."""
+    return (RULES if claim.than is None else RIVALS).get(claim.metric)

@@ -1,0 +1,62 @@
+"""Claims about time: ratios of times are in no record, they are figures of benchmarks with their machine and date."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.base.files import read_regular
+from ppbench.federation.claim import Claim
+from ppbench.report.claims.case import Finding, decided
+from ppbench.report.claims.costs import OTHER_MACHINE
+
+KEY_OF = {"client_cost_ratio": "client_ratio", "client_backward_ratio": "backward_ratio"}
+"""Which figure of a benchmark says something about which metric of a claim."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark. about: "resnet20 float64"; values: its numbers by name; machine, date: where and when."""
+
+    defense: str
+    about: str
+    values: dict[str, float]
+    machine: str
+    date: str
+
+
+def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
+    """Return the benchmarks of files {"DEFENSE MODEL VARIANT": {"client_ratio": 2.1, "machine": ""}}, or UsageError."""
+    found = []
+    for path in paths:
+        try:
+            data = json.loads(read_regular(path.resolve()))
+        except (OSError, ValueError, RecursionError, RuntimeError) as cause:
+            raise UsageError(f"{path} cannot be read as JSON ({cause}); give a file that a benchmark wrote.") from cause
+        if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
+            raise UsageError(f'{path} must map "DEFENSE MODEL VARIANT" to figures by name, as benchmarks write it.')
+        for name, entry in data.items():
+            defense, _, about = str(name).partition(" ")
+            values = {k: float(v) for k, v in entry.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+            machine, date = (str(entry.get(key, "?")) for key in ("machine", "date"))
+            found.append(Benchmark(defense, about, values, machine, date))
+    return sorted(found, key=lambda b: (b.defense, b.about, b.date))
+
+
+def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
+    """A claimed ratio of times holds where the largest of ours is within a quarter of it, for another machine.
+
+    Returns the finding and the setting of the figures that it is from, or why there is none.
+    """
+    key = KEY_OF[claim.metric]
+    known = [b for b in benchmarks if b.defense == defense and key in b.values]
+    if not known:
+        return f"no benchmark gives {key} of {defense} (--figures)"
+    told = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
+    where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
+    largest, claimed = max(b.values[key] for b in known), claim.value or 0.0
+    reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is put down to that"
+    return decided(largest > claimed * OTHER_MACHINE, f"{largest:.2f}", reason, told), f"benchmark, {where}"

@@ -1,0 +1,170 @@
+"""A verdict that no result could change is none: over all registered claims, and each rule from end to end."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from ppbench.base.registry import load_all
+from ppbench.federation.claim import Claim, Rival
+from ppbench.report.claims import Checked, check
+from ppbench.report.claims.premise import FAMILIES
+from ppbench.report.claims.rules import RIVALS, RULES
+
+KINDS = {
+    "asr": "membership", "agreement": "extraction", "psnr_median": "reconstruction",
+    "cap_reconstruction": "reconstruction", "cap_label": "label", "cap_tracing": "tracing",
+}  # fmt: skip
+"""Metrics of claims about attacks, by the kind of attack."""
+FOUND = {"reconstruction": (60.0, 5.0), "label": (1.0, 0.1), "tracing": (1.0, 0.1), "extraction": (1.0, 0.1)}
+"""What attacks of a kind find where all leaks, and where nothing does: decibels, or shares of hits."""
+
+
+def claims():
+    found = [(name, claim) for name, f in load_all("defenses").items() for claim in f.claimed if claim.metric in KINDS]
+    return dict.fromkeys(found)
+
+
+def planted(make, name, claim, at, noise=0.0):
+    """Return records that meet a claim's premise, of which attacks find the share `at` of what can be found.
+
+    noise: the same of what is not the defense's but its rival's.
+    """
+    kind = KINDS[claim.metric]
+    plugins = load_all("defenses")
+    steps = claim.steps or 1
+    about = dict(
+        dataset=f"parquet:{claim.dataset}" if claim.dataset else "digits",
+        model=claim.model or FAMILIES.get(claim.family, ("mlp",))[0],
+        options=dict(claim.options),
+        clients=claim.clients or 10,
+        batch=claim.batch or (1 if steps == 1 else 32 * steps),
+        probe="gradient" if steps == 1 else "local",
+    )
+    stages = ("iterate", "final") if kind == "membership" else ("iterate",) if kind == "extraction" else ("init",)
+
+    def cell(defense, value, attack, level, **more):
+        top, bottom = FOUND.get(kind, (0.9, 0.5))
+        share = bottom + level * (top - bottom)
+        final = bottom + 1.0 * (top - bottom)  # which no mask is on
+        return [
+            make(defense, value, attack, kind, final if stage == "final" and defense == name else share, stage=stage,
+                 error=1.0 - 0.99 * level, **about, **more)
+            for stage in stages
+        ]  # fmt: skip
+
+    found = cell("none", None, "dlg", 1.0)
+    found += cell("full_noise", None, "dlg", 0.0) if kind != "extraction" else []
+    if kind == "tracing":  # its controls are those of the reconstructions that it goes by
+        found += [
+            make(d, None, "dlg", "reconstruction", db, **about) for d, db in (("none", 60.0), ("full_noise", 5.0))
+        ]
+    sides = [(name, claim.when, at)] + ([(claim.than.defense, claim.than.when, noise)] if claim.than else [])
+    for defense, when, level in sides:
+        plugin = plugins[defense]
+        fixed = {k: v[0] if isinstance(v, tuple) else v for k, v in when}
+        control = plugin.control or "kappa"
+        grid = (defense == name and claim.grid) or plugin.grids.get("paper", (1.0,))
+        values = [fixed.pop(control)] if control in fixed else list(grid)
+        if not plugin.control:
+            values = [None]
+        for value in values:
+            more = {"parameters": fixed, "control": control}
+            found += cell(defense, value, "dlg", level, **more)
+            found += cell(defense, value, "knowing", level, adaptive=True, **more)
+    return found
+
+
+def verdict(name, claim, records):
+    (found,) = check({name: [claim]}, records, [])
+    assert isinstance(found, Checked), found
+    assert found.finding.verdict != "outside the premise", found.finding
+    return found.finding
+
+
+@pytest.mark.parametrize("at", [0.0, 1.0])
+def test_no_registered_claim_falls_where_all_attacks_fail_nor_holds_where_all_leaks(at, fabricate):
+    """Replacing every attack by total failure leaves no "falls", and by total success no "holds"."""
+    told = {"falls": 0, "holds": 0, "cannot be told": 0}
+    every = claims()
+    for name, claim in every:
+        found = verdict(name, claim, planted(fabricate, name, claim, at))
+        assert found.least and found.most, (name, claim)
+        told[found.verdict] += 1
+    assert sum(told.values()) == len(every) >= 100
+    assert told["holds" if at else "falls"] == 0, told
+    assert told["falls" if at else "holds"] > 0, "and verdicts are still given"
+
+
+CAP = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8", grid=(1.0, 10.0))
+ONE = {
+    "cap_reconstruction": CAP,
+    "cap_label": replace(CAP, metric="cap_label"),
+    "cap_tracing": replace(CAP, metric="cap_tracing"),
+    "psnr_median": Claim("psnr_median", 9.2, "digits", "mlp", None, "Table 2"),
+    "asr": Claim("asr", 0.5, "digits", "mlp", None, "Table 4"),
+    "agreement": Claim("agreement", None, "", "", None, "Lemma 3"),
+}
+RIVAL = Rival("dp", 0.2)
+WORSE = ("holds", "cannot be told", "falls")
+LEVELS = (0.0, 0.1, 0.11, 0.12, 0.2, 0.3, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("metric", [m for m in RULES if m in KINDS])
+def test_each_rule_goes_one_way_from_end_to_end_and_the_ends_are_as_they_must_be(metric, fabricate):
+    """Cells in which more leaks never make a verdict better; a CAP, a bracket, is told or not by its ends alone."""
+    told = [verdict("pbpfl", ONE[metric], planted(fabricate, "pbpfl", ONE[metric], at)) for at in LEVELS]
+    places = [WORSE.index(found.verdict) for found in told]
+    assert places == sorted(places) and (places[0], places[-1]) == (0, 2), told
+    assert 1 in places or metric.startswith("cap_") or metric == "asr"
+    assert len({(found.least, found.most) for found in told}) == 1, "the ends do not depend on what was found"
+
+
+@pytest.mark.parametrize("metric", ["cap_reconstruction", "cap_label", "cap_tracing"])
+@pytest.mark.parametrize(
+    ("value", "at", "words"),
+    [
+        (0.0, 0.0, "it would hold even if all leaked"),  # a claim of 0
+        (0.0, 1.0, "it would hold even if all leaked"),
+        (0.99, 0.0, "it would fall even if nothing leaked"),  # above accuracy times the distance of noise
+        (0.99, 1.0, "it would fall even if nothing leaked"),
+    ],
+)
+def test_a_claim_beyond_what_could_have_come_out_cannot_be_told_and_both_ends_are(metric, value, at, words, fabricate):
+    claim = replace(ONE[metric], value=value)
+    found = verdict("pbpfl", claim, planted(fabricate, "pbpfl", claim, at))
+    assert found.verdict == "cannot be told" and found.reason.startswith(words) and not found.to
+    assert found.least.startswith("0.0") and float(found.most[:4]) > 0.7
+
+
+def test_without_the_controls_nothing_says_what_could_have_come_out(fabricate):
+    records = planted(fabricate, "pbpfl", CAP, 1.0)
+    for gone in ("none", "full_noise"):
+        some = [r for r in records if r.config.defense.id != gone]
+        assert verdict("pbpfl", CAP, some).verdict == "cannot be told", gone
+    other = [fabricate("full_noise", None, "dlg", "reconstruction", 5.0, batch=8)]
+    found = verdict("pbpfl", CAP, [r for r in records if r.config.defense.id != "full_noise"] + other)
+    assert found.most == "not known", "of another batch of victims they say nothing"
+
+
+def test_models_of_another_accuracy_than_the_papers_have_no_cap_to_compare(fabricate):
+    records = planted(fabricate, "pbpfl", CAP, 1.0)
+    printed = [
+        replace(CAP, metric="accuracy", value=accuracy, when=(("kappa", kappa),))
+        for kappa, accuracy in ((1.0, 0.60), (10.0, 0.70), (5.0, 0.95))
+    ]
+    (found, *_) = check({"pbpfl": [CAP, *printed]}, records, [])
+    assert found.finding.verdict == "cannot be told"
+    assert found.finding.reason.startswith("the models reach 95.0% where the paper's reach 65.0%")
+    near = [replace(claim, value=0.93) for claim in printed]
+    assert check({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
+
+
+@pytest.mark.parametrize("metric", [m for m in RIVALS if m in KINDS])
+def test_a_claim_to_be_better_is_judged_victim_by_victim(metric, fabricate):
+    claim = replace(ONE[metric], than=RIVAL)
+    made = partial(planted, fabricate, "pbpfl", claim)
+    assert verdict("pbpfl", claim, made(0.0, noise=1.0)).verdict == "holds"
+    assert verdict("pbpfl", claim, made(1.0, noise=0.0)).verdict == "falls"
+    same = verdict("pbpfl", claim, made(0.5, noise=0.5))
+    assert same.verdict == "cannot be told" and "+0.00 [" in same.reason.replace("-0.00", "+0.00"), same
