@@ -1,4 +1,4 @@
-"""Make the records behind docs/claims.md, then the table itself: what papers claim about their defenses, checked.
+"""Make the records behind the older tables in leaderboards/: settings of papers that no suite had.
 
 Run: PPBENCH_SHARED=FOLDER python benchmarks/make_claims.py OUT [PART ...]
 FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz; without it only digits are evaluated.
@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.report.claims.page import write_claims
 from ppbench.run.evaluation import evaluate
 
-HERE = Path(__file__).resolve().parent
 BATCHES = (1,)
 MEMBERS = ("mia_loss", "mia_mentr", "mia_nn", "unmask_regression", "unmask_projection", "unmask_data_free")
 FAST = {"stages": ("init",), "attack_batch": (1,), "victims": 12}
@@ -123,16 +121,13 @@ def runs(data: Path | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def main(out: Path, parts: list[str]) -> None:
-    """Run what is missing and write the table."""
+    """Run what is missing."""
     shared = os.environ.get("PPBENCH_SHARED")
     every = runs(Path(shared) / "data" if shared else None)
     for part in parts or list(every):
         for options in every.get(part, []):
             result = evaluate(out=out / part, workers=2, **options)
             print(part, options["defense"], *result.verdict, sep="\n  ", flush=True)
-    folders = [out / part for part in every if (out / part).is_dir()]
-    figures = sorted((HERE / "results").glob("*.json"))
-    (HERE.parent / "docs" / "claims.md").write_text(write_claims(folders, figures))
 
 
 if __name__ == "__main__":
