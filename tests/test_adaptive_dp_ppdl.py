@@ -179,11 +179,20 @@ def test_the_visible_support_undoes_pruning(federate):
     assert all(score.at_truth > 1e-5 for score in plain)
 
 
-def test_the_noise_on_sent_entries_is_known(federate):
-    view, victims = watched(federate(PPDL(0.3, sigma=1e-4)), count=4)
+@pytest.mark.parametrize("noise_on", ["gradients", "upload"])
+def test_the_noise_on_sent_entries_is_known(noise_on, federate):
+    view, victims = watched(federate(PPDL(0.3, 1e-4, noise_on)), count=4)
     adaptive = attacked(AdaptivePPDL(), view, victims)
     assert {e.noise for e in AdaptivePPDL().evidence(view)} == {Noise("gaussian", 1e-4)}
     assert median(adaptive) > max(20.0, median(attacked(DLG(), view, victims)) + 8)
+
+
+def test_unsent_entries_have_a_weight_where_the_choice_was_among_noisy_ones(federate):
+    for noise_on, known in (("gradients", True), ("upload", False)):
+        view, _ = watched(federate(PPDL(0.3, 0.1, noise_on)), count=2)
+        weights = torch.cat([w.flatten() for e in AdaptivePPDL().evidence(view) for w in e.weight.values()])
+        assert float((weights == 1).float().mean()) == pytest.approx(0.3, abs=0.001)
+        assert bool(((weights[weights != 1] > 0.5) == known).all())
 
 
 @pytest.mark.parametrize("theta", [0.02, 0.3, 1.0])  # sent as indices, as a bitmap, whole

@@ -122,7 +122,7 @@ INF, NAN = float("inf"), float("nan")
 OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "dp": dict(sigma=[-1.0], law=["cauchy"]),
     "dp_sgd": dict(noise_multiplier=[-0.1], clip=[0.0]),
-    "ppdl": dict(theta=[0.0, 1.5]),
+    "ppdl": dict(theta=[0.0, 1.5], noise_on=["weights"]),
     "spn": dict(alpha2=[-0.1], bits=[0], phi_tap=["tail"]),
     "full_noise": dict(sigma=[0.0, INF]),
     "baffle": dict(

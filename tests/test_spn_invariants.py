@@ -9,20 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from observations import watched
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import norm, truncnorm
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed
+from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed, cut_precision
 from ppbench.defenses.spn import SPN, polarization
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Local, Plan, poisson
+from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 
 ALPHAS = (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -189,9 +190,49 @@ def test_ppdl_keeps_exactly_k_largest_entries_unchanged(theta, seed, size):
     assert size_of == min(8 * kept, 4 * kept + math.ceil(size / 8))
 
 
-def test_ppdl_noise_is_on_sent_entries_only():
+def test_sigma_of_ppdl_is_that_of_dp(federate):
+    """With all entries sent, gradients and weight changes are those of `dp`, bit by bit; chosen ones too."""
+    dp, whole, part = (federate(defense) for defense in (DP(0.1), PPDL(1.0, 0.1), PPDL(0.3, 0.1)))
+    data = dict(zip((Slot(0, 0), Slot(1, 1)), dp.shards.values(), strict=False))
+    for kind in ("gradient", "local"):
+        views = [run.probe(data, kind).view("server/1") for run in (dp, whole, part)]
+        for noisy, same, chosen in zip(*(view.exchanges() for view in views), strict=True):
+            like = noisy.asked.params
+            kept = part.defense.decode(chosen.answer, like)
+            for name, value in noisy.answer.params.items():
+                assert torch.equal(whole.defense.decode(same.answer, like)[name], value)
+                assert torch.equal(kept[name], torch.where(kept[name] != 0, value, 0.0))
+
+
+def test_the_law_of_ppdl_is_told_where_it_is_known(plan):
+    gradient, delta = (replace(plan, local=Local(upload)) for upload in ("gradient", "delta"))
+    assert PPDL(0.3, 0.1).noise(gradient) == DP(0.1).noise(gradient) == PPDL(0.3, 0.1, "upload").noise(gradient)
+    assert PPDL(0.3, 0.1).noise(delta) is None
+    assert PPDL(0.3, 0.1, "upload").noise(delta) == PPDL(0.3, 0.1, "upload").noise(gradient)
+    assert PPDL(0.3).noise(gradient) is None and PPDL(0.3, 0.0, "upload").noise(gradient) is None
+
+
+@given(cut=st.floats(0.01, 8))
+def test_an_unsent_entry_tells_what_the_cut_leaves_of_the_variance(cut):
+    assert cut_precision(cut) == pytest.approx(1 - truncnorm(-cut, cut).var(), abs=1e-9)
+
+
+def test_unsent_entries_weigh_by_the_least_sent_value_where_the_choice_was_among_noisy_ones(plan):
+    plan = replace(plan, local=Local("gradient"))
+    like = {"a": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
+    for defense, expected in ((PPDL(0.3, 1.0), None), (PPDL(0.3, 1.0, "upload"), 0.0), (PPDL(0.3), 0.0)):
+        message = defense.upload(context(plan), (), like)
+        cut = float(message.value.abs().min())
+        unsent = cut_precision(cut) if expected is None else expected
+        weight = defense.precision(plan, message, like)["a"]
+        sent = defense.support(message, like)["a"] == 1
+        assert bool((weight[sent] == 1).all()) and torch.allclose(weight[~sent], torch.tensor(unsent))
+    assert cut_precision(1e-9) == 1.0 and cut_precision(50.0) == 0.0
+
+
+def test_noise_on_the_upload_is_on_sent_entries_only():
     like = {"a": torch.linspace(1, 2, 10_000)}
-    defense = PPDL(0.5, sigma=0.1)
+    defense = PPDL(0.5, sigma=0.1, noise_on="upload")
     message = defense.upload(context(None), (), like)
     back = defense.decode(message, like)["a"]
     error = (back - like["a"])[5000:]

@@ -1,4 +1,8 @@
-"""DP as the SPN paper runs it: noise on the batch gradient, without clipping."""
+"""DP as the SPN paper runs it: noise on the batch gradient, without clipping.
+
+What sigma means, here and in PPDL, is said by the three functions below: the scale of the noise on each entry of ONE
+batch gradient, at every local step and in what is attacked.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from ppbench.federation.plan import Batch, Noise, Plan
 
 FAN2020 = paper("fan2020")
 
+Law = Literal["gaussian", "laplace"]
+
 
 def laplace(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Return float32 draws of the Laplace law of scale 1 (inverse distribution function)."""
@@ -24,12 +30,31 @@ def laplace(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return (-u.sign() * torch.log1p(-2 * u.abs().clamp(max=0.5 - 1e-16))).float()
 
 
+def unit_noise(ctx: Context, params: Params, steps: int, law: Law = "gaussian") -> Params:
+    """Return noise of scale 1 for every local step, float32 [steps, *shape], by parameter."""
+    if law == "laplace":
+        return {n: laplace((steps, *p.shape), ctx.generator) for n, p in params.items()}
+    return {n: torch.randn(steps, *p.shape, generator=ctx.generator) for n, p in params.items()}
+
+
+def with_noise(clean: Params, sigma: float, noise: Params) -> Params:
+    """Return one batch gradient plus `sigma` times its step's noise of scale 1, by parameter."""
+    return {name: value + sigma * noise[name] for name, value in clean.items()}
+
+
+def law_on_gradients(plan: Plan, sigma: float, law: Law = "gaussian") -> Noise | None:
+    """Return the law of noise of scale `sigma` on an uploaded gradient; None without noise, or for local steps."""
+    if sigma == 0 or plan.local.upload != "gradient":
+        return None
+    return Noise(law, sigma * (math.sqrt(2) if law == "laplace" else 1))
+
+
 @dataclass(frozen=True)
 class DP(Defense):
     """Gaussian or Laplace noise of scale sigma on every batch gradient; no clipping, so no epsilon."""
 
     sigma: NonNegative = 0.01
-    law: Literal["gaussian", "laplace"] = "gaussian"
+    law: Law = "gaussian"
 
     name: ClassVar[str] = "dp"
     control: ClassVar[str] = "sigma"
@@ -43,17 +68,12 @@ class DP(Defense):
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the law of the noise on one gradient; of a sum of local steps only where there is one step."""
-        if self.sigma == 0 or plan.local.upload != "gradient":
-            return None
-        return Noise(self.law, self.sigma * (math.sqrt(2) if self.law == "laplace" else 1))
+        return law_on_gradients(plan, self.sigma, self.law)
 
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
         """Return noise of scale 1 for every local step, float32, by parameter."""
-        if self.law == "laplace":
-            return {n: laplace((steps, *p.shape), ctx.generator) for n, p in params.items()}
-        return {n: torch.randn(steps, *p.shape, generator=ctx.generator) for n, p in params.items()}
+        return unit_noise(ctx, params, steps, self.law)
 
     def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
         """Return the batch gradient plus sigma times noise."""
-        clean = super().local_gradient(plan, params, batch, own, ())
-        return {name: value + self.sigma * noise[name] for name, value in clean.items()}
+        return with_noise(super().local_gradient(plan, params, batch, own, ()), self.sigma, noise)

@@ -15,19 +15,20 @@ from ppbench.federation.view import View
 class AdaptivePPDL(AdaptiveDP):
     """Gradient matching on the visible support: unsent entries carry no weight; which were sent is in the message.
 
-    Where the sent entries are noisy, the search is that of the posterior under the public noise law.
+    Where the sent entries are noisy, the search is that of the posterior under the public noise law. Where the largest
+    were chosen under noise, an unsent entry tells that it is small, and has the weight of that (`PPDL.precision`).
     """
 
     name: ClassVar[str] = "adaptive_ppdl"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
     reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence, weighted 1 where an entry was sent and 0 elsewhere, with the noise law."""
+        """Return the plain evidence with the noise law, each entry weighted by what it tells; see `PPDL.precision`."""
         found = super().evidence(view)
         if not isinstance(view.defense, PPDL) or view.threat.startswith("client/"):
             return found
         sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
         defense = view.defense
-        return [replace(e, weight=defense.support(sent[e.unit[0]], e.observed)) for e in found]
+        return [replace(e, weight=defense.precision(view.plan, sent[e.unit[0]], e.observed)) for e in found]
