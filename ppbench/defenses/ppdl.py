@@ -1,7 +1,7 @@
 """PPDL: each client uploads only the largest entries of its update (Shokri and Shmatikov 2015).
 
-Sigma is that of `dp`: the scale of noise on one batch gradient. The SPN paper's Table 11 can come from no other: on MNIST
-"PPDL-0.3, DP-0.1" has 97.75 % beside 97.57 % of "DP-0.1", and both have 94.66 % at .5.
+Sigma is that of `dp`: the scale of noise on one batch gradient. The SPN paper's Table 11 can come from no other: on
+MNIST "PPDL-0.3, DP-0.1" has 97.75 % beside 97.57 % of "DP-0.1", and both have 94.66 % at .5.
 """
 
 from __future__ import annotations
