@@ -188,8 +188,9 @@ def standing_in(name: str) -> Dataset:
         train, test = Split(x[:800], y[:800], 1), Split(x[800:], y[800:], 1)
         return Dataset("table", train, test, 1, (24,), (0, 1), "tabular", "regression")
     shape = {"digits": (1, 8, 8), "mnist": (1, 28, 28)}.get(name, (3, 32, 32))
-    x, y = torch.randint(0, 256, (4600, *shape), dtype=torch.uint8), torch.arange(4600) % 10
-    return Dataset(name, Split(x[:4000], y[:4000], 10), Split(x[4000:], y[4000:], 10), 10, shape, (0, 1), "image")
+    held = {"mnist": 20_000, "cifar10": 20_000}.get(name, 4000)  # as many as presets take
+    x, y = torch.randint(0, 256, (held + 600, *shape), dtype=torch.uint8), torch.arange(held + 600) % 10
+    return Dataset(name, Split(x[:held], y[:held], 10), Split(x[held:], y[held:], 10), 10, shape, (0, 1), "image")
 
 
 def presets(name: str) -> list[str]:

@@ -106,7 +106,7 @@ def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
 def owners(experiment: Experiment, group: Group) -> int:
     """Return how many clients' batches a group's victims are of; where there are roles, of how many they may be."""
     config, defense = experiment.config, experiment.points[group.point].defense
-    roles, wanted = len(defense.roles) if group.role else 1, -(-config.victims // group.batch)
+    roles, wanted = len(defense.roles) if group.role else 1, -(-config.victims_at(group.batch) // group.batch)
     _, units = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
     return len({slot.client for unit in units for slot in unit})
 
@@ -153,7 +153,7 @@ def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: 
         model=model,
         stage=group.stage,
         batch_size=group.batch,
-        victims=config.candidates if records else config.victims,
+        victims=config.candidates if records else config.victims_at(group.batch),
         seed=config.seed,
         probe="gradient" if records else config.probe,
         probe_rounds=1 if records else config.probe_rounds,

@@ -38,7 +38,8 @@ class EvaluateConfig(Strict):
         optimizer to decay: of who steps: every client ("delta") or the server ("gradient"); the rate is multiplied by
             `decay` at the rounds `decay_at`.
         partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
-        victims: victim images a cell, rounded up to whole batches; candidates: members and non-members of each kind.
+        victims: victim images a cell, rounded up to whole batches; batches: at least so many of them, which cost more to
+            attack the larger they are; candidates: members and non-members of each kind.
         tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; or 0.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
         references: reference runs of an audit, to learn from. canaries: of each family, a coin decides on membership.
@@ -85,6 +86,7 @@ class EvaluateConfig(Strict):
     probe: Literal["gradient", "local"] = "gradient"
     probe_rounds: int = Field(default=1, ge=1, le=100)
     victims: int = Field(default=20, ge=1, le=MANY)
+    batches: int = Field(default=0, ge=0, le=100_000)
     candidates: int = Field(default=200, ge=4, le=MANY)
     tuning: int = Field(default=4, ge=0, le=100_000)
     budget: int | None = Field(default=None, ge=1, le=MANY)
@@ -101,6 +103,10 @@ class EvaluateConfig(Strict):
     salt: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     suite: str = "evaluate/1"
     suite_digest: str = ""
+
+    def victims_at(self, batch: int) -> int:
+        """Return how many victim images a cell asks about in batches of `batch`, before these are filled up."""
+        return max(self.victims, self.batches * batch)
 
 
 SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")

@@ -105,7 +105,7 @@ class Bench:
             noticed_by = detected(fed, acting, transcript, asked)
         view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
         if group.role:
-            victims = victims.playing(group.role, transcript.roles(), config.victims)
+            victims = victims.playing(group.role, transcript.roles(), config.victims_at(group.batch))
         if not victims.units:
             self.keep_without_figures(missing, "failed", f"no probed client acted as {group.role}")
             return
@@ -225,7 +225,8 @@ class Bench:
 
 def victims_of(experiment: Experiment, group: Group) -> Victims:
     """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
-    task, defense, count = experiment.task, experiment.points[group.point].defense, experiment.config.victims
+    task, defense = experiment.task, experiment.points[group.point].defense
+    count = experiment.config.victims_at(group.batch)
     roles = len(defense.roles) if group.role or group.acting else 1
     return choose_victims(task.shards, group.threat, group.batch, count, task.seeds, sums=defense.sums, roles=roles)
 

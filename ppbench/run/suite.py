@@ -53,7 +53,7 @@ FederationPart = _section(
 )
 QuestionsPart = _section(
     "QuestionsPart",
-    *("attacks", "attack_batch", "probe", "probe_rounds", "victims", "candidates", "tuning", "budget"),
+    *("attacks", "attack_batch", "probe", "probe_rounds", "victims", "batches", "candidates", "tuning", "budget"),
     *("references", "canaries", "stages", "threats"),
 )
 
