@@ -21,8 +21,9 @@ FOUND = {"reconstruction": (60.0, 5.0), "label": (1.0, 0.1), "tracing": (1.0, 0.
 
 
 def claims():
-    found = [(name, claim) for name, f in load_all("defenses").items() for claim in f.claimed if claim.metric in KINDS]
-    return dict.fromkeys(found)
+    known = load_all("defenses")
+    found = [(name, claim) for name, f in known.items() for claim in f.claimed if claim.metric in KINDS]
+    return dict.fromkeys((n, c) for n, c in found if c.than is None or c.than.defense in known)
 
 
 def planted(make, name, claim, at, noise=0.0):

@@ -6,7 +6,8 @@ a claim (docs/tutorial-defense.md has an example). `when` and `options` are tabl
 numbers is their quotient. `setting` may name other fields in braces, and `where`, which is for that alone.
 
 A `[[rival]]` says that in the table `source` a `defense` (at `when`) is printed better than another one, `than` (at
-`than_when`), by `metrics`: every pair of numbers that stands there beside one another is a claim to be better.
+`than_when`), by `metrics`: every pair of numbers that stands there beside one another, the defense's the better one,
+is a claim to be better. Where a paper says so without numbers, a `[[table]]` has `than`: `defense`, perhaps `when`.
 """
 
 from __future__ import annotations
@@ -49,16 +50,18 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "memory_ratio": ("model",),
 }
 """What belongs to the premise of a claim about a metric, unless the claim says it. What a paper leaves open is none."""
+SMALLER = frozenset({"asr", "psnr_median", "agreement", "mse", "epsilon", "memory_ratio", "upload_ratio"})
+"""Metrics by which a defense is the better the smaller they are; ratios of cost and seconds are too, no others."""
 COMPARED: tuple[Need, ...] = ("dataset", "model", "batch")
 """The same of a claim to be better than another defense: both are trained alike here, the paper's length or not."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """Another defense that a paper prints beside. when: its parameters; value: as printed, of the same metric."""
+    """Another defense that a paper sets beside. when: its parameters; value: as printed, None of a property."""
 
     defense: str
-    value: float
+    value: float | None = None
     when: Conditions = ()
 
 
@@ -178,9 +181,15 @@ def _compared(path: Path, table: Mapping[str, Any], claims: Sequence[tuple[str, 
         what = f"{rival.defense} beside {rival.than}, source {rival.source!r}"
         raise UsageError(f"{path.name}, rival: no table prints {what}; name what both have a claim of.")
     for claim, other in pairs:
-        if other.value is not None:
+        if other.value is not None and claim.value is not None and better(claim.metric, claim.value, other.value):
             than = Rival(rival.than, other.value, other.when)
             yield rival.defense, replace(claim, than=than, note=rival.note or claim.note)
+
+
+def better(metric: str, one: float, other: float) -> bool:
+    """Return whether a defense whose metric is `one` is better than another whose is `other`; equals are not."""
+    small = metric in SMALLER or metric.endswith(("_cost_ratio", "_backward_ratio", "_accuracy_ratio", "_seconds"))
+    return one < other if small else one > other
 
 
 def _row_of(claim: Claim) -> tuple[object, ...]:
@@ -189,8 +198,9 @@ def _row_of(claim: Claim) -> tuple[object, ...]:
 
 
 def _paired(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `fields` with tables of names and values as pairs."""
-    return {key: tuple(value.items()) if isinstance(value, dict) else value for key, value in fields.items()}
+    """Return `fields` with tables of names and values as pairs, also those of another defense."""
+    paired = {key: tuple(value.items()) if isinstance(value, dict) else value for key, value in fields.items()}
+    return {**paired, "than": _paired(fields["than"])} if isinstance(fields.get("than"), dict) else paired
 
 
 def _wrong(error: ValidationError) -> str:

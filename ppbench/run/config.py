@@ -38,8 +38,8 @@ class EvaluateConfig(Strict):
         optimizer to decay: of who steps: every client ("delta") or the server ("gradient"); the rate is multiplied by
             `decay` at the rounds `decay_at`.
         partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
-        victims: victim images a cell, rounded up to whole batches; batches: at least so many of them, which cost more to
-            attack the larger they are; candidates: members and non-members of each kind.
+        victims: victim images a cell, rounded up to whole batches; batches: at least so many of them, however large;
+            candidates: members and non-members of each kind.
         tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; or 0.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
         references: reference runs of an audit, to learn from. canaries: of each family, a coin decides on membership.

@@ -12,7 +12,7 @@ from ppbench.report.claims import premise
 from ppbench.report.claims.case import Case, Finding, Verdict
 from ppbench.report.claims.ends import within
 from ppbench.report.claims.own import own_measure
-from ppbench.report.claims.rules import rule_of
+from ppbench.report.claims.rules import rule_of, unjudged
 from ppbench.report.claims.times import KEY_OF, Benchmark, time_is_kept
 from ppbench.report.frame import EVALUATION, Frame, frame_of, network
 from ppbench.report.page.evaluations import about
@@ -89,12 +89,12 @@ def _one(
 ) -> Checked | Unchecked:
     if not any(r.config.defense.id == name for records in groups.values() for r in records):
         return Unchecked(name, claim, f"no record of {name}", unrun=True)
-    if claim.metric in KEY_OF:
+    if claim.metric in KEY_OF and claim.than is None:
         timed = time_is_kept(claim, name, benchmarks)
         return Unchecked(name, claim, timed) if isinstance(timed, str) else Checked(name, claim, timed[1], timed[0])
     rule = rule_of(claim)
     if rule is None:
-        return Unchecked(name, claim, f"no rule judges {claim.metric!r}")
+        return Unchecked(name, claim, unjudged(claim.metric))
     cases = list(_cases(name, claim, groups, siblings))
     if not cases:
         return Unchecked(name, claim, _missing(name, claim, groups))

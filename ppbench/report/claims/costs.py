@@ -29,18 +29,27 @@ def upload_is_as_large(case: Case) -> Finding | str:
     return decided(numbers > (case.claim.value or 0.0) * SLACK, f"{numbers:.2f}", reason, told, mine, none)
 
 
+def _sent(record: Record) -> float:
+    return record.cost.bytes_up + record.cost.bytes_down
+
+
 def bytes_are_saved(case: Case) -> Finding | str:
     """A claimed saving of bytes, both ways in a round and without set-up, holds where no less is saved, to 0.001."""
-
-    def sent(record: Record) -> float:
-        return record.cost.bytes_up + record.cost.bytes_down
-
-    mine, none = max(case.mine, key=lambda r: (sent(r), r.cell_id)), case.undefended
+    mine, none = max(case.mine, key=lambda r: (_sent(r), r.cell_id)), case.undefended
     if none is None or case.claim.value is None:
         return "the undefended bytes are not there to stand beside"
-    saved = 1 - sent(mine) / sent(none)
-    reason = f"{sent(mine):.0f} B a client and round beside {sent(none):.0f} B"
+    saved = 1 - _sent(mine) / _sent(none)
+    reason = f"{_sent(mine):.0f} B a client and round beside {_sent(none):.0f} B"
     return decided(saved < case.claim.value - PRINTED, f"{saved:.2%}", reason, f"{saved:.2%}", mine, none)
+
+
+def sends_less(case: Case) -> Finding | str:
+    """That more bytes are saved than by another defense holds where fewer are sent, both ways in a round."""
+    if not case.rival:
+        return f"no record of {case.claim.than.defense if case.claim.than else 'the other'} beside it"
+    mine, other = (max(some, key=lambda r: (_sent(r), r.cell_id)) for some in (case.mine, case.rival))
+    told = f"{_sent(mine):.0f} B a client and round beside {_sent(other):.0f} B"
+    return decided(_sent(mine) >= _sent(other), told, "counted", told, mine, other)
 
 
 def memory_is_as_small(case: Case) -> Finding | str:

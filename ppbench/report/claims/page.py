@@ -30,12 +30,20 @@ _NAMES = {
     "accuracy_top5": "Top-5 accuracy",
     "dice": "Dice",
     "bytes_saving": "saved bytes",
+    "accuracy_gain": "accuracy more than undefended by",
+    "test_mse_mean": "Test-MSE",
+    "feat_mse_mean": "Feat-MSE",
 }
 _RATIOS = {
     "upload_ratio": "times the undefended upload",
     "memory_ratio": "times an undefended client's peak memory",
     "client_cost_ratio": "times an undefended client's time",
     "client_backward_ratio": "times the time of its backward passes",
+    "client_forward_ratio": "times the time of its forward passes",
+    "server_cost_ratio": "times an undefended server's time",
+    "server_update_ratio": "times the time of its updates",
+    "epoch_cost_ratio": "times an undefended epoch's time",
+    "time_to_accuracy_ratio": "times the undefended time to the same accuracy",
 }
 
 
@@ -184,7 +192,7 @@ def claimed_text(claim: Claim) -> str:
         text = f"CAP {claim.value:.2f} ({about})"
     else:
         text = f"{_NAMES.get(claim.metric, claim.metric)} {_unit(claim.metric, claim.value)}"
-    if claim.than is not None:
+    if claim.than is not None and claim.than.value is not None:
         other = " ".join([claim.than.defense, *equations(claim.than.when)])
         return f"{text}, better than {other}: {_unit(claim.metric, claim.than.value)}"
     beside = "" if claim.undefended is None else f" ({_unit(claim.metric, claim.undefended)} undefended)"
@@ -192,8 +200,10 @@ def claimed_text(claim: Claim) -> str:
 
 
 def _unit(metric: str, value: float) -> str:
-    if metric in ("asr", "accuracy", "accuracy_top5", "agreement", "dice", "bytes_saving"):
+    if metric in ("asr", "accuracy", "accuracy_top5", "accuracy_gain", "agreement", "dice", "bytes_saving"):
         return f"{value:.2%}"
+    if metric.endswith("_seconds"):
+        return f"{value:g} s"
     return {"psnr_median": f"{value:.2f} dB", "mse": f"{value:.3f}"}.get(metric, f"{value:.4g}")
 
 

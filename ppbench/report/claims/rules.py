@@ -19,6 +19,7 @@ RULES: dict[str, Rule] = {
     "dice": Rule(use.dice_is_kept, useless, lossless, "middle"),
     "mse": Rule(use.error_is_kept, useless, lossless, "middle"),
     "accuracy_rises": Rule(use.accuracy_rises),
+    "accuracy_gain": Rule(use.accuracy_is_gained, gathered="middle"),
     "epsilon": Rule(use.guarantee_is_given),
     "upload_ratio": Rule(costs.upload_is_as_large),
     "bytes_saving": Rule(costs.bytes_are_saved),
@@ -29,8 +30,27 @@ RIVALS: dict[str, Rule] = {
     **dict.fromkeys(CAPS, Rule(stays_farther, leaking, silent)),
     **dict.fromkeys(("psnr_median", "asr"), Rule(leaks_less, leaking, silent)),
     **dict.fromkeys(("accuracy", "accuracy_top5", "dice", "mse"), Rule(learns_more, useless, lossless, "middle")),
+    "bytes_saving": Rule(costs.sends_less),
 }
 """Rules of claims to be better than another defense."""
+UNJUDGED = {
+    "test_mse_mean": "decibels, which it is a function of, are judged instead",
+    "feat_mse_mean": "the paper does not say whose features it means",
+    "time_to_accuracy_ratio": "no training here stops at an accuracy",
+    "client_forward_ratio": "no benchmark times forward passes alone",
+    "server_update_ratio": "no benchmark times a server",
+    "server_cost_ratio": "no benchmark times a server",
+    "epoch_cost_ratio": "no benchmark times clients and server together",
+    "_cost_ratio": "no benchmark times both defenses on one machine",
+    "_seconds": "seconds of another machine stand beside nothing",
+}
+"""Why nothing judges a metric that papers print, or all of one ending: a clause."""
+
+
+def unjudged(metric: str) -> str:
+    """Return why no rule judges a metric, a clause."""
+    known = (why for name, why in UNJUDGED.items() if metric == name or (name[0] == "_" and metric.endswith(name)))
+    return next(known, f"no rule judges {metric!r}")
 
 
 def rule_of(claim: Claim) -> Rule | None:

@@ -88,6 +88,25 @@ def _one_training(mine: Utility, none: Utility, apart: float, *, relative: bool)
     return all(abs(ours - theirs) <= apart * (theirs if relative else 1.0) for ours, theirs in pairs)
 
 
+def accuracy_is_gained(case: Case) -> Finding | str:
+    """A claimed gain of accuracy over the undefended model holds where the interval of ours lies above 0 and reaches
+    it; it falls where the interval lies below it.
+    """
+    mine, none = best_of(case.mine, "accuracy"), case.undefended
+    ours = None if mine is None else level_of(mine.utility, "accuracy")
+    theirs = None if none is None else level_of(none.utility, "accuracy")
+    if mine is None or none is None or ours is None or theirs is None:
+        return "there are not two accuracies to set side by side"
+    found, claimed = unpaired([theirs], [ours], safer=True), case.claim.value or 0.0
+    low, high = -found.high, -found.low
+    verdict: Verdict = "falls" if high < claimed else "holds" if low > 0 else "cannot be told"
+    told = f"{_text(mine.utility, 'accuracy', '.1%')}; undefended {_text(none.utility, 'accuracy', '.1%')}"
+    reason = f"{-100 * found.worse + 0.0:.1f} points [{100 * low:.1f}, {100 * high:.1f}] more than undefended"
+    return Finding(
+        verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells_of(mine, none)
+    )
+
+
 def accuracy_rises(case: Case) -> Finding | str:
     """That accuracy rises with the control parameter holds where the interval at its largest value lies above that at
     its smallest; it falls where it lies below.
